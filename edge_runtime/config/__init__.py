@@ -1,0 +1,1 @@
+"""Typed settings and how they are read from TOML."""

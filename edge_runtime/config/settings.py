@@ -1,0 +1,130 @@
+"""Every setting of the daemon and of one model, typed, with its default and the reason for it.
+
+Values only: reading files and laying one over another is loading.py's. Units end the names: `_ms`, `_s`, `_bytes`.
+`None` means "not said": the profile, else what was measured, decides.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Priority = Annotated[int, Meta(ge=1, le=9)]
+Positive = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+DEFAULT_PRIORITY = 5
+"""The middle of 1 (first) to 9 (wire v1)."""
+
+
+class Versions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which versions of a model are loaded: the newest `latest`, all of them, or the `specific` ones. One of three."""
+
+    latest: Positive | None = None
+    all: bool = False
+    specific: tuple[Positive, ...] = ()
+
+
+class Warmup(Struct, frozen=True, forbid_unknown_fields=True):
+    """Runs before ready: `runs` at each of `rows`. One run is enough to allocate; more help a GPU."""
+
+    runs: Positive = 1
+    rows: tuple[Positive, ...] = (1,)
+    shapes: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
+
+
+class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`model.toml`: everything may be absent; what is absent is read from the model or measured.
+
+    batch: whether axis 0 is rows (None: dynamic everywhere and confirmed by a probe at load). mode: where runs happen
+    (None: inline under about 200 us, else workers). threads: cores one run takes (None: the measured layout).
+    """
+
+    max_batch_rows: Positive | None = None
+    batch: bool | None = None
+    mode: Literal["inline", "workers"] | None = None
+    max_queue_delay_ms: NotNegative = 0.0
+    preferred_batch_rows: tuple[Positive, ...] = ()
+    default_timeout_ms: PositiveFloat | None = None
+    max_queue_rows: Positive | None = None
+    max_queue_bytes: Positive | None = None
+    priority: Priority = DEFAULT_PRIORITY
+    instances: Positive | None = None
+    threads: Positive | None = None
+    backend: str | None = None
+    device: str | None = None
+    precision: Literal["f32", "bf16", "f16"] | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    versions: Versions = Versions()
+    warmup: Warmup = Warmup()
+    pinned: bool = False
+    on_demand: bool = False
+
+
+class Curve(Struct, frozen=True, forbid_unknown_fields=True):
+    """CURVE for endpoints that leave the machine: the server's secret key file and the client keys let in."""
+
+    secret_key_file: str
+    client_keys_file: str
+
+
+class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[zmq]`. Endpoints absent: DESIGN 5's default ipc paths.
+
+    max_frame_bytes: libzmq closes a connection that sends more; 64 MiB holds a batch of 100 600 KB images.
+    send_bound_bytes: memory that replies to one connection that does not read may take before they are dropped.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    control: str | None = None
+    max_frame_bytes: Positive = 64 << 20
+    send_bound_bytes: Positive = 64 << 20
+    curve: Curve | None = None
+    insecure: bool = False
+
+
+class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[metrics]`: Prometheus over HTTP, off unless a port is given; loopback unless a host is given."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+
+
+class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[log]`: format None is text on a terminal and JSON otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] | None = None
+
+
+class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[limits]`: each overlays the profile's limit of the same name."""
+
+    memory_bytes: Positive | None = None
+    cores: Positive | None = None
+    queue_rows: Positive | None = None
+    queue_bytes: Positive | None = None
+    max_run_ms: PositiveFloat | None = None
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """`config.toml` with the command line laid over it.
+
+    start_limit_s: infer endpoints are bound after this even when models still load (DESIGN 5). drain_s: SIGTERM waits
+    this long for admitted requests. watch: take versions that appear in the folder. python_models: allow `model.py`.
+    """
+
+    models: str = "models"
+    state: str | None = None
+    profile: str | None = None
+    zmq: ZmqSettings = ZmqSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitSettings = LimitSettings()
+    python_models: bool = False
+    watch: bool = True
+    calibrate: bool = True
+    start_limit_s: PositiveFloat = 30.0
+    drain_s: PositiveFloat = 10.0

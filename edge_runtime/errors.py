@@ -1,0 +1,146 @@
+"""The one tree of errors; each carries the code that goes over the wire.
+
+Owns: codes, whether a caller may try again, and the sentence a person reads. Raised everywhere, turned into a reply in
+three places only (I/O loop, worker loop, update loop). Codes are wire v1 (DESIGN 5) and never change.
+"""
+
+from __future__ import annotations
+
+
+class EdgeRuntimeError(Exception):
+    """Base of every error this package raises on purpose.
+
+    `code` is stable and on the wire; `retryable` says whether the same request may succeed later; `retry_after_ms`
+    is a forecast in milliseconds (None: no forecast). The message says what, got, wanted, and what to do about it.
+    """
+
+    code: str = "internal"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, retry_after_ms: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+
+class RequestError(EdgeRuntimeError):
+    """The caller's fault: sending the same request again fails again."""
+
+
+class DecodeFailed(RequestError):
+    """The message is not wire v1: bad or over-long header, missing or over-long id."""
+
+    code = "decode_failed"
+
+
+class Unsupported(RequestError):
+    """Understood, but not offered: another protocol version, an unknown op, a datatype the backend lacks."""
+
+    code = "unsupported"
+
+
+class Forbidden(RequestError):
+    """Not allowed here: a control op on an infer endpoint, a reply topic outside the allowed prefixes."""
+
+    code = "forbidden"
+
+
+class ModelNotFound(RequestError):
+    """No such model, or the named version is absent."""
+
+    code = "model_not_found"
+
+
+class TensorMismatch(RequestError):
+    """Tensors do not fit the model's specs: names, datatypes, shapes, rows, number or length of frames."""
+
+    code = "tensor_mismatch"
+
+
+class Refused(EdgeRuntimeError):
+    """The daemon is healthy, but not for this request at this moment."""
+
+    retryable = True
+
+
+class NotReady(Refused):
+    """The model is known but loading, unloaded or failed; the message carries the reason."""
+
+    code = "not_ready"
+
+
+class QueueFull(Refused):
+    """The queue's bound in rows or bytes is reached."""
+
+    code = "queue_full"
+
+
+class DeadlineUnmeetable(Refused):
+    """The forecast finish is after the deadline, so the request was refused before any work was done on it."""
+
+    code = "deadline_unmeetable"
+
+
+class Draining(Refused):
+    """The daemon is stopping; ask another one, or this one after its restart."""
+
+    code = "draining"
+
+
+class DeadlineExceeded(Refused):
+    """Admitted, but its deadline passed before an answer was there."""
+
+    code = "deadline_exceeded"
+
+
+class Cancelled(Refused):
+    """Taken back by its own caller (in process only)."""
+
+    code = "cancelled"
+
+
+class BackendError(EdgeRuntimeError):
+    """The device's or the model's fault."""
+
+
+class RunFailed(BackendError):
+    """The backend failed while running this request."""
+
+    code = "run_failed"
+
+
+class BackendUnavailable(BackendError):
+    """A backend, provider or device that was asked for is not on this host."""
+
+    code = "backend_unavailable"
+
+
+class LoadFailed(BackendError):
+    """A version could not be made ready."""
+
+    code = "load_failed"
+
+
+class ConfigError(EdgeRuntimeError):
+    """A setting is wrong; the message names the key's path, the value and the allowed values."""
+
+    code = "config"
+
+
+WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
+    error.code: error
+    for error in (
+        DecodeFailed, Unsupported, Forbidden, ModelNotFound, TensorMismatch, NotReady, QueueFull, DeadlineUnmeetable,
+        Draining, DeadlineExceeded, Cancelled, RunFailed, BackendUnavailable, LoadFailed,
+    )
+}  # fmt: skip
+
+
+def error_from_wire(code: str, message: str, retry_after_ms: float | None = None) -> EdgeRuntimeError:
+    """Rebuild the exception that a reply describes; a code from a newer daemon becomes the base class."""
+    kind = WIRE_ERRORS.get(code)
+    if kind is None:
+        error = EdgeRuntimeError(message, retry_after_ms=retry_after_ms)
+        error.code = code
+        return error
+    return kind(message, retry_after_ms=retry_after_ms)

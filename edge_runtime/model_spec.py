@@ -1,0 +1,47 @@
+"""What a model takes and gives: names, datatypes, shapes. Pure values; read from artifacts by backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DYNAMIC = -1
+"""A dimension that the model leaves open."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def has_dynamic_axis_0(self) -> bool:
+        """Whether axis 0 could be rows."""
+        return bool(self.shape) and self.shape[0] == DYNAMIC
+
+    @property
+    def has_fixed_inner_shape(self) -> bool:
+        """Whether every dimension after axis 0 is known, so that a row has a fixed size."""
+        return DYNAMIC not in self.shape[1:]
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a concrete shape is allowed: same rank, equal where this spec is fixed, never negative."""
+        return len(shape) == len(self.shape) and all(
+            got >= 0 and want in (DYNAMIC, got) for got, want in zip(shape, self.shape, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """All inputs and outputs of one version, in the model's own order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def may_batch(self) -> bool:
+        """Axis 0 is dynamic in every input and output: a candidate for batching, to be confirmed by the load probe."""
+        return bool(self.inputs) and all(spec.has_dynamic_axis_0 for spec in (*self.inputs, *self.outputs))

@@ -1,0 +1,1 @@
+"""Wire v1: bytes to values and back. No sockets."""
