@@ -1,0 +1,173 @@
+"""Which files an ONNX model needs, checked before any library reads it.
+
+Owns: the walk over the model's protobuf that finds every tensor, wherever nested, and refuses external data that is not
+a plain file inside the version folder (DESIGN 6). Never imports a library: some versions of ONNX Runtime (1.23.2, the
+last for Python 3.10) read `../`, absolute and linked locations and crash on address marks. Called by every backend that
+reads ONNX.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.backends.plain_files import open_artifact, plain_file_size
+from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
+from edge_runtime.errors import LoadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFiles:
+    """One artifact: the locations of its data files, relative to its folder, and the bytes of all together."""
+
+    locations: tuple[str, ...]
+    total_bytes: int
+
+
+# Where a tensor can sit: message -> field number -> (message in that field, whether it may repeat).
+# Source: onnx.proto of ONNX 1.23 (IR version 13). The same numbers hold since IR version 3; new ones are never reused.
+_CHILDREN: dict[str, dict[int, tuple[str, bool]]] = {
+    "Model": {7: ("Graph", False), 20: ("TrainingInfo", True), 25: ("Function", True)},
+    "TrainingInfo": {1: ("Graph", False), 2: ("Graph", False)},
+    "Function": {7: ("Node", True), 11: ("Attribute", True)},
+    "Graph": {1: ("Node", True), 5: ("Tensor", True), 15: ("SparseTensor", True)},
+    "Node": {5: ("Attribute", True)},
+    "Attribute": {
+        5: ("Tensor", False), 6: ("Graph", False), 10: ("Tensor", True), 11: ("Graph", True),
+        22: ("SparseTensor", False), 23: ("SparseTensor", True),
+    },
+    "SparseTensor": {1: ("Tensor", False), 2: ("Tensor", False)},
+}  # fmt: skip
+
+_MAX_DEPTH = 100
+"""Messages inside messages; protobuf's own readers refuse more than 100 by default."""
+
+_NODE_OP_TYPE, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 4, 13, 14
+_EXTERNAL = 1
+_KNOWN_KEYS = frozenset(("location", "offset", "length", "checksum"))
+_MAX_ENTRY_BYTES = 8192
+"""A key and a value of external data; twice the longest path (PATH_MAX, 4096)."""
+
+
+def check_onnx_files(artifact: Path) -> ArtifactFiles:
+    """Walk one ONNX file and check every data file it names.
+
+    Memory: a window of 256 KiB, whatever the model's size. Raises LoadFailed for bytes that are not an ONNX model, for
+    external data that is not a plain file inside the artifact's folder, and for precompiled (EPContext) nodes.
+    """
+    descriptor, status = open_artifact(artifact)
+    try:
+        entries = _Walk(ProtobufFields(descriptor, status.st_size, artifact.name)).external_data()
+    finally:
+        os.close(descriptor)
+    if entries and stat.S_ISLNK(artifact.lstat().st_mode):
+        raise LoadFailed(f"{artifact} is a symbolic link and has external data; copy the model and its data there")
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        location = entry["location"]
+        if location not in sizes:
+            sizes[location] = plain_file_size(artifact.parent, location)
+        _check_range(entry, sizes[location])
+    return ArtifactFiles(tuple(sizes), status.st_size + sum(sizes.values()))
+
+
+class _Walk:
+    """One pass over a model; iterative, so that nesting cannot exhaust the stack."""
+
+    def __init__(self, reader: ProtobufFields) -> None:
+        self._reader = reader
+        self._entries: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+
+    def external_data(self) -> list[dict[str, str]]:
+        """The external data of every tensor, each as its keys and values, equal ones once."""
+        if self._reader.size == 0:
+            raise LoadFailed("the ONNX file is empty; copy it again")
+        seen = self._children("Model", 0, self._reader.size)
+        if not any(message == "Graph" for message, _, _ in seen):
+            raise LoadFailed("the file has no graph, so it is not an ONNX model")
+        levels = [seen]
+        while levels:
+            if not levels[-1]:
+                levels.pop()
+                continue
+            message, start, end = levels[-1].pop()
+            if message == "Tensor":
+                self._tensor(start, end)
+                continue
+            if len(levels) > _MAX_DEPTH:
+                raise LoadFailed(f"the ONNX file nests deeper than {_MAX_DEPTH} messages; flatten the model")
+            levels.append(self._children(message, start, end))
+        return list(self._entries.values())
+
+    def _children(self, message: str, start: int, end: int) -> list[tuple[str, int, int]]:
+        """Messages inside one message that are or may hold tensors, as (message, start, end)."""
+        known = _CHILDREN[message]
+        found: list[tuple[str, int, int]] = []
+        once: set[int] = set()
+        for number, wire_type, first, last in self._reader.fields(start, end):
+            child = known.get(number)
+            if child is not None:
+                if wire_type != LENGTH_DELIMITED:
+                    raise LoadFailed(f"field {number} of an ONNX {message} has wire type {wire_type}, wanted 2")
+                name, may_repeat = child
+                # A reader merges repeated singular messages, so that halves which look harmless could add up.
+                if not may_repeat and number in once:
+                    raise LoadFailed(f"field {number} of an ONNX {message} occurs twice; no exporter writes that")
+                once.add(number)
+                found.append((name, first, last))
+            elif message == "Node" and number == _NODE_OP_TYPE and wire_type == LENGTH_DELIMITED:
+                self._op_type(first, last)
+        return found
+
+    def _op_type(self, start: int, end: int) -> None:
+        # EPContext names a compiled binary by path, or carries one; both are code.
+        if end - start == len(b"EPContext") and self._reader.content(start, end) == b"EPContext":
+            raise LoadFailed("the model holds precompiled code (an EPContext node); wanted the original ONNX model")
+
+    def _tensor(self, start: int, end: int) -> None:
+        """Collect one tensor's external data. Said to be external or not: what a tensor carries must be sound."""
+        entry: dict[str, str] = {}
+        is_external = False
+        for number, wire_type, first, last in self._reader.fields(start, end):
+            if number == _TENSOR_EXTERNAL_DATA:
+                if wire_type != LENGTH_DELIMITED:
+                    raise LoadFailed(f"external data of an ONNX tensor has wire type {wire_type}, wanted 2")
+                self._entry(first, last, entry)
+            elif number == _TENSOR_DATA_LOCATION and wire_type == VARINT:
+                is_external = is_external or first == _EXTERNAL
+        if (entry or is_external) and "location" not in entry:
+            raise LoadFailed("a tensor of the ONNX model says its data is in another file, but not in which one")
+        if entry:
+            self._entries[tuple(sorted(entry.items()))] = entry
+
+    def _entry(self, start: int, end: int, into: dict[str, str]) -> None:
+        if end - start > _MAX_ENTRY_BYTES:
+            raise LoadFailed(f"external data of an ONNX tensor is {end - start} bytes, limit {_MAX_ENTRY_BYTES}")
+        text = {1: "", 2: ""}
+        for number, wire_type, first, last in self._reader.fields(start, end):
+            if number in text and wire_type == LENGTH_DELIMITED:
+                try:
+                    text[number] = self._reader.content(first, last).decode()
+                except UnicodeDecodeError as error:
+                    raise LoadFailed("external data of an ONNX tensor is not UTF-8") from error
+        key, value = text[1], text[2]
+        if key not in _KNOWN_KEYS:
+            raise LoadFailed(f"external data of an ONNX tensor has the key {key[:80]!r}; known: {sorted(_KNOWN_KEYS)}")
+        if key in into:
+            raise LoadFailed(f"external data of an ONNX tensor names its {key} twice")
+        into[key] = value
+
+
+def _check_range(entry: Mapping[str, str], size: int) -> None:
+    """Raise LoadFailed unless offset and length lie inside a file of `size` bytes."""
+    numbers = {key: entry.get(key, "0") for key in ("offset", "length")}
+    for key, text in numbers.items():
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+            raise LoadFailed(f"external data {entry['location']!r} has the {key} {text[:40]!r}; wanted a whole number")
+    offset, length = int(numbers["offset"]), int(numbers["length"])
+    if offset + length > size:
+        where = f"bytes {offset} to {offset + length}"
+        raise LoadFailed(f"external data {entry['location']!r} is {size} bytes, but the model wants {where} of it")
