@@ -1,0 +1,94 @@
+# Everything a developer or a new user runs. `make` alone lists it. The first target that needs packages sets up .venv
+# from requirements.lock: the same versions everywhere, each checked against its hash.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BENCH ?=
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
+PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+
+.PHONY: help demo test bench lint format lock wheel clean
+
+help: ## this list
+	@echo "edge-runtime: make <target>"
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "PYTHON=python3.12 chooses the interpreter (3.10 to 3.13) that .venv is made from."
+
+demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real images, show answers and latencies
+	@$(RUN) demo/run_demo.py $(ARGS)
+
+test: $(READY) ## all tests (ARGS="-k words -x" is passed to pytest)
+	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
+
+bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
+	@$(RUN) -m tests.bench $(BENCH)
+
+lint: $(READY) ## ruff and mypy --strict
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy --strict
+
+format: $(READY) ## let ruff lay the code out and sort imports
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+lock: ## resolve requirements.lock again from pyproject.toml (maintainers; UPGRADE=--upgrade takes newer versions)
+	@$(PYTHON) -m venv build/lock-tools
+	@build/lock-tools/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
+	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --universal --python-version 3.10 --no-python-downloads \
+	  --extra dev --no-emit-package edge-runtime --generate-hashes --default-index https://pypi.org/simple \
+	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+	@echo "requirements.lock: $$(grep -c == requirements.lock) packages"
+
+wheel: $(READY) ## dist/*.whl and the source archive
+	@$(RUN) -m hatchling build --directory dist
+
+clean: ## remove .venv, caches, and what was built
+	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIG_MODEL): demo/make_vision_model.py | $(READY)
+	@$(RUN) demo/make_vision_model.py $@
+
+# ---- set-up: done once, and again when the lock or the package's own description changes ---------------------------
+
+CHECK_VERSION = import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+
+$(READY): requirements.lock pyproject.toml
+	@if ! command -v $(PYTHON) >/dev/null; then
+	  echo "set-up: '$(PYTHON)' is not there; wanted Python 3.10 to 3.13. Do: sudo apt-get install python3 python3-venv" >&2
+	  exit 1
+	fi
+	if ! $(PYTHON) -c '$(CHECK_VERSION)'; then
+	  echo "set-up: got $$($(PYTHON) --version 2>&1), wanted Python 3.10 to 3.13." \
+	    "Do: sudo apt-get install python3.12 python3.12-venv, then: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2
+	  exit 1
+	fi
+	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then
+	  package=python$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+	    echo "set-up: $(PYTHON) cannot make virtual environments. Do: sudo apt-get install $$package" >&2
+	    exit 1
+	  fi
+	  echo "set-up: installing $$package"
+	  apt-get update -qq
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package >/dev/null
+	fi
+	$(RUN) -m pip --version >/dev/null 2>&1 || { echo "set-up 1/3: $(VENV), with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	echo "set-up 2/3: packages of requirements.lock"
+	$(PIP) install --progress-bar off --require-hashes -r requirements.lock \
+	  | awk '/^Collecting /{printf "  %2d %s\n", ++n, $$2; fflush()} /^Installing/{print "  installing"; fflush()}'
+	echo "set-up 3/3: edge-runtime itself"
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+.ONESHELL:
