@@ -127,6 +127,12 @@ class ConfigError(EdgeRuntimeError):
     code = "config"
 
 
+class StorageFailed(EdgeRuntimeError):
+    """The disk did not keep something: full, failing or not writable; the message says what is there now."""
+
+    code = "storage_failed"
+
+
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (

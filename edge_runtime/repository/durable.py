@@ -1,0 +1,151 @@
+"""Files that survive a power cut: whole and new, or whole and old, never half and never empty.
+
+Owns: the order write -> fsync -> rename -> fsync(folder), which is what ext4 needs (security notes: without the first
+fsync a file is 0 bytes after a cut, without the second a new one is absent). Everything that the daemon must find again
+is written through here. Never decides what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Protocol
+
+from edge_runtime.errors import StorageFailed
+
+PART_SUFFIX = ".part"
+
+_FILE_MODE = 0o644
+_NUMBERS = itertools.count(1)
+
+
+class Disk(Protocol):
+    """The system calls used here; tests inject one that fails at a chosen call. Each raises OSError."""
+
+    def open(self, path: Path, flags: int, mode: int) -> int:
+        """As os.open."""
+        ...
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """As os.write: may take fewer bytes than given."""
+        ...
+
+    def fsync(self, fd: int) -> None:
+        """As os.fsync."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """As os.close."""
+        ...
+
+    def rename(self, old: Path, new: Path) -> None:
+        """As os.replace."""
+        ...
+
+    def mkdir(self, path: Path) -> None:
+        """As os.mkdir."""
+        ...
+
+
+class SystemDisk:
+    """The operating system's own calls."""
+
+    open = staticmethod(os.open)
+    write = staticmethod(os.write)
+    fsync = staticmethod(os.fsync)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.replace)
+    mkdir = staticmethod(os.mkdir)
+
+
+SYSTEM_DISK = SystemDisk()
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = _FILE_MODE, disk: Disk = SYSTEM_DISK) -> None:
+    """Make `path` hold `data`, durably, creating its folder where needed.
+
+    When it returns, a power cut cannot take the new content back. Readers see the old content or the new, never a
+    part. Any number of writers: the last rename wins. Raises StorageFailed when the disk is full, failing or not
+    writable; the old content is untouched then, except where the message says that only its permanence is unsure.
+    """
+    make_folder(path.parent, disk=disk)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{next(_NUMBERS)}{PART_SUFFIX}")
+    try:
+        _write_whole(part, data, mode, disk)
+        disk.rename(part, path)
+    except OSError as error:
+        # A full disk should not stay full of halves.
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise _storage_failed(path, f"writing {len(data)} bytes", error, "its old content is untouched") from error
+    try:
+        sync_folder(path.parent, disk=disk)
+    except OSError as error:
+        kept = "the new content is there, but a power cut may bring the old one back"
+        raise _storage_failed(path, "syncing its folder", error, kept) from error
+
+
+def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
+    """Create a folder and its missing parents, each durable before the next. Raises StorageFailed."""
+    missing: list[Path] = []
+    folder = path.absolute()
+    try:
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                disk.mkdir(folder)
+            sync_folder(folder.parent, disk=disk)
+    except OSError as error:
+        raise _storage_failed(path, "creating the folder", error, "nothing was written") from error
+    if not path.is_dir():
+        reason = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        raise _storage_failed(path, "creating the folder", reason, "nothing was written")
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what writers that were cut off left behind in a folder. For the folder's only user, before it writes."""
+    with contextlib.suppress(OSError):
+        for part in folder.glob(f"*{PART_SUFFIX}"):
+            part.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0)
+    try:
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _write_whole(path: Path, data: bytes, mode: int, disk: Disk) -> None:
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        rest = memoryview(data)
+        while rest:
+            written = disk.write(fd, rest)
+            if written == 0:
+                raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+            rest = rest[written:]
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+
+
+def _storage_failed(path: Path, doing: str, error: OSError, kept: str) -> StorageFailed:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space on it, or name another folder with --state"
+    elif error.errno == errno.EIO:
+        advice = "the disk reports a hardware error; look at dmesg and replace it"
+    else:
+        advice = "give the daemon a folder that it may write to (--state)"
+    reason = error.strerror or str(error)
+    return StorageFailed(f"{path}: {doing} failed: {reason}; {kept}; {advice}")

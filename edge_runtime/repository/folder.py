@@ -1,0 +1,404 @@
+"""Introspection of the models folder: one walk over it gives frozen values.
+
+Owns: the layout `<models>/<name>/[model.toml]/<version>/<artifacts>` and the two short forms for a model without
+version folders, both version 1: `<models>/<name>.onnx` (or `.xml` with its `.bin`, or `.plan`) and
+`<models>/<name>/<any>.onnx`. Never opens an artifact, never loads, never writes; `model.toml` is the only file it
+reads. What cannot be served is a `Problem` that says why; nothing here raises for what a folder holds.
+
+Symbolic links are followed only to places inside the models folder. Called by the watcher and the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_runtime.config.loading import load_model_settings
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import ConfigError
+from edge_runtime.repository.names import (
+    LOOSE_SUFFIXES,
+    NAME_RULE,
+    SETTINGS_FILE,
+    artifact_candidates,
+    is_ignored,
+    is_model_name,
+    parse_version,
+    suffix_of,
+    weights_name,
+)
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""(name, size, mtime_ns, inode) of every file, sorted by name. Compare it; nothing else is promised about it."""
+
+MAX_DEPTH = 4
+"""Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
+
+MAX_VERSION_FILES = 4096
+"""Files of one version that are watched: a model split into one file a tensor has fewer, a wrong mount has more."""
+
+CODE_FILE = "model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the folder that is not served, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFolder:
+    """One version as it lies on disk. `files`: plain files by name; `path`: the folder that holds them.
+
+    The fingerprint covers folders below it too, so that a change of external data is noticed.
+    """
+
+    model: str
+    number: int
+    path: Path
+    files: Mapping[str, Path]
+    fingerprint: Fingerprint
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """One model as it lies on disk.
+
+    `settings_error` says why `model.toml` cannot be used; `settings` are the defaults then.
+    """
+
+    name: str
+    path: Path
+    settings: ModelSettings
+    settings_error: str | None
+    versions: Mapping[int, VersionFolder]
+    settings_fingerprint: Fingerprint = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Everything found in one walk. `unreadable`: folders that are there (or were) and could not be listed."""
+
+    models: Mapping[str, ModelFolder] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    unreadable: frozenset[Path] = frozenset()
+
+
+def scan(root: Path, known: Scan | None = None) -> Scan:
+    """Walk the models folder once.
+
+    known: an earlier scan of the same root, whose values are used again where nothing changed; without it the result is
+    the same, only dearer (each `model.toml` is read). Raises nothing: a root that cannot be listed is a problem.
+    """
+    return _Walk(root, known or Scan()).models_folder()
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Files:
+    """Plain files of one folder while it is read: their names, stamps of everything below, and what is wrong."""
+
+    names: list[str] = field(default_factory=list)
+    stamps: list[tuple[str, int, int, int]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def fingerprint(self) -> Fingerprint:
+        return tuple(sorted(self.stamps))
+
+
+class _Walk:
+    """One scan on its way down. Paths are text here: building Path objects costs more than the system calls."""
+
+    def __init__(self, root: Path, known: Scan) -> None:
+        self._root = str(root)
+        self._known = known
+        self._home = os.path.realpath(root)
+        self._problems: list[Problem] = []
+        self._unreadable: set[Path] = set()
+
+    def models_folder(self) -> Scan:
+        models: dict[str, ModelFolder] = {}
+        files: list[os.DirEntry[str]] = []
+        entries = self._list(self._root, self._problems, absent_is_a_problem=True)
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if is_ignored(entry.name):
+                continue
+            if not _is_folder(entry):
+                files.append(entry)
+            elif not is_model_name(entry.name):
+                self._report(entry.path, f"the folder's name is no model name; wanted {NAME_RULE}")
+            elif (reason := self._why_not_followed(entry)) is not None:
+                self._report(entry.path, reason)
+            elif (model := self._model(entry.name, entry.path)) is not None:
+                models[entry.name] = model
+        for model in self._flat_models(files, taken=models):
+            models[model.name] = model
+        found = [problem for name in sorted(models) for problem in _problems_of(models[name])]
+        return Scan(dict(sorted(models.items())), (*self._problems, *found), frozenset(self._unreadable))
+
+    # ---- a folder that is a model
+
+    def _model(self, name: str, path: str) -> ModelFolder | None:
+        known = self._known.models.get(name)
+        problems: list[Problem] = []
+        entries = self._list(path, problems)
+        if not entries and Path(path) in self._unreadable:
+            self._problems.extend(problems)
+            return None
+        versions: dict[int, VersionFolder] = {}
+        settings_entry: os.DirEntry[str] | None = None
+        others: list[os.DirEntry[str]] = []
+        for entry in entries:
+            number = parse_version(entry.name)
+            if entry.name == SETTINGS_FILE:
+                settings_entry = entry
+            elif number is None or not _is_folder(entry):
+                others.append(entry)
+            elif (reason := self._why_not_followed(entry)) is not None:
+                problems.append(Problem(Path(entry.path), reason))
+            elif (version := self._version(name, number, entry.path, known)) is not None:
+                versions[number] = version
+        if versions:
+            problems.extend(_beside_versions(others))
+        elif (version := self._flat_version(name, path, others, known)) is not None:
+            versions[version.number] = version
+        else:
+            problems.extend(_not_a_version(others))
+            if not any(Path(path, entry.name) in self._unreadable for entry in entries):
+                problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
+        return self._with_settings(name, path, settings_entry, dict(sorted(versions.items())), tuple(problems))
+
+    def _version(self, name: str, number: int, path: str, known: ModelFolder | None) -> VersionFolder | None:
+        files = _Files()
+        entries = self._list(path, files.problems)
+        if Path(path) in self._unreadable:
+            self._problems.extend(files.problems)
+            return None
+        self._read_files(entries, files)
+        return self._version_value(name, number, path, files, known)
+
+    def _flat_version(
+        self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
+    ) -> VersionFolder | None:
+        """Artifacts that lie in the model's own folder, when there is no version folder: version 1."""
+        if not any(_is_artifact_name(entry.name) for entry in entries if not is_ignored(entry.name)):
+            return None
+        files = _Files()
+        self._read_files(entries, files)
+        return self._version_value(name, 1, path, files, known)
+
+    def _version_value(
+        self, name: str, number: int, path: str, files: _Files, known: ModelFolder | None
+    ) -> VersionFolder:
+        fingerprint = files.fingerprint()
+        problems = (*files.problems, *_artifact_problems(path, files.names))
+        before = known.versions.get(number) if known is not None else None
+        if before is not None and (before.fingerprint, before.problems, str(before.path)) == (
+            fingerprint,
+            problems,
+            path,
+        ):
+            return before
+        paths = {file: Path(path, file) for file in sorted(files.names)}
+        return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
+
+    def _with_settings(
+        self,
+        name: str,
+        path: str,
+        entry: os.DirEntry[str] | None,
+        versions: dict[int, VersionFolder],
+        problems: tuple[Problem, ...],
+    ) -> ModelFolder:
+        if entry is None:
+            return ModelFolder(name, Path(path), ModelSettings(), None, versions, (), problems)
+        files = _Files()
+        self._read_files([entry], files)
+        fingerprint = files.fingerprint()
+        known = self._known.models.get(name)
+        if known is not None and fingerprint and known.settings_fingerprint == fingerprint:
+            settings, error = known.settings, known.settings_error
+        elif files.problems:
+            settings, error = ModelSettings(), str(files.problems[0])
+        else:
+            settings, error = _load_settings(Path(entry.path))
+        return ModelFolder(name, Path(path), settings, error, versions, fingerprint, problems)
+
+    # ---- files that are models
+
+    def _flat_models(self, entries: list[os.DirEntry[str]], taken: Mapping[str, ModelFolder]) -> Iterator[ModelFolder]:
+        """`<models>/<name>.onnx` and its kin. A file belongs to the longest model name that it begins with."""
+        names = {entry.name for entry in entries}
+        owned: dict[str, list[os.DirEntry[str]]] = {_stem(name): [] for name in names if _is_flat_model(name, names)}
+        for entry in entries:
+            owner = next((stem for stem in _stems(entry.name) if stem in owned), None)
+            if owner is not None:
+                owned[owner].append(entry)
+            elif suffix_of(entry.name) == ".xml":
+                self._report(entry.path, f"an OpenVINO IR needs its weights, {weights_name(entry.name)}, beside it")
+        for stem in sorted(owned):
+            files = owned[stem]
+            if not is_model_name(stem):
+                self._report(files[0].path, f"{stem!r} is no model name; wanted {NAME_RULE}")
+            elif stem in taken or Path(self._root, stem) in self._unreadable:
+                self._report(files[0].path, f"ignored: the folder {stem}/ is that model; move the file to {stem}/1/")
+            else:
+                yield self._flat_model(stem, files)
+
+    def _flat_model(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder:
+        files = _Files()
+        self._read_files(entries, files)
+        if any(entry.name == f"{name}.toml" for entry in entries):
+            reason = f"ignored: settings belong in {name}/{SETTINGS_FILE}, with the model in {name}/1/"
+            files.problems.append(Problem(Path(self._root, f"{name}.toml"), reason))
+        version = self._version_value(name, 1, self._root, files, self._known.models.get(name))
+        return ModelFolder(name, Path(self._root), ModelSettings(), None, {1: version})
+
+    # ---- entries
+
+    def _list(self, path: str, problems: list[Problem], *, absent_is_a_problem: bool = False) -> list[os.DirEntry[str]]:
+        """List a folder. One that vanished meanwhile is empty; one that cannot be read is noted as unreadable."""
+        try:
+            with os.scandir(path) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            if absent_is_a_problem:
+                problems.append(Problem(Path(path), "no such folder; create it, or name another one with --models"))
+                self._unreadable.add(Path(path))
+        except OSError as error:
+            problems.append(Problem(Path(path), f"cannot be listed: {error.strerror}"))
+            self._unreadable.add(Path(path))
+        return []
+
+    def _read_files(self, entries: list[os.DirEntry[str]], files: _Files, prefix: str = "", depth: int = 0) -> None:
+        """Stamp every plain file; those of the folder itself (no prefix) are named too."""
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            if len(files.stamps) >= MAX_VERSION_FILES:
+                files.problems.append(Problem(Path(entry.path), f"more than {MAX_VERSION_FILES} files; not watched"))
+                return
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    self._read_folder(entry, files, prefix, depth)
+                elif (found := self._stat_file(entry, files.problems)) is not None:
+                    files.stamps.append((prefix + entry.name, found.st_size, found.st_mtime_ns, found.st_ino))
+                    if not prefix:
+                        files.names.append(entry.name)
+            except FileNotFoundError:
+                continue  # it vanished since the folder was listed: the next scan sees the rest
+
+    def _read_folder(self, entry: os.DirEntry[str], files: _Files, prefix: str, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            files.problems.append(Problem(Path(entry.path), f"more than {MAX_DEPTH} folders deep; not watched"))
+            return
+        self._read_files(self._list(entry.path, files.problems), files, f"{prefix}{entry.name}/", depth + 1)
+
+    def _stat_file(self, entry: os.DirEntry[str], problems: list[Problem]) -> os.stat_result | None:
+        if entry.is_symlink():
+            reason = self._why_not_followed(entry)
+            if reason is not None:
+                problems.append(Problem(Path(entry.path), reason))
+                return None
+        found = entry.stat()
+        if stat.S_ISREG(found.st_mode):
+            return found
+        problems.append(Problem(Path(entry.path), "is not a plain file; ignored"))
+        return None
+
+    def _why_not_followed(self, entry: os.DirEntry[str]) -> str | None:
+        """Why a symbolic link is refused; None for what is no link, or leads to a place inside the models folder."""
+        if not entry.is_symlink():
+            return None
+        try:
+            target = os.path.realpath(entry.path, strict=True)
+        except OSError as error:
+            return f"is a symbolic link that cannot be followed: {error.strerror}"
+        if not Path(target).is_relative_to(self._home):
+            return f"is a symbolic link that leads outside the models folder, to {target}; copy the files instead"
+        if Path(os.path.realpath(Path(entry.path).parent)).is_relative_to(target):
+            return f"is a symbolic link to a folder that it lies in, {target}"
+        return None
+
+    def _report(self, path: str, reason: str) -> None:
+        self._problems.append(Problem(Path(path), reason))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link that leads to one or to nothing (whose own problem is reported then)."""
+    try:
+        if entry.is_dir():
+            return True
+        return entry.is_symlink() and not Path(entry.path).exists() and not suffix_of(entry.name)
+    except OSError:
+        return True
+
+
+def _is_artifact_name(name: str) -> bool:
+    return suffix_of(name) in LOOSE_SUFFIXES or name == CODE_FILE
+
+
+def _is_flat_model(name: str, names: Collection[str]) -> bool:
+    return suffix_of(name) in LOOSE_SUFFIXES and (suffix_of(name) != ".xml" or weights_name(name) in names)
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _stems(name: str) -> Iterator[str]:
+    """What comes before each dot of a name, longest first."""
+    while name := _stem(name):
+        yield name
+
+
+def _load_settings(path: Path) -> tuple[ModelSettings, str | None]:
+    try:
+        return load_model_settings(path), None
+    except ConfigError as error:
+        return ModelSettings(), error.message
+    except OSError as error:
+        return ModelSettings(), f"{path}: cannot be read: {error.strerror}"
+
+
+def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+    """Artifacts that somebody put beside version folders, and folders that are no versions."""
+    for entry in entries:
+        if not is_ignored(entry.name) and not _is_folder(entry) and _is_artifact_name(entry.name):
+            yield Problem(Path(entry.path), "ignored: the model has version folders; move it into one")
+    yield from _not_a_version(entries)
+
+
+def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+    for entry in entries:
+        if not is_ignored(entry.name) and _is_folder(entry):
+            yield Problem(Path(entry.path), "is not a version; wanted a positive integer without leading zeros")
+
+
+def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
+    """One problem for each kind of artifact that is there more than once with no canonical name among them."""
+    for suffix in LOOSE_SUFFIXES:
+        found = artifact_candidates(names, f"model{suffix}")
+        if len(found) > 1:
+            reason = f"holds {' and '.join(found)}; which one is the artifact? Name it model{suffix}"
+            yield Problem(Path(path), reason)
+
+
+def _problems_of(model: ModelFolder) -> Iterator[Problem]:
+    if model.settings_error is not None:
+        yield Problem(model.path / SETTINGS_FILE, model.settings_error)
+    yield from model.problems
+    for version in model.versions.values():
+        yield from version.problems

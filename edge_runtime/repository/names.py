@@ -1,0 +1,79 @@
+"""Which names are models, versions and artifacts, and which names are passed over.
+
+Owns: every rule about a name inside the models folder (DESIGN 5 and 6). Pure: touches no file. A name that passed here
+holds no separator, no dot at its start and no character beyond ASCII, so it can be joined to the root safely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from edge_runtime.errors import ModelNotFound
+
+SETTINGS_FILE = "model.toml"
+
+NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'"
+
+MAX_VERSION = (1 << 63) - 1
+"""Versions travel as msgpack and JSON integers and end up in databases: a signed 64-bit integer holds them all."""
+
+LOOSE_SUFFIXES = (".onnx", ".xml", ".plan")
+"""Kinds of artifact that may have another name than the canonical one; code (`model.py`) never does."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_SHOWN_CHARACTERS = 80
+
+
+def is_model_name(text: str) -> bool:
+    """Whether a text is a model name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`, whole."""
+    # fullmatch, because `$` would let a trailing newline through.
+    return _NAME.fullmatch(text) is not None
+
+
+def check_model_name(text: str) -> str:
+    """Return a requested name that may be looked up. Raises ModelNotFound: what is no name names no model."""
+    if is_model_name(text):
+        return text
+    shown = repr(text[:_SHOWN_CHARACTERS]) + ("…" if len(text) > _SHOWN_CHARACTERS else "")
+    raise ModelNotFound(f"{shown} is not a model name; wanted {NAME_RULE}")
+
+
+def parse_version(text: str) -> int | None:
+    """The number of a version folder, or None: positive, ASCII digits, no leading zero, at most `MAX_VERSION`."""
+    if _VERSION.fullmatch(text) is None:
+        return None
+    number = int(text)
+    return number if number <= MAX_VERSION else None
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a file or folder is passed over without a word: hidden, or still being written (DESIGN 6)."""
+    return name.startswith(".") or name.endswith((".part", ".tmp"))
+
+
+def artifact_candidates(names: Collection[str], wanted: str) -> tuple[str, ...]:
+    """File names that can stand for the artifact `wanted`: itself, else all of its kind, sorted.
+
+    One: that is the artifact. None: there is none. Several: ambiguous, nobody but the owner can choose. An OpenVINO IR
+    under another name counts only with its weights beside it, since other things are `.xml` too.
+    """
+    if wanted in names:
+        return (wanted,)
+    suffix = suffix_of(wanted)
+    if suffix not in LOOSE_SUFFIXES:
+        return ()
+    found = (name for name in names if suffix_of(name) == suffix and len(name) > len(suffix))
+    return tuple(sorted(name for name in found if suffix != ".xml" or weights_name(name) in names))
+
+
+def suffix_of(name: str) -> str:
+    """The part of a name from its last dot on, "" without one."""
+    _, dot, ending = name.rpartition(".")
+    return dot + ending if dot else ""
+
+
+def weights_name(name: str) -> str:
+    """The name of the weights file that belongs to an IR's `.xml`."""
+    return name[: -len(".xml")] + ".bin"
