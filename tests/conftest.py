@@ -1,0 +1,91 @@
+"""Every test leaves the process as it found it: no thread, socket or child process of its own stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+SETTLE_S = 3.0
+"""How long something that is already stopping may take; three times a second, which a busy 2-core machine may need."""
+
+STDLIB_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Started by the standard library once for a process and kept by it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the process holds: Python threads, sockets by inode, children by id and start time."""
+
+    threads: frozenset[threading.Thread]
+    sockets: frozenset[str]
+    children: frozenset[psutil.Process]
+
+
+def held_now() -> Held:
+    """Look at this process. Threads that a library started natively are its own, even when they once ran Python."""
+    threads = (thread for thread in threading.enumerate() if type(thread).__name__ != "_DummyThread")
+    return Held(frozenset(threads), frozenset(_sockets()), frozenset(_children()))
+
+
+def leaks(before: Held, after: Held) -> list[str]:
+    """One line for each thing that is there now and was not before."""
+    return [
+        *(f"thread {thread.name!r} still runs" for thread in after.threads - before.threads if thread.is_alive()),
+        *(f"socket {inode} is still open" for inode in sorted(after.sockets - before.sockets)),
+        *(
+            f"child process {child.pid} ({_command(child)}) is still there"
+            for child in after.children - before.children
+        ),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    before = held_now()
+    yield
+    found = leaks(before, held_now())
+    if not found:
+        return
+    # Something is there: let what is stopping stop, and let go of what only a reference cycle holds.
+    gc.collect()
+    end_s = time.monotonic() + SETTLE_S
+    while (found := leaks(before, held_now())) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    if found:
+        pytest.fail("the test left behind: " + "; ".join(found))
+
+
+def _sockets() -> Iterator[str]:
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue  # the descriptor of this very listing
+        if target.startswith("socket:"):
+            yield target
+
+
+def _children() -> Iterator[psutil.Process]:
+    try:
+        # Cheap answer first: psutil reads the whole process table, and most tests have no child at all.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    for child in psutil.Process().children(recursive=True):
+        if not any(name in _command(child) for name in STDLIB_CHILDREN):
+            yield child
+
+
+def _command(child: psutil.Process) -> str:
+    try:
+        return " ".join(child.cmdline()) or child.name()
+    except psutil.Error:
+        return "ended, never waited for"
