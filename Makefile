@@ -41,7 +41,7 @@ format: $(READY) ## let ruff lay the code out and sort imports
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
-lock: ## resolve requirements.lock again from pyproject.toml (maintainers; UPGRADE=--upgrade takes newer versions)
+lock: ## resolve requirements.lock again (maintainers; UPGRADE=--upgrade takes newer versions)
 	@$(PYTHON) -m venv build/lock-tools
 	@build/lock-tools/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
 	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --universal --python-version 3.10 --no-python-downloads \
