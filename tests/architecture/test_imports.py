@@ -1,0 +1,131 @@
+"""A module imports its own package and lower levels, never a neighbour; third-party packages stay behind fences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source_tree import PACKAGE, Module, imports_of, package_modules, parse
+
+LEVELS: dict[str, int] = {
+    **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "clock"), 0),
+    **dict.fromkeys(("config", "profiles", "telemetry"), 1),
+    **dict.fromkeys(("backends", "repository", "scheduling", "wire", "transports"), 2),
+    **dict.fromkeys(("serving", "client"), 3),
+    **dict.fromkeys(("frontend", "update"), 4),
+    "fleet": 5,
+    "daemon": 6,
+    "cli": 7,
+}
+"""DESIGN 2. The nouns of level 0 are one package in this sense: they may import one another."""
+
+ENTRANCES = ("__init__", "__main__")
+"""Files that belong to no level: the lazy public API and `python -m edge_runtime`."""
+
+FENCES: dict[str, tuple[str, ...]] = {
+    "onnxruntime": ("backends.onnxruntime",),
+    "openvino": ("backends.openvino",),
+    "tensorrt": ("backends.tensorrt",),
+    "zmq": ("transports.", "client."),
+    "paho": ("transports.", "client."),
+    "msgpack": ("wire.codec",),
+    "psutil": ("telemetry.", "profiles."),
+    "prometheus_client": ("telemetry.",),
+    "ml_dtypes": ("tensors",),
+    "tuf": ("update.",),
+    "securesystemslib": ("update.",),
+    "tomli": ("config.",),
+    "tomllib": ("config.",),
+    # Needed to build, train or check models, never to serve them.
+    **dict.fromkeys(("onnx", "torch", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
+}
+"""Third-party package -> beginnings of the module names (below edge_runtime) that may import it."""
+
+
+def broken_directions(module: Module) -> Iterator[str]:
+    own = part_of(module.name)
+    if own in ENTRANCES:
+        return
+    if own not in LEVELS:
+        yield f"{module.name}: {own!r} has no level; give it one in DESIGN 2 and here"
+        return
+    for found in imports_of(module):
+        part = part_of(found.target) if found.target.split(".")[0] == PACKAGE else own
+        if part in (own, "__version__") or (part in LEVELS and LEVELS[part] < LEVELS[own]):
+            continue
+        if LEVELS.get(part) == 0 and LEVELS[own] == 0:
+            continue
+        yield f"{module.name}:{found.line} (level {LEVELS[own]}) imports {found.target} (level {LEVELS.get(part)})"
+
+
+def climbed_fences(module: Module) -> Iterator[str]:
+    inner = module.name.removeprefix(f"{PACKAGE}.") + ("." if module.path.name == "__init__.py" else "")
+    for found in imports_of(module):
+        package = found.target.split(".")[0]
+        if package in FENCES and not inner.startswith(FENCES[package]):
+            yield f"{module.name}:{found.line} imports {package}; allowed: {FENCES[package] or 'nowhere'}"
+
+
+def part_of(name: str) -> str:
+    """The first name below edge_runtime, which has a level."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+@pytest.mark.parametrize("module", package_modules(), ids=lambda module: module.name)
+def test_a_module_imports_only_its_own_package_and_lower_levels(module: Module) -> None:
+    assert list(broken_directions(module)) == []
+
+
+@pytest.mark.parametrize("module", package_modules(), ids=lambda module: module.name)
+def test_a_third_party_package_is_imported_only_behind_its_fence(module: Module) -> None:
+    assert list(climbed_fences(module)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("edge_runtime.scheduling.queue", "from edge_runtime.backends.base import Instance"),
+        ("edge_runtime.scheduling.queue", "import edge_runtime.serving"),
+        ("edge_runtime.scheduling.queue", "from edge_runtime import serving"),
+        ("edge_runtime.scheduling.queue", "from ..wire import codec"),
+        ("edge_runtime.scheduling.queue", "def late():\n    from edge_runtime.daemon import run"),
+        ("edge_runtime.scheduling.queue", "import importlib\nimportlib.import_module('edge_runtime.cli.main')"),
+        ("edge_runtime.tensors", "from edge_runtime.config.settings import Config"),
+        ("edge_runtime.newcomer", "import os"),
+        ("edge_runtime.client.zmq_client", "import edge_runtime"),
+    ],
+)
+def test_an_import_in_the_wrong_direction_is_found(name: str, source: str) -> None:
+    assert len(list(broken_directions(parse(name, source)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("edge_runtime.scheduling.queue", "from edge_runtime.errors import QueueFull\nfrom . import policy"),
+        ("edge_runtime.tensors", "from edge_runtime.errors import TensorMismatch"),
+        ("edge_runtime.cli.main", "from edge_runtime import __version__\nfrom edge_runtime.daemon import run"),
+    ],
+)
+def test_an_import_in_the_right_direction_is_allowed(name: str, source: str) -> None:
+    assert list(broken_directions(parse(name, source))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "allowed"),
+    [
+        ("edge_runtime.backends.onnxruntime_backend", "def load():\n    import onnxruntime as ort", True),
+        ("edge_runtime.backends.base", "import onnxruntime", False),
+        ("edge_runtime.backends.onnxruntime_backend", "from openvino import Core", False),
+        ("edge_runtime.transports.zmq_transport", "from zmq.backend import Socket", True),
+        ("edge_runtime.frontend.infer_frontend", "import zmq", False),
+        ("edge_runtime.wire.codec", "import msgpack", True),
+        ("edge_runtime.wire.topics", "import msgpack", False),
+        ("edge_runtime.backends.openvino_backend", "import onnx", False),
+        ("edge_runtime.serving.servable", "import psutil", False),
+    ],
+)
+def test_a_fence_lets_through_only_its_own(name: str, source: str, allowed: bool) -> None:
+    assert (list(climbed_fences(parse(name, source))) == []) is allowed
