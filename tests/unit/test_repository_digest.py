@@ -1,0 +1,25 @@
+"""The digest of an artifact is that of its bytes, whatever its size."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.repository.digest import sha256_of_file
+
+PIECE = 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7])
+def test_a_file_is_hashed_whole(tmp_path: Path, size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    file = tmp_path / "model.onnx"
+    file.write_bytes(data[:size])
+    assert sha256_of_file(file) == hashlib.sha256(data[:size]).hexdigest()
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sha256_of_file(tmp_path / "absent")
