@@ -29,8 +29,8 @@ SEEDS = (
     "", ".", "..", "...", "../", "..\\", "/", "//", "/etc/passwd", "../../etc/passwd", "..%2f..%2fetc%2fpasswd",
     "%2e%2e/", "%00", "\0", "digits\0", "digits\0.onnx", "digits\n", "digits\r\n", "\ndigits", "digits ", " digits",
     "digits/", "digits/1", "digits/../other", "digits\\1", "C:\\models", "file:///etc/passwd", "~root", "$HOME", "`id`",
-    "digits;id", "digits|id", "-rf", "_digits", ".digits", "\ufb01gits", "dig\u0131ts", "d\u0456gits", "\uff0e\uff0e\uff0f",
-    "digits\u200b", "\u202edigits", "digits\u2028",
+    "digits;id", "digits|id", "-rf", "_digits", ".digits", "\ufb01gits", "dig\u0131ts", "d\u0456gits",
+    "\uff0e\uff0e\uff0f", "digits\u200b", "\u202edigits", "digits\u2028",
     "\u0661", "\u2177", "\U0001d7d8", "a" * 65, "a" * 100_000, "digits?", "digits*", "{digits}", "digits\ud800",
     "a:b", "a@b", "a#b", "a+b", "a,b", "a=b", "a&b", "a'b", 'a"b', "con\t", "\x7f", "\x1b[2J", "\u00e9", "e\u0301",
 )  # fmt: skip
