@@ -24,7 +24,7 @@ help: ## this list
 	@echo "PYTHON=python3.12 chooses the interpreter (3.10 to 3.13) that .venv is made from."
 
 demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real images, show answers and latencies
-	@$(RUN) demo/run_demo.py $(ARGS)
+	@$(RUN) -m demo.run_demo $(ARGS)
 
 test: $(READY) ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
@@ -57,7 +57,7 @@ clean: ## remove .venv, caches, and what was built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIG_MODEL): demo/make_vision_model.py | $(READY)
-	@$(RUN) demo/make_vision_model.py $@
+	@$(RUN) -m demo.make_vision_model $@
 
 # ---- set-up: done once, and again when the lock or the package's own description changes ---------------------------
 
