@@ -1,1 +1,1 @@
-"""See the module docstrings."""
+"""Bytes in, bytes out. Transports know no model."""

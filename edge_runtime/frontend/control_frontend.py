@@ -1,0 +1,92 @@
+"""Every op but infer: what the daemon says of itself, and load and unload.
+
+Owns: the shapes of these results (wire v1). Thread: `answer` is called on the I/O thread; load and unload reply from
+the loader's thread when finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.servables import Servables
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.wire.codec import RequestHeader
+
+Reply = Callable[[Any], None]
+
+
+class ControlFrontend:
+    """Answers ops by name."""
+
+    OPS: ClassVar[frozenset[str]] = frozenset({"live", "ready", "models", "metadata", "stats", "load", "unload"})
+    CONTROL_OPS: ClassVar[frozenset[str]] = frozenset({"load", "unload"})
+
+    def __init__(
+        self,
+        servables: Servables,
+        loader: Loader,
+        stats: Callable[[], dict[str, Any]],
+        is_ready: Callable[[], bool],
+        max_frame_bytes: int,
+    ) -> None:
+        self._servables = servables
+        self._loader = loader
+        self._stats = stats
+        self._is_ready = is_ready
+        self._max_frame_bytes = max_frame_bytes
+
+    def answer(self, header: RequestHeader, reply: Reply) -> None:
+        """Call `reply` exactly once with the op's result or an EdgeRuntimeError; raises EdgeRuntimeError instead."""
+        match header.op:
+            case "live":
+                reply(True)
+            case "ready":
+                reply(self._ready(header))
+            case "models":
+                reply(self._servables.listing())
+            case "metadata":
+                reply(self._metadata(self._servables.resolve(header.model, header.version)))
+            case "stats":
+                reply(self._stats())
+            case "load":
+                self._loader.load(header.model, header.version, lambda error: self._finished(header, reply, error))
+            case "unload":
+                self._loader.unload(header.model, header.version, lambda error: self._finished(header, reply, error))
+
+    def _ready(self, header: RequestHeader) -> bool:
+        if not header.model:
+            return self._is_ready()
+        try:
+            self._servables.resolve(header.model, header.version)
+        except EdgeRuntimeError:
+            return False
+        return True
+
+    def _finished(self, header: RequestHeader, reply: Reply, error: EdgeRuntimeError | None) -> None:
+        if error is not None:
+            reply(error)
+            return
+        reply([entry for entry in self._servables.listing() if entry["name"] == header.model])
+
+    def _metadata(self, servable: Servable) -> dict[str, Any]:
+        """OIP model metadata with the two limits a client needs."""
+        versions = [each.number for each in self._servables.live() if each.model == servable.model]
+        return {
+            "name": servable.model,
+            "versions": [str(number) for number in sorted(versions)],
+            "platform": servable.layouts.narrow.backend,
+            "inputs": [_tensor(spec) for spec in servable.spec.inputs],
+            "outputs": [_tensor(spec) for spec in servable.spec.outputs],
+            "version": servable.number,
+            "batches": servable.batches,
+            "max_batch_rows": servable.max_rows,
+            "max_frame_bytes": self._max_frame_bytes,
+        }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}

@@ -1,0 +1,367 @@
+"""The one thread that loads, replaces, unloads, evicts and calibrates versions, and watches the models folder.
+
+Owns: which versions are loaded, from what is in the folder, what the control endpoint asked for and what memory
+allows. Everything it does is a command from its queue, one at a time, so nothing here needs a lock. One of its steps
+failing is that version's state, never the thread's end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+
+from edge_runtime.clock import Clock
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound
+from edge_runtime.repository.digest import sha256_of_file
+from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.repository.version_policy import select_versions
+from edge_runtime.repository.watch import Watcher
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.serving.calibration import Curve, CurveCache, measure
+from edge_runtime.serving.loading import Loaded, VersionLoader
+from edge_runtime.serving.memory_budget import Resident, plan_eviction
+from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.servables import Servables, Standing, State
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[EdgeRuntimeError | None], None]
+
+POLL_S = 0.5
+"""How often the models folder is looked at; a change is taken when it is 2 s old, so 0.5 s adds little to that."""
+
+IDLE_S = 0.05
+"""How long a calibration waits for the machine to be idle before it looks again."""
+
+DRAIN_S = 30.0
+"""A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """budget_bytes None: memory is not bounded. hardware: text that names CPU and cores, part of the cache key."""
+
+    watch: bool = True
+    calibrate: bool = True
+    budget_bytes: int | None = None
+    hardware: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Calibration:
+    loaded: Loaded
+
+
+class Loader:
+    """Keeps the live table true to the folder. Public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        versions: VersionLoader,
+        watcher: Watcher,
+        servables: Servables,
+        dispatcher: Dispatcher,
+        curves: CurveCache,
+        clock: Clock,
+        settings: LoaderSettings,
+    ) -> None:
+        self._versions = versions
+        self._watcher = watcher
+        self._servables = servables
+        self._dispatcher = dispatcher
+        self._curves = curves
+        self._clock = clock
+        self._settings = settings
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calibrations: list[_Calibration] = []
+        self._measured_bytes: dict[tuple[str, int], int] = {}
+        self._held_back: set[tuple[str, int]] = set()
+        self._asked_for: set[tuple[str, int]] = set()
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self.has_settled = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread: it loads what the folder holds, then sets `has_settled`."""
+        self._servables.on_demand(self.want)
+        self._thread = threading.Thread(target=self._run, name="edge-loader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the step under way, then close every servable. Idempotent."""
+        self._is_stopping = True
+        self._commands.put(lambda: None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def load(self, model: str, number: int | None, done: Done) -> None:
+        """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread."""
+        self._commands.put(lambda: self._answer(done, lambda: self._load_asked(model, number)))
+
+    def unload(self, model: str, number: int | None, done: Done) -> None:
+        """Unload a version, or all of a model; it stays away until `load` or until its files change."""
+        self._commands.put(lambda: self._answer(done, lambda: self._unload_asked(model, number)))
+
+    def want(self, model: str, number: int) -> None:
+        """A request asked for a version that waits on demand."""
+        if (model, number) not in self._asked_for:
+            self._asked_for.add((model, number))
+            self._commands.put(lambda: self._load_wanted(model, number))
+
+    def rescan(self) -> None:
+        """Look at the folder now (SIGHUP)."""
+        self._commands.put(self._poll)
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._guarded(self._poll)
+        self.has_settled.set()
+        while not self._is_stopping:
+            try:
+                command = self._commands.get(timeout=self._pause_s())
+            except queue.Empty:
+                self._guarded(self._calibrate_one if self._may_calibrate() else self._poll_if_watching)
+                continue
+            self._guarded(command)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            log.exception("a step of the loader failed")
+
+    def _pause_s(self) -> float:
+        return IDLE_S if self._calibrations else POLL_S
+
+    def _may_calibrate(self) -> bool:
+        return bool(self._calibrations) and self._dispatcher.is_idle()
+
+    def _poll_if_watching(self) -> None:
+        if self._settings.watch:
+            self._poll()
+
+    def _poll(self) -> None:
+        changes = self._watcher.poll()
+        for change in changes:
+            for key in [key for key in self._held_back if key[0] == change.model]:
+                if change.version in {None, key[1]}:
+                    self._held_back.discard(key)
+        models = dict.fromkeys(change.model for change in changes)
+        for model in models:
+            if self._is_stopping:
+                return
+            changed = {change.version for change in changes if change.model == model}
+            self._reconcile(model, changed)
+
+    def _reconcile(self, model: str, changed: set[int | None]) -> None:
+        """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
+        folder = self._watcher.scan.models.get(model)
+        known = [standing for standing in self._servables.standings() if standing.model == model]
+        if folder is None:
+            for standing in known:
+                self._unload(model, standing.number, forget=True)
+            return
+        selected = select_versions(folder.versions, folder.settings.versions)
+        for number in sorted(selected, reverse=True):
+            if (model, number) in self._held_back:
+                continue
+            is_new = self._servables.find(model, number) is None
+            if is_new or number in changed or None in changed:
+                self._load_or_wait(folder, folder.versions[number])
+        for standing in known:
+            if standing.number not in selected:
+                self._unload(model, standing.number, forget=standing.number not in folder.versions)
+
+    def _load_or_wait(self, folder: ModelFolder, version: VersionFolder) -> None:
+        if folder.settings.on_demand and self._servables.find(folder.name, version.number) is None:
+            self._servables.stand(Standing(folder.name, version.number, State.ON_DEMAND))
+            return
+        try:
+            self._load(folder, version)
+        except EdgeRuntimeError as error:
+            log.error("not loaded", extra={"model": folder.name, "version": version.number, "reason": error.message})
+
+    def _load(self, folder: ModelFolder, version: VersionFolder) -> None:
+        """Load beside the old one, swap, drain the old one. A failed load leaves the old one serving."""
+        name, number = folder.name, version.number
+        is_first = self._servables.find(name, number) is None
+        if is_first:
+            self._servables.stand(Standing(name, number, State.LOADING))
+        started_s = self._clock.monotonic_s()
+        try:
+            self._make_room(folder, version)
+            loaded = self._versions.load(folder, version)
+        except EdgeRuntimeError as error:
+            state = State.FAILED if is_first else State.READY
+            reason = error.message if is_first else f"a newer copy of its files failed to load: {error.message}"
+            self._servables.stand(Standing(name, number, state, reason))
+            raise
+        self._measured_bytes[name, number] = loaded.servable.memory_bytes
+        replaced = self._servables.publish(loaded.servable)
+        if loaded.note:
+            self._servables.stand(Standing(name, number, State.READY, loaded.note))
+        self._asked_for.discard((name, number))
+        if replaced is not None:
+            replaced.close(DRAIN_S)
+        self._calibrations = [each for each in self._calibrations if each.loaded.servable is not replaced]
+        self._plan_calibration(loaded)
+        _log_loaded(loaded, self._clock.monotonic_s() - started_s)
+
+    def _load_asked(self, model: str, number: int | None) -> None:
+        self._watcher.poll()
+        folder = self._watcher.scan.models.get(model)
+        if folder is None or (number is not None and number not in folder.versions):
+            what = f"model {model!r}" if folder is None else f"model {model!r} version {number}"
+            raise ModelNotFound(f"{what} is not in the models folder")
+        selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
+        if not selected:
+            raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
+        for each in selected:
+            self._held_back.discard((model, each))
+            self._load(folder, folder.versions[each])
+
+    def _load_wanted(self, model: str, number: int) -> None:
+        self._asked_for.discard((model, number))
+        folder = self._watcher.scan.models.get(model)
+        if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
+            return
+        self._load(folder, folder.versions[number])
+
+    def _unload_asked(self, model: str, number: int | None) -> None:
+        known = [each for each in self._servables.standings() if each.model == model and number in {None, each.number}]
+        if not known:
+            raise ModelNotFound(f"no model {model!r}" + (f" version {number}" if number is not None else ""))
+        for standing in known:
+            self._held_back.add((model, standing.number))
+            self._unload(model, standing.number, forget=False)
+
+    def _unload(self, model: str, number: int, *, forget: bool) -> None:
+        servable = self._servables.withdraw(model, number, State.UNLOADING)
+        self._retire(servable)
+        if forget:
+            self._servables.forget(model, number)
+        else:
+            self._servables.stand(Standing(model, number, State.UNLOADED, "unloaded"))
+
+    def _retire(self, servable: Servable | None) -> None:
+        if servable is None:
+            return
+        self._calibrations = [each for each in self._calibrations if each.loaded.servable is not servable]
+        servable.close(DRAIN_S)
+        log.info("unloaded", extra={"model": servable.model, "version": servable.number})
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, folder: ModelFolder, version: VersionFolder) -> None:
+        budget = self._settings.budget_bytes
+        if budget is None:
+            return
+        wanted = self._measured_bytes.get((folder.name, version.number)) or self._versions.bytes_wanted(version)
+        residents = [
+            Resident(each.model, each.number, each.memory_bytes, each.used_s, each.settings.pinned)
+            for each in self._servables.live()
+            if (each.model, each.number) != (folder.name, version.number)
+        ]
+        plan = plan_eviction(residents, wanted, budget)
+        if plan.missing_bytes:
+            raise LoadFailed(
+                f"needs {wanted} bytes; {plan.missing_bytes} are missing in the memory budget of {budget} "
+                "even after every model that is not pinned would leave"
+            )
+        for resident in plan.leave:
+            servable = self._servables.withdraw(resident.model, resident.number, State.ON_DEMAND, "left to free memory")
+            self._retire(servable)
+
+    # ---- calibration ------------------------------------------------------------------------------------------------
+
+    def _plan_calibration(self, loaded: Loaded) -> None:
+        wants = self._settings.calibrate and loaded.servable.mode == "workers" and bool(loaded.first_runs.times)
+        if wants:
+            self._calibrations.append(_Calibration(loaded))
+
+    def _calibrate_one(self) -> None:
+        """Take the curve from the cache, or measure it one point at a time while nothing else wants the cores."""
+        loaded = self._calibrations.pop(0).loaded
+        servable = loaded.servable
+        key = self._cache_key(loaded)
+        curve = self._curves.read(key)
+        if curve is None:
+            curve = self._measure(loaded)
+            if curve is None:
+                self._calibrations.append(_Calibration(loaded))
+                return
+            self._curves.write(key, curve)
+        _apply(servable, curve)
+        log.info(
+            "calibrated",
+            extra={
+                "model": servable.model,
+                "version": servable.number,
+                "batch_rows": servable.scheduled.limits.max_rows,
+                "run_ms": round(curve.times.get(1, 0.0) * 1e3, 3),
+            },
+        )
+
+    def _measure(self, loaded: Loaded) -> Curve | None:
+        servable = loaded.servable
+        rows = servable.max_rows if servable.batches else 1
+        curve: Curve | None = None
+        steps = measure(servable.layouts.narrow, rows, loaded.first_runs.length, servable.settings.warmup.shapes)
+        for times in steps:
+            curve = Curve(times)
+            if self._is_stopping or not self._commands.empty() or not self._dispatcher.is_idle():
+                return None
+        return curve
+
+    def _cache_key(self, loaded: Loaded) -> str:
+        instance = loaded.servable.layouts.narrow
+        parts = (
+            sha256_of_file(loaded.artifact), instance.backend, loaded.backend.probe().version, instance.device, instance.precision,
+            str(loaded.options.threads), self._settings.hardware,
+        )  # fmt: skip
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _answer(self, done: Done, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except EdgeRuntimeError as error:
+            done(error)
+        except Exception as error:
+            log.exception("a control command failed")
+            done(LoadFailed(f"{type(error).__name__}: {error}"))
+        else:
+            done(None)
+
+
+def _apply(servable: Servable, curve: Curve) -> None:
+    """Put the curve to work: new run times, and a new batch limit unless one was set."""
+    scheduled = servable.scheduled
+    scheduled.layout.run_times = LatencyModel(curve.times)
+    if servable.settings.max_batch_rows is None and servable.batches:
+        scheduled.limits = replace(scheduled.limits, max_rows=min(curve.best_rows(), servable.max_rows))
+
+
+def _log_loaded(loaded: Loaded, took_s: float) -> None:
+    servable = loaded.servable
+    instance = servable.layouts.narrow
+    log.info(
+        "loaded",
+        extra={
+            "model": servable.model,
+            "version": servable.number,
+            "backend": instance.backend,
+            "device": instance.device,
+            "precision": instance.precision,
+            "mode": servable.mode,
+            "took_s": round(took_s, 3),
+            **({"note": loaded.note} if loaded.note else {}),
+        },
+    )

@@ -1,0 +1,215 @@
+"""From a version's folder to a servable: choose the artifact, load, warm up, decide how it runs.
+
+Owns: the decisions at load. Reads the folder's values, never the folder's layout. Thread: the loader's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.backends.base import Backend, Bound, Instance, LoadOptions
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.profiles.profile import BackendChoice
+from edge_runtime.repository.artifacts import choose_artifacts
+from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, row_bytes, run_in_order
+from edge_runtime.serving.warmup import FirstRuns, time_bound, warm_up
+from edge_runtime.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+INLINE_RUN_S = 200e-6
+"""A batch that runs quicker is run on the I/O thread: handing it over and back costs about as much (DESIGN 3)."""
+
+INLINE_ROWS = 32
+"""Rows of an inline batch: what one drain gathers."""
+
+BATCH_GAIN = 1.5
+"""Before the curve is known, batches form when two rows take less than this many times one row's run."""
+
+UNCALIBRATED_ROWS = 8
+"""Batch limit until the curve is known, where batching seems to gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What the profile grants: cores that all runs share, hard limit of rows a request, queue bounds a model."""
+
+    cores: int
+    max_batch_rows: int
+    queue_rows: int
+    queue_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A servable ready to be published, what calibration needs, and what a person should know (may be empty)."""
+
+    servable: Servable
+    backend: Backend
+    artifact: Path
+    options: LoadOptions
+    first_runs: FirstRuns
+    note: str
+
+
+class VersionLoader:
+    """Loads versions by the profile's backend order, overlaid by each model's own settings."""
+
+    def __init__(
+        self,
+        choices: Sequence[BackendChoice],
+        backend: Callable[[str], Backend],
+        limits: ServingLimits,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._choices = choices
+        self._backend = backend
+        self._limits = limits
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._metrics = metrics
+
+    def load(self, folder: ModelFolder, version: VersionFolder) -> Loaded:
+        """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can."""
+        if folder.settings_error is not None:
+            raise LoadFailed(folder.settings_error)
+        settings = folder.settings
+        reasons: list[str] = []
+        for choice, artifact in self._candidates(settings, version, reasons):
+            options = _options(choice, settings)
+            backend = self._backend(choice.name)
+            try:
+                instance = backend.load(artifact, options)
+            except BackendError as error:
+                reasons.append(f"{choice.name}: {error.message}")
+                continue
+            try:
+                servable, first_runs = self._make_servable(folder.name, version.number, settings, instance, options)
+            except BackendError as error:
+                instance.close()
+                reasons.append(f"{choice.name}: {error.message}")
+                continue
+            return Loaded(servable, backend, artifact, options, first_runs, "; ".join(reasons))
+        raise LoadFailed("; ".join(reasons))
+
+    def bytes_wanted(self, version: VersionFolder) -> int:
+        """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
+        return sum(path.stat().st_size for path in version.files.values() if path.exists())
+
+    def _candidates(
+        self, settings: ModelSettings, version: VersionFolder, reasons: list[str]
+    ) -> list[tuple[BackendChoice, Path]]:
+        choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
+        if not choices and settings.backend is not None:
+            choices = [BackendChoice(name=settings.backend)]
+        artifacts: dict[str, tuple[str, ...]] = {}
+        usable: list[BackendChoice] = []
+        for choice in choices:
+            try:
+                artifacts[choice.name] = self._backend(choice.name).artifacts
+                usable.append(choice)
+            except BackendError as error:
+                reasons.append(f"{choice.name}: {error.message}")
+        found = dict(choose_artifacts(version, list(artifacts.items()))) if artifacts else {}
+        return [(choice, found[choice.name]) for choice in usable if choice.name in found]
+
+    def _make_servable(
+        self, model: str, number: int, settings: ModelSettings, instance: Instance, options: LoadOptions
+    ) -> tuple[Servable, FirstRuns]:
+        first = warm_up(instance, settings)
+        max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
+        bound = _inline_bound(instance, settings, first, max_rows)
+        mode: Mode = "inline" if bound is not None else "workers"
+        metrics = self._metrics.model(model)
+        slots = min(instance.concurrency, max(self._limits.cores // max(options.threads, 1), 1))
+        layout = Layout(
+            run_in_order(instance),
+            threads=min(options.threads, self._limits.cores),
+            concurrency=min(slots, settings.instances) if settings.instances else slots,
+            run_times=LatencyModel(first.times),
+        )
+        scheduled = ScheduledModel(
+            model,
+            layout,
+            BatchLimits(
+                max_rows=first_batch_limit(settings, first, max_rows),
+                max_delay_s=settings.max_queue_delay_ms / 1e3,
+                preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
+            ),
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            on_run=metrics.run_of_batch,
+        )
+        servable = Servable(
+            model,
+            number,
+            settings,
+            Layouts(instance),
+            batches=first.batches,
+            mode=mode,
+            max_rows=max_rows,
+            inline=InlineBuffers(bound) if bound is not None else None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+        )
+        return servable, first
+
+
+def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) -> int:
+    """Rows joined into one run before the curve is known: what is set, else a guess from one and two rows."""
+    if not first.batches:
+        return 1
+    if settings.max_batch_rows is not None:
+        return settings.max_batch_rows
+    one, two = first.times.get(1, math.inf), first.times.get(2, math.inf)
+    return min(UNCALIBRATED_ROWS, max_rows) if two < one * BATCH_GAIN else 1
+
+
+def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns, max_rows: int) -> Bound | None:
+    """Bound buffers when the model is to run inline; None for workers."""
+    if settings.mode == "workers" or settings.max_queue_delay_ms > 0:
+        return None
+    if not first.batches and not _is_one_row(instance):
+        return None
+    is_tiny = 0 < first.times.get(1, math.inf) <= INLINE_RUN_S * 2 and row_bytes(instance.spec) > 0
+    if settings.mode is None and not is_tiny:
+        return None
+    rows = min(INLINE_ROWS, max_rows)
+    bound = instance.bind(rows)
+    if bound is None:
+        if settings.mode == "inline":
+            raise LoadFailed('mode = "inline" needs tensors of fixed inner shape; leave mode out for this model')
+        return None
+    if settings.mode == "inline" or time_bound(bound, bound.max_rows) <= INLINE_RUN_S:
+        return bound
+    return None
+
+
+def _is_one_row(instance: Instance) -> bool:
+    """Whether every tensor is of fixed shape with axis 0 of length 1, so that one row is one request."""
+    tensors = (*instance.spec.inputs, *instance.spec.outputs)
+    return all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
+
+
+def _options(choice: BackendChoice, settings: ModelSettings) -> LoadOptions:
+    return LoadOptions(
+        threads=settings.threads or choice.threads or 1,
+        precision=settings.precision or choice.precision,
+        device=settings.device or choice.device,
+        spin=choice.spin,
+        extra={**choice.extra, **settings.options},
+    )

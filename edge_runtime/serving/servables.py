@@ -1,0 +1,162 @@
+"""The live table: which versions can answer now, and what is known of the others.
+
+Owns: the table and its generation. Written by the loader's thread only; read from any thread without a lock, since
+every change replaces a whole inner mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from edge_runtime.errors import ModelNotFound, NotReady
+from edge_runtime.serving.servable import Servable
+
+
+class State(Enum):
+    """Where a version stands; `models` reports the value."""
+
+    LOADING = "loading"
+    READY = "ready"
+    ON_DEMAND = "on_demand"
+    UNLOADING = "unloading"
+    UNLOADED = "unloaded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of one version, loaded or not."""
+
+    model: str
+    number: int
+    state: State
+    reason: str = ""
+
+
+class Servables:
+    """Live servables by model and version, and the standing of every version known."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._live: dict[str, dict[int, Servable]] = {}
+        self._standings: dict[str, dict[int, Standing]] = {}
+        self._want: Callable[[str, int], None] | None = None
+
+    def on_demand(self, want: Callable[[str, int], None]) -> None:
+        """Set what is called when a version that waits on demand is asked for. Once, at assembly."""
+        self._want = want
+
+    def resolve(self, model: str, number: int | None) -> Servable:
+        """The servable that answers: the named version, else the newest ready one.
+
+        Raises ModelNotFound, or NotReady with the reason; asking for a version that waits on demand starts its load.
+        Thread: any.
+        """
+        live = self._live.get(model)
+        if live:
+            found = live.get(number if number is not None else max(live))
+            if found is not None:
+                return found
+        standing = self._standing(model, number)
+        if standing.state is State.ON_DEMAND and self._want is not None:
+            self._want(model, standing.number)
+            raise NotReady(f"model {model} version {standing.number} is loading on demand", retry_after_ms=100.0)
+        reason = f": {standing.reason}" if standing.reason else ""
+        raise NotReady(f"model {model} version {standing.number} is {standing.state.value}{reason}")
+
+    def is_on_demand(self, model: str, number: int | None) -> bool:
+        """Whether a request for it would be answered after a load that it starts, or that is under way."""
+        try:
+            standing = self._standing(model, number)
+        except ModelNotFound:
+            return False
+        return standing.state in {State.ON_DEMAND, State.LOADING}
+
+    def publish(self, servable: Servable) -> Servable | None:
+        """Make a servable the live one of its version; returns the one it replaces, which the caller closes."""
+        live = dict(self._live.get(servable.model, {}))
+        replaced = live.get(servable.number)
+        live[servable.number] = servable
+        self._live[servable.model] = live
+        self.stand(Standing(servable.model, servable.number, State.READY))
+        self.generation += 1
+        return replaced
+
+    def withdraw(self, model: str, number: int, state: State, reason: str = "") -> Servable | None:
+        """Take a version out of the live table; returns its servable, which the caller closes."""
+        live = dict(self._live.get(model, {}))
+        gone = live.pop(number, None)
+        if live:
+            self._live[model] = live
+        else:
+            self._live.pop(model, None)
+        self.stand(Standing(model, number, state, reason))
+        self.generation += 1
+        return gone
+
+    def stand(self, standing: Standing) -> None:
+        """Record what is known of a version."""
+        self._standings[standing.model] = {**self._standings.get(standing.model, {}), standing.number: standing}
+
+    def forget(self, model: str, number: int) -> None:
+        """A version is gone from its source: nothing is known of it any more."""
+        known = {key: value for key, value in self._standings.get(model, {}).items() if key != number}
+        if known:
+            self._standings[model] = known
+        else:
+            self._standings.pop(model, None)
+        self.generation += 1
+
+    def live(self) -> list[Servable]:
+        """Every live servable."""
+        return [servable for versions in list(self._live.values()) for servable in versions.values()]
+
+    def find(self, model: str, number: int) -> Servable | None:
+        """The live servable of a version, if there is one."""
+        return self._live.get(model, {}).get(number)
+
+    def standings(self) -> list[Standing]:
+        """Every version known, by name and number."""
+        found = [standing for versions in list(self._standings.values()) for standing in versions.values()]
+        return sorted(found, key=lambda standing: (standing.model, standing.number))
+
+    def is_settled(self) -> bool:
+        """Whether every version is ready, failed, unloaded or waits on demand."""
+        return all(standing.state is not State.LOADING for standing in self.standings())
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The `models` op (wire v1)."""
+        return [self._listed(standing) for standing in self.standings()]
+
+    def _listed(self, standing: Standing) -> dict[str, Any]:
+        servable = self.find(standing.model, standing.number)
+        instance = servable.layouts.narrow if servable is not None else None
+        if servable is not None and standing.state is not State.UNLOADING:
+            standing = replace(standing, state=State.READY)
+        return {
+            "name": standing.model,
+            "version": standing.number,
+            "state": standing.state.value,
+            "reason": standing.reason,
+            "backend": instance.backend if instance is not None else "",
+            "device": instance.device if instance is not None else "",
+            "precision": instance.precision if instance is not None else "",
+            "mode": servable.mode if servable is not None else "",
+            "memory_bytes": servable.memory_bytes if servable is not None else 0,
+        }
+
+    def _standing(self, model: str, number: int | None) -> Standing:
+        known = self._standings.get(model)
+        if not known:
+            names = ", ".join(sorted(self._standings)[:20]) or "none"
+            raise ModelNotFound(f"no model {model!r}; there are: {names}")
+        if number is None:
+            hopeful = [each for each in known.values() if each.state in {State.ON_DEMAND, State.LOADING}]
+            return max(hopeful or known.values(), key=lambda standing: standing.number)
+        if number not in known:
+            versions = ", ".join(str(each) for each in sorted(known))
+            raise ModelNotFound(f"model {model!r} has no version {number}; there are: {versions}")
+        return known[number]

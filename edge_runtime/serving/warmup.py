@@ -1,0 +1,155 @@
+"""The runs a version makes before it is ready: allocate, find out whether axis 0 is rows, take first times.
+
+Owns: made-up inputs and the batch probe. Thread: the loader's. Few runs, because ready waits for them; the curve is
+measured afterwards, when idle (calibration.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_runtime.backends.base import Bound, Instance
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.tensors import DATATYPES, Array
+
+GUESSED_LENGTHS = (1, 32, 224)
+"""Lengths tried for dynamic inner axes that `[warmup] shapes` does not give: a scalar, a sequence, an image."""
+
+TOLERANCE = {"f32": (1e-3, 1e-4), "f16": (2e-2, 2e-2), "bf16": (5e-2, 5e-2)}
+"""Relative and absolute difference allowed between rows run together and alone, by precision: kernels choose other
+summation orders by batch size; measured on MobileNetV2 and ResNet-18 the fp32 difference is below 1e-5."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRuns:
+    """What the first runs told.
+
+    times: run seconds by rows, empty when no warm-up input could be made. length: what dynamic inner axes were given.
+    """
+
+    batches: bool
+    times: Mapping[int, float]
+    length: int = 1
+
+
+def warm_up(instance: Instance, settings: ModelSettings) -> FirstRuns:
+    """Run a version for the first time.
+
+    Raises LoadFailed when a model of wholly known shape cannot run: it never could. Where inner axes are dynamic and no
+    guess fits, nothing is concluded and the model is served without a warm-up.
+    """
+    length = _runnable_length(instance, settings)
+    if length is None:
+        return FirstRuns(batches=bool(settings.batch), times={})
+    rows = settings.warmup.rows if instance.spec.may_batch else (1,)
+    for count in rows:
+        for _ in range(settings.warmup.runs):
+            instance.run(make_inputs(instance.spec, count, length, settings.warmup.shapes))
+    times = {1: time_run(instance, make_inputs(instance.spec, 1, length, settings.warmup.shapes))}
+    if settings.batch is False or not instance.spec.may_batch:
+        return FirstRuns(False, times, length)
+    batches, times[2] = _probe_batch(instance, length, settings)
+    return FirstRuns(settings.batch if settings.batch is not None else batches, times, length)
+
+
+def time_run(instance: Instance, inputs: Mapping[str, Array]) -> float:
+    """Seconds of one run."""
+    started = time.perf_counter()
+    instance.run(inputs)
+    return time.perf_counter() - started
+
+
+def time_bound(bound: Bound, rows: int, runs: int = 3) -> float:
+    """Seconds of the quickest of a few runs on bound buffers."""
+    best = float("inf")
+    for _ in range(runs):
+        started = time.perf_counter()
+        bound.run(rows)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def make_inputs(
+    spec: ModelSpec, rows: int, length: int, shapes: Mapping[str, Sequence[int]], seed: int = 0
+) -> dict[str, Array]:
+    """Made-up inputs: axis 0 `rows` where dynamic, `length` for other dynamic axes, `shapes` (inner) where given.
+
+    Floats are normal; integers and text are 0 and 1, which every vocabulary holds.
+    """
+    generator = np.random.default_rng(seed)
+    return {
+        tensor.name: _made_up(tensor, _shape(tensor, rows, length, shapes.get(tensor.name)), generator)
+        for tensor in spec.inputs
+    }
+
+
+def _runnable_length(instance: Instance, settings: ModelSettings) -> int | None:
+    spec, shapes = instance.spec, settings.warmup.shapes
+    is_known = all(tensor.has_fixed_inner_shape or tensor.name in shapes for tensor in spec.inputs)
+    error: BackendError | None = None
+    for length in GUESSED_LENGTHS[:1] if is_known else GUESSED_LENGTHS:
+        try:
+            instance.run(make_inputs(spec, 1, length, shapes))
+        except BackendError as failed:
+            error = failed
+        else:
+            return length
+    if is_known and error is not None:
+        raise LoadFailed(f"the first run failed: {error.message}")
+    return None
+
+
+def _probe_batch(instance: Instance, length: int, settings: ModelSettings) -> tuple[bool, float]:
+    """Whether two different rows run together equal the same rows run alone; and how long the run together took."""
+    spec, shapes = instance.spec, settings.warmup.shapes
+    together = make_inputs(spec, 2, length, shapes, seed=1)
+    try:
+        started = time.perf_counter()
+        joined = instance.run(together)
+        run_s = time.perf_counter() - started
+        alone = [instance.run({name: array[row : row + 1] for name, array in together.items()}) for row in range(2)]
+    except BackendError:
+        return False, 0.0
+    tolerance = TOLERANCE.get(instance.precision, TOLERANCE["bf16"])
+    for index, output in enumerate(joined):
+        if not output.shape or output.shape[0] != 2:
+            return False, run_s
+        if not all(_equal(output[row : row + 1], alone[row][index], tolerance) for row in range(2)):
+            return False, run_s
+    return True, run_s
+
+
+def _equal(together: Array, alone: Array, tolerance: tuple[float, float]) -> bool:
+    if together.shape != alone.shape:
+        return False
+    if together.dtype.kind != "f":
+        return bool(np.array_equal(together, alone))
+    relative, absolute = tolerance
+    scale = float(np.max(np.abs(alone), initial=0.0, where=np.isfinite(alone)))
+    return bool(np.allclose(together, alone, rtol=relative, atol=absolute * max(scale, 1e-6), equal_nan=True))
+
+
+def _shape(tensor: TensorSpec, rows: int, length: int, inner: Sequence[int] | None) -> tuple[int, ...]:
+    if inner is not None and len(inner) == len(tensor.shape) - 1:
+        first = rows if tensor.shape[0] == DYNAMIC else tensor.shape[0]
+        return (first, *inner)
+    return tuple(size if size != DYNAMIC else (rows if axis == 0 else length) for axis, size in enumerate(tensor.shape))
+
+
+def _made_up(tensor: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    dtype = DATATYPES[tensor.datatype].dtype
+    if tensor.datatype == "BYTES":
+        text: Array = np.empty(shape, dtype=object)
+        text.reshape(-1)[:] = [b"0", b"1"][int(generator.integers(2))]
+        return text
+    if dtype.kind == "f":
+        return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+    if tensor.datatype == "BF16":
+        return (generator.standard_normal(shape, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return generator.integers(0, 2, shape).astype(dtype)

@@ -1,0 +1,241 @@
+"""Binding ROUTER sockets: who owns an ipc path, who may connect, what may leave the machine.
+
+Owns: lock files, permissions, stale sockets, socket options, CURVE keys and the ZAP responder. Called at start and stop;
+the sockets are used by zmq_transport.py only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import logging
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from edge_runtime.config.settings import Curve, ZmqSettings
+from edge_runtime.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+IPC_MODE = 0o660
+"""Owner and group may connect: a group of clients is how a device shares a socket."""
+
+MAX_IPC_PATH = 107
+"""sun_path of Linux, less its final NUL."""
+
+HANDSHAKE_MS = 2_000
+"""A connection that says nothing is closed after this; libzmq's default of 30 s let 200 silent ones pile up."""
+
+RECEIVE_MESSAGES = 1_000
+"""Messages read ahead of us for each connection: beyond it the backlog sits in the client (DESIGN 3)."""
+
+BACKLOG = 512
+"""Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"edge-runtime"
+
+
+@dataclass(slots=True)
+class BoundSocket:
+    """A bound ROUTER, the address a client would use, and what to release with it."""
+
+    socket: zmq.Socket[bytes]
+    address: str
+    lock_fd: int = -1
+    ipc_path: Path | None = None
+
+    def close(self) -> None:
+        """Unbind, remove the socket file, release the lock. Idempotent."""
+        if not self.socket.closed:
+            self.socket.close(linger=0)
+        if self.lock_fd >= 0:
+            if self.ipc_path is not None:
+                self.ipc_path.unlink(missing_ok=True)
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def bind_router(context: zmq.Context[zmq.Socket[bytes]], address: str, settings: ZmqSettings) -> BoundSocket:
+    """Bind one endpoint. Raises ConfigError: taken by another daemon, a bad address, or open to the network unguarded."""
+    _check_exposure(address, settings)
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    try:
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.MAXMSGSIZE, settings.max_frame_bytes)
+        socket.set(zmq.RCVHWM, RECEIVE_MESSAGES)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.set(zmq.BACKLOG, BACKLOG)
+        if settings.curve is not None and not address.startswith("ipc://"):
+            _use_curve(socket, settings.curve)
+        return _bind_ipc(socket, address) if _ipc_path(address) is not None else _bind(socket, address)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+
+
+class ZapResponder:
+    """Answers libzmq's question whether a CURVE client may in: its key must be on the list.
+
+    It runs on the I/O thread (`handle` when `socket` is readable), so there is no serving without it. Without a
+    responder libzmq lets every key in (reference/security: measured).
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_keys_file: str, denied: Callable[[], None]) -> None:
+        self._denied = denied
+        self._keys_file = Path(client_keys_file)
+        self._keys = read_client_keys(self._keys_file)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.bind(ZAP_ENDPOINT)
+
+    def reload(self) -> None:
+        """Read the allow-list again; a broken file keeps the old list. Connections already open stay."""
+        self._keys = read_client_keys(self._keys_file)
+
+    def handle(self) -> None:
+        """Answer every question waiting. ZAP 1.0 (rfc.zeromq.org/spec/27): fields by position."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            envelope, fields = frames[:2], frames[2:]
+            is_known = len(fields) == 7 and fields[5] == b"CURVE" and fields[6] in self._keys
+            status, text = (b"200", b"OK") if is_known else (b"400", b"key is not on the list")
+            if not is_known:
+                self._denied()
+            request_id = fields[1] if len(fields) > 1 else b""
+            self.socket.send_multipart([*envelope, b"1.0", request_id, status, text, b"", b""])
+
+    def close(self) -> None:
+        """Stop answering. Idempotent."""
+        self.socket.close(linger=0)
+
+
+def read_client_keys(path: Path) -> frozenset[bytes]:
+    """Raw public keys from a file of Z85 keys, one a line, `#` begins a comment. Raises ConfigError naming the line."""
+    keys: set[bytes] = set()
+    for number, line in enumerate(_read_text(path, "zmq.curve.client_keys_file").splitlines(), start=1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        keys.add(_z85(text, f"{path}:{number}"))
+    if not keys:
+        raise ConfigError(f"zmq.curve.client_keys_file: {path} holds no key, so nobody could connect")
+    return frozenset(keys)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _ipc_path(address: str) -> Path | None:
+    """The file of an ipc endpoint; None for other transports and for abstract names."""
+    if not address.startswith("ipc://") or address.startswith("ipc://@"):
+        return None
+    return Path(address.removeprefix("ipc://"))
+
+
+def _bind(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port") from None
+    return BoundSocket(socket, str(socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()))
+
+
+def _bind_ipc(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
+    path = _ipc_path(address)
+    assert path is not None
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ConfigError(f"{address}: the path is {len(os.fsencode(path))} bytes, a Unix socket takes {MAX_IPC_PATH}")
+    lock_fd = _lock(path)
+    try:
+        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
+        before = os.umask(0o777 & ~IPC_MODE)
+        try:
+            bound = _bind(socket, address)
+        finally:
+            os.umask(before)
+        path.chmod(IPC_MODE)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    bound.lock_fd, bound.ipc_path, bound.address = lock_fd, path, address
+    return bound
+
+
+def _lock(path: Path) -> int:
+    """Hold `<path>.lock` for as long as the daemon lives; a stale socket beside a free lock is nobody's."""
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
+    except OSError as error:
+        raise ConfigError(f"cannot use {path}: {lock_path}: {error.strerror}; name another endpoint with --zmq") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigError(
+            f"another daemon serves ipc://{path}; stop it, or give this one another endpoint with --zmq"
+        ) from None
+    return fd
+
+
+def _check_exposure(address: str, settings: ZmqSettings) -> None:
+    scheme, _, rest = address.partition("://")
+    if scheme not in {"ipc", "tcp"} or not rest:
+        raise ConfigError(f"endpoint {address!r}: wanted ipc:///path or tcp://address:port")
+    if scheme == "ipc" or settings.curve is not None or settings.insecure or _is_loopback(rest):
+        return
+    raise ConfigError(
+        f"{address} can be reached from other machines: set [zmq.curve] (secret_key_file, client_keys_file), "
+        "bind 127.0.0.1, or accept the risk with zmq.insecure = true"
+    )
+
+
+def _is_loopback(rest: str) -> bool:
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", "lo"}
+
+
+def _use_curve(socket: zmq.Socket[bytes], curve: Curve) -> None:
+    if not zmq.has("curve"):
+        raise ConfigError("zmq.curve: this libzmq was built without CURVE; install the pyzmq wheel from PyPI")
+    path = Path(curve.secret_key_file)
+    text = _read_text(path, "zmq.curve.secret_key_file")
+    if path.stat().st_mode & 0o077:
+        log.warning("the secret key can be read by others", extra={"path": str(path), "advice": f"chmod 600 {path}"})
+    secret = _z85(text.split("#", 1)[0].strip().split("\n")[0].strip(), str(path))
+    socket.set(zmq.CURVE_SERVER, 1)
+    socket.set(zmq.CURVE_SECRETKEY, secret)
+    socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+
+
+def _z85(text: str, where: str) -> bytes:
+    from zmq.utils import z85
+
+    try:
+        if len(text) == 40:
+            return bytes(z85.decode(text.encode("ascii")))
+    except (ValueError, KeyError, UnicodeEncodeError):
+        pass
+    raise ConfigError(f"{where}: got {len(text)} characters that are no key; wanted 40 characters of Z85")
+
+
+def _read_text(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
