@@ -30,6 +30,7 @@ EPOCHS = 120
 BATCH_ROWS = 64
 PEAK_STEP = 2e-3
 FULL_INK = 16.0
+HIDDEN = 64
 
 Floats = npt.NDArray[np.float32]
 Weights = dict[str, Floats]
@@ -85,7 +86,8 @@ def train(digits: Digits, *, epochs: int = EPOCHS, show: bool = False) -> Weight
         for rows in _batches(len(digits.labels), random):
             step += 1
             images = warp(digits.images[rows].reshape(-1, 1, 8, 8).astype(np.float32), random)
-            for name, slope in gradients(weights, images, digits.labels[rows], random).items():
+            kept = (random.random((len(rows), HIDDEN)) < 0.5).astype(np.float32) * 2
+            for name, slope in gradients(weights, images, digits.labels[rows], kept).items():
                 mean[name] += 0.1 * (slope - mean[name])
                 square[name] += 0.001 * (slope * slope - square[name])
                 size = _step_size(step / steps) / (1 - 0.9**step)
@@ -99,7 +101,7 @@ def train(digits: Digits, *, epochs: int = EPOCHS, show: bool = False) -> Weight
 
 def _initial(random: np.random.Generator) -> Weights:
     """He et al. 2015: variance 2 over the inputs of one output, which keeps the size of what ReLU passes on."""
-    shapes = {"kernel_1": (16, 1, 3, 3), "kernel_2": (32, 16, 3, 3), "dense_1": (512, 64), "dense_2": (64, 10)}
+    shapes = {"kernel_1": (16, 1, 3, 3), "kernel_2": (32, 16, 3, 3), "dense_1": (512, HIDDEN), "dense_2": (HIDDEN, 10)}
     weights: Weights = {}
     for name, shape in shapes.items():
         inputs = shape[0] if len(shape) == 2 else shape[1] * 9
@@ -143,10 +145,11 @@ def warp(images: Floats, random: np.random.Generator) -> Floats:
     return warped.reshape(images.shape).astype(np.float32)
 
 
-def gradients(weights: Weights, images: Floats, labels: npt.NDArray[np.uint8], random: np.random.Generator) -> Weights:
-    """Slope of the mean cross-entropy over one batch, for each weight. Shapes: images [n, 1, 8, 8], labels [n].
+def gradients(weights: Weights, images: Floats, labels: npt.NDArray[np.uint8], kept: Floats) -> Weights:
+    """Slope of the mean cross-entropy over one batch, for each weight.
 
-    Half of the hidden values are dropped at random, so that no single one is relied upon.
+    Shapes: images [n, 1, 8, 8], labels [n], kept [n, HIDDEN]: what each hidden value is multiplied by. Training drops
+    half of them at random, so that no single one is relied upon; ones drop none.
     """
     rows = len(images)
     patches_1 = _patches(images / FULL_INK)
@@ -157,7 +160,6 @@ def gradients(weights: Weights, images: Floats, labels: npt.NDArray[np.uint8], r
     pooled = tiles.max(axis=(3, 5))
     flat = pooled.reshape(rows, 512)
     before_3 = flat @ weights["dense_1"] + weights["dense_1_bias"]
-    kept = (random.random(before_3.shape) < 0.5).astype(np.float32) * 2
     hidden = np.maximum(before_3, 0) * kept
     scores = hidden @ weights["dense_2"] + weights["dense_2_bias"]
 
