@@ -32,7 +32,8 @@ class LoadOptions:
 
     threads: cores that one `run` may use (intra-op). precision: "f32", "bf16", "f16" or "" for the backend's default.
     device: "CPU", "GPU", "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the
-    backend's own words, passed through.
+    backend's own words, passed through. concurrency: runs that are to go on at once; OpenVINO makes so many streams
+    of `threads` each, ONNX Runtime allows any number anyway.
     """
 
     threads: int = 1
@@ -40,6 +41,7 @@ class LoadOptions:
     device: str = ""
     spin: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+    concurrency: int = 1
 
 
 class Bound(Protocol):

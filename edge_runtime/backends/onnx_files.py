@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_runtime.backends.onnx_precision import weight_precision
 from edge_runtime.backends.plain_files import open_artifact, plain_file_size
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
 from edge_runtime.errors import LoadFailed
@@ -21,10 +22,14 @@ from edge_runtime.errors import LoadFailed
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFiles:
-    """One artifact: the locations of its data files, relative to its folder, and the bytes of all together."""
+    """One artifact: the locations of its data files, relative to its folder, and the bytes of all together.
+
+    precision: what most of its weights are ("f32", "bf16", "f16", "f64", "int8", "mixed"), "" where nothing tells.
+    """
 
     locations: tuple[str, ...]
     total_bytes: int
+    precision: str = ""
 
 
 # Where a tensor can sit: message -> field number -> (message in that field, whether it may repeat).
@@ -45,9 +50,12 @@ _CHILDREN: dict[str, dict[int, tuple[str, bool]]] = {
 _MAX_DEPTH = 100
 """Messages inside messages; protobuf's own readers refuse more than 100 by default."""
 
-_NODE_OP_TYPE, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 4, 13, 14
+_NODE_OP_TYPE = 4
+_TENSOR_DIMS, _TENSOR_DATA_TYPE, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 1, 2, 13, 14
 _EXTERNAL = 1
 _KNOWN_KEYS = frozenset(("location", "offset", "length", "checksum"))
+_MANY = 1 << 62
+"""More elements than any file holds: keeps the product of hostile dimensions small."""
 _MAX_ENTRY_BYTES = 8192
 """A key and a value of external data; twice the longest path (PATH_MAX, 4096)."""
 
@@ -60,7 +68,8 @@ def check_onnx_files(artifact: Path) -> ArtifactFiles:
     """
     descriptor, status = open_artifact(artifact)
     try:
-        entries = _Walk(ProtobufFields(descriptor, status.st_size, artifact.name)).external_data()
+        walk = _Walk(ProtobufFields(descriptor, status.st_size, artifact.name))
+        entries = walk.external_data()
     finally:
         os.close(descriptor)
     if entries and stat.S_ISLNK(artifact.lstat().st_mode):
@@ -71,13 +80,14 @@ def check_onnx_files(artifact: Path) -> ArtifactFiles:
         if location not in sizes:
             sizes[location] = plain_file_size(artifact.parent, location)
         _check_range(entry, sizes[location])
-    return ArtifactFiles(tuple(sizes), status.st_size + sum(sizes.values()))
+    return ArtifactFiles(tuple(sizes), status.st_size + sum(sizes.values()), weight_precision(walk.elements))
 
 
 class _Walk:
     """One pass over a model; iterative, so that nesting cannot exhaust the stack."""
 
     def __init__(self, reader: ProtobufFields) -> None:
+        self.elements: dict[int, int] = {}
         self._reader = reader
         self._entries: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
 
@@ -131,6 +141,7 @@ class _Walk:
         """Collect one tensor's external data. Said to be external or not: what a tensor carries must be sound."""
         entry: dict[str, str] = {}
         is_external = False
+        data_type, elements = 0, 1
         for number, wire_type, first, last in self._reader.fields(start, end):
             if number == _TENSOR_EXTERNAL_DATA:
                 if wire_type != LENGTH_DELIMITED:
@@ -138,8 +149,13 @@ class _Walk:
                 self._entry(first, last, entry)
             elif number == _TENSOR_DATA_LOCATION and wire_type == VARINT:
                 is_external = is_external or first == _EXTERNAL
+            elif number == _TENSOR_DATA_TYPE and wire_type == VARINT:
+                data_type = first
+            elif number == _TENSOR_DIMS and wire_type == VARINT:
+                elements = min(elements * first, _MANY)
         if (entry or is_external) and "location" not in entry:
             raise LoadFailed("a tensor of the ONNX model says its data is in another file, but not in which one")
+        self.elements[data_type] = self.elements.get(data_type, 0) + elements
         if entry:
             self._entries[tuple(sorted(entry.items()))] = entry
 

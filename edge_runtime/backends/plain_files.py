@@ -29,6 +29,13 @@ def open_artifact(artifact: Path) -> tuple[int, os.stat_result]:
     return descriptor, status
 
 
+def artifact_size(artifact: Path) -> int:
+    """Size in bytes of a model file. Raises LoadFailed unless it is a regular file."""
+    descriptor, status = open_artifact(artifact)
+    os.close(descriptor)
+    return status.st_size
+
+
 def plain_file_size(folder: Path, location: str) -> int:
     """Size in bytes of the plain file `location` names, relative to `folder`.
 

@@ -1,0 +1,39 @@
+"""Import a backend's library late, and turn whatever goes wrong into a reason a person can act on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+from edge_runtime.backends.base import Probe
+from edge_runtime.errors import BackendUnavailable
+
+IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
+"""What a missing, broken or mismatched binary package raises when it is imported."""
+
+
+def import_library(module: str, extra: str) -> ModuleType:
+    """Import a library. Raises BackendUnavailable with the extra to install, or why the installed one is broken."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            raise not_installed(module, extra) from error
+        raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
+    except IMPORT_ERRORS as error:
+        raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
+
+
+def not_installed(module: str, extra: str) -> BackendUnavailable:
+    """The error for a library that is not there."""
+    return BackendUnavailable(f"{module} is not installed; install it with: pip install 'edge-runtime[{extra}]'")
+
+
+def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) -> Probe:
+    """A probe from `find`, which gives the library's version and devices; never raises."""
+    try:
+        version, devices = find()
+    except (BackendUnavailable, *IMPORT_ERRORS) as error:
+        return Probe(name, is_available=False, reason=str(error) or type(error).__name__)
+    return Probe(name, is_available=True, version=version, devices=devices)

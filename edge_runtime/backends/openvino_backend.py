@@ -1,0 +1,199 @@
+"""OpenVINO: which devices there are, and how a model is compiled for one.
+
+Owns: compile properties, and reading back device and precision. The library is imported by `probe` and `load` only, and
+its runtime sends no telemetry (only its conversion tools would, and they are never imported). Extensions are never
+loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.backends.base import LoadOptions, Probe
+from edge_runtime.backends.ir_files import check_ir_files
+from edge_runtime.backends.library_import import import_library, probe_library
+from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.openvino_instance import Compiled, OpenVinoInstance
+from edge_runtime.backends.process_memory import watch_growth
+from edge_runtime.errors import BackendUnavailable, LoadFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+
+_DATATYPES = {
+    "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
+    "i32": "INT32", "i64": "INT64", "f16": "FP16", "f32": "FP32", "f64": "FP64", "bf16": "BF16", "string": "BYTES",
+}  # fmt: skip
+
+_VIRTUAL_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
+"""Devices that choose among others; they are never in `available_devices`."""
+
+_CODE_PROPERTIES = ("CONFIG_FILE", "PATH", "EXTENSION", "PLUGIN")
+"""Properties with these words read files by path; `model.toml` lies beside the model, so it may not say them."""
+
+_COMPUTE_LAYERS = frozenset(
+    ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm", "RNNSeq", "RNNCell", "MHA", "LLMMLP")
+)
+"""Where a model's time goes; the precision these ran in is the model's."""
+
+
+class OpenVinoBackend:
+    """Runs `model.xml` (IR, with `model.bin`) and `model.onnx`.
+
+    options.device: CPU (default), GPU, GPU.1, NPU, AUTO. options.precision: f32, bf16 or f16; on CPU the default is
+    f32, because left alone OpenVINO picks bf16 on machines with AMX. options.extra: OpenVINO's own properties.
+    """
+
+    name = "openvino"
+    artifacts = ("model.xml", "model.onnx")
+
+    def probe(self) -> Probe:
+        """See Backend.probe."""
+
+        def find() -> tuple[str, tuple[str, ...]]:
+            library = import_library("openvino", "openvino")
+            return library.get_version(), (*library.Core().available_devices, "AUTO")
+
+        return probe_library(self.name, find)
+
+    def load(self, artifact: Path, options: LoadOptions) -> OpenVinoInstance:
+        """See Backend.load. IR comes without a precision of its own; ONNX keeps the exported one for weights."""
+        files = check_ir_files(artifact) if artifact.suffix == ".xml" else check_onnx_files(artifact)
+        library = import_library("openvino", "openvino")
+        core = library.Core()
+        device = _check_device(core, options.device.upper() or "CPU")
+        properties = _properties(device, options)
+        growth = watch_growth(files.total_bytes)
+        try:
+            # Weights are read, not mapped: a user who copies a new file over a mapped one would end the daemon.
+            core.set_property({"ENABLE_MMAP": False})
+            model = core.read_model(str(artifact))
+            compiled = core.compile_model(model, device, properties)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise LoadFailed(f"OpenVINO cannot load {artifact.name} on {device}: {_reason(error)}") from error
+        del model
+        spec = ModelSpec(
+            tuple(_tensor_spec(port, index, "input", artifact) for index, port in enumerate(compiled.inputs)),
+            tuple(_tensor_spec(port, index, "output", artifact) for index, port in enumerate(compiled.outputs)),
+        )
+        precision = _precision_run(compiled, options)
+        return OpenVinoInstance(
+            Compiled(
+                library=library,
+                model=compiled,
+                spec=spec,
+                device=_device_run(compiled, device),
+                precision=precision,
+                concurrency=options.concurrency,
+                memory_bytes=growth(),
+            )
+        )
+
+
+def _check_device(core: Any, device: str) -> str:
+    """The device's name as OpenVINO knows it. Raises BackendUnavailable with the devices that are there."""
+    there = core.available_devices
+    kind = device.partition(":")[0]
+    if kind in _VIRTUAL_DEVICES or device in there or any(name.partition(".")[0] == device for name in there):
+        return device
+    raise BackendUnavailable(
+        f"OpenVINO finds no device {device!r} on this host; it has {', '.join(there)}. Check the device's driver, or "
+        "choose another device"
+    )
+
+
+def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
+    """Compile properties for a device. Raises LoadFailed for properties that name code."""
+    for key in options.extra:
+        if any(word in key.upper() for word in _CODE_PROPERTIES):
+            raise LoadFailed(f"property {key!r} names a file, which a model's options may not do")
+    properties: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+    cpu = {
+        "INFERENCE_PRECISION_HINT": options.precision or "f32",
+        "NUM_STREAMS": str(options.concurrency),
+        "INFERENCE_NUM_THREADS": str(options.threads * options.concurrency),
+        # The scheduler shares the cores among models; a pinned thread would wait for its core beside an idle one.
+        "ENABLE_CPU_PINNING": "NO",
+    }
+    if device == "CPU":
+        properties |= cpu
+    elif device.partition(":")[0] in _VIRTUAL_DEVICES:
+        properties["DEVICE_PROPERTIES"] = {"CPU": cpu}
+        if options.precision:
+            properties["INFERENCE_PRECISION_HINT"] = options.precision
+    elif options.precision:
+        properties["INFERENCE_PRECISION_HINT"] = options.precision
+    return properties | dict(options.extra)
+
+
+def _precision_run(compiled: Any, options: LoadOptions) -> str:
+    """The precision the compute layers were compiled to, else the device's hint.
+
+    Raises BackendUnavailable when a precision was asked for that the device did not take.
+    """
+    hint = _precision_name(_property(compiled, "INFERENCE_PRECISION_HINT"))
+    if options.precision and hint != options.precision:
+        raise BackendUnavailable(
+            f"precision {options.precision} was asked for, but this device runs in {hint or 'its own'}; "
+            "leave precision out or choose another"
+        )
+    layers: set[str] = set()
+    try:
+        nodes = compiled.get_runtime_model().get_ordered_ops()
+    except RuntimeError:
+        return hint
+    for node in nodes:
+        facts = node.rt_info
+        if "layerType" in facts and "runtimePrecision" in facts and facts["layerType"].value in _COMPUTE_LAYERS:
+            layers.add(_precision_name(facts["runtimePrecision"].value))
+    if not layers:
+        return hint
+    return layers.pop() if len(layers) == 1 else "mixed"
+
+
+def _precision_name(value: Any) -> str:
+    """`f32` for OpenVINO's Type or text, `int8` for 8-bit integers."""
+    name: str = value.get_type_name() if hasattr(value, "get_type_name") else str(value or "").lower()
+    name = {"fp32": "f32", "fp16": "f16"}.get(name, name)
+    return "int8" if name in ("i8", "u8") else name
+
+
+def _device_run(compiled: Any, asked: str) -> str:
+    devices = _property(compiled, "EXECUTION_DEVICES")
+    if isinstance(devices, (list, tuple)) and devices:
+        return "+".join(str(device).strip("()") for device in devices)
+    return str(devices or asked)
+
+
+def _property(compiled: Any, name: str) -> Any:
+    """A property read back, None where the device does not know it."""
+    try:
+        return compiled.get_property(name)
+    except RuntimeError:
+        return None
+
+
+def _tensor_spec(port: Any, index: int, direction: str, artifact: Path) -> TensorSpec:
+    """One input or output. Raises LoadFailed for element types with no wire datatype."""
+    names: set[str] = port.get_names()
+    friendly: str = port.get_node().get_friendly_name()
+    name = friendly if friendly in names or not names else min(names)
+    element: str = port.get_element_type().get_type_name()
+    if element not in _DATATYPES:
+        raise LoadFailed(
+            f"{artifact.name}: {direction} {index} ({name!r}) is {element}, which cannot be sent; wanted one of "
+            f"{', '.join(_DATATYPES)}"
+        )
+    partial = port.get_partial_shape()
+    if partial.rank.is_dynamic:
+        if direction == "input":
+            raise LoadFailed(f"{artifact.name}: input {name!r} has no known rank; export the model with one")
+        return TensorSpec(name, _DATATYPES[element], ())
+    shape = tuple(DYNAMIC if size.is_dynamic else size.get_length() for size in partial)
+    return TensorSpec(name, _DATATYPES[element], shape)
+
+
+def _reason(error: Exception) -> str:
+    """OpenVINO's message without the source places that begin most of its lines."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith("Exception from")]
+    return " ".join(told or lines)[:600]
