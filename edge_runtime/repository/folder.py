@@ -126,7 +126,7 @@ class _Walk:
         self._known = known
         self._home = os.path.realpath(root)
         self._problems: list[Problem] = []
-        self._unreadable: set[Path] = set()
+        self._unreadable: set[str] = set()
 
     def models_folder(self) -> Scan:
         models: dict[str, ModelFolder] = {}
@@ -146,7 +146,7 @@ class _Walk:
         for model in self._flat_models(files, taken=models):
             models[model.name] = model
         found = [problem for name in sorted(models) for problem in _problems_of(models[name])]
-        return Scan(dict(sorted(models.items())), (*self._problems, *found), frozenset(self._unreadable))
+        return Scan(dict(sorted(models.items())), (*self._problems, *found), frozenset(map(Path, self._unreadable)))
 
     # ---- a folder that is a model
 
@@ -154,7 +154,7 @@ class _Walk:
         known = self._known.models.get(name)
         problems: list[Problem] = []
         entries = self._list(path, problems)
-        if not entries and Path(path) in self._unreadable:
+        if not entries and path in self._unreadable:
             self._problems.extend(problems)
             return None
         versions: dict[int, VersionFolder] = {}
@@ -176,14 +176,14 @@ class _Walk:
             versions[version.number] = version
         else:
             problems.extend(_not_a_version(others))
-            if not any(Path(path, entry.name) in self._unreadable for entry in entries):
+            if not any(entry.path in self._unreadable for entry in entries):
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
         return self._with_settings(name, path, settings_entry, dict(sorted(versions.items())), tuple(problems))
 
     def _version(self, name: str, number: int, path: str, known: ModelFolder | None) -> VersionFolder | None:
         files = _Files()
         entries = self._list(path, files.problems)
-        if Path(path) in self._unreadable:
+        if path in self._unreadable:
             self._problems.extend(files.problems)
             return None
         self._read_files(entries, files)
@@ -203,14 +203,10 @@ class _Walk:
         self, name: str, number: int, path: str, files: _Files, known: ModelFolder | None
     ) -> VersionFolder:
         fingerprint = files.fingerprint()
-        problems = (*files.problems, *_artifact_problems(path, files.names))
         before = known.versions.get(number) if known is not None else None
-        if before is not None and (before.fingerprint, before.problems, str(before.path)) == (
-            fingerprint,
-            problems,
-            path,
-        ):
+        if before is not None and before.fingerprint == fingerprint and _is_as_before(before, path, files):
             return before
+        problems = (*files.problems, *_artifact_problems(path, files.names))
         paths = {file: Path(path, file) for file in sorted(files.names)}
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
 
@@ -252,7 +248,7 @@ class _Walk:
             files = owned[stem]
             if not is_model_name(stem):
                 self._report(files[0].path, f"{stem!r} is no model name; wanted {NAME_RULE}")
-            elif stem in taken or Path(self._root, stem) in self._unreadable:
+            elif stem in taken or f"{self._root}/{stem}" in self._unreadable:
                 self._report(files[0].path, f"ignored: the folder {stem}/ is that model; move the file to {stem}/1/")
             else:
                 yield self._flat_model(stem, files)
@@ -276,10 +272,10 @@ class _Walk:
         except FileNotFoundError:
             if absent_is_a_problem:
                 problems.append(Problem(Path(path), "no such folder; create it, or name another one with --models"))
-                self._unreadable.add(Path(path))
+                self._unreadable.add(path)
         except OSError as error:
             problems.append(Problem(Path(path), f"cannot be listed: {error.strerror}"))
-            self._unreadable.add(Path(path))
+            self._unreadable.add(path)
         return []
 
     def _read_files(self, entries: list[os.DirEntry[str]], files: _Files, prefix: str = "", depth: int = 0) -> None:
@@ -293,7 +289,10 @@ class _Walk:
             try:
                 if entry.is_dir(follow_symlinks=False):
                     self._read_folder(entry, files, prefix, depth)
-                elif (found := self._stat_file(entry, files.problems)) is not None:
+                    continue
+                is_plain = entry.is_file(follow_symlinks=False)
+                found = entry.stat(follow_symlinks=False) if is_plain else self._stat_other(entry, files.problems)
+                if found is not None:
                     files.stamps.append((prefix + entry.name, found.st_size, found.st_mtime_ns, found.st_ino))
                     if not prefix:
                         files.names.append(entry.name)
@@ -306,7 +305,8 @@ class _Walk:
             return
         self._read_files(self._list(entry.path, files.problems), files, f"{prefix}{entry.name}/", depth + 1)
 
-    def _stat_file(self, entry: os.DirEntry[str], problems: list[Problem]) -> os.stat_result | None:
+    def _stat_other(self, entry: os.DirEntry[str], problems: list[Problem]) -> os.stat_result | None:
+        """The plain file that a link inside the models folder leads to; anything else is a problem."""
         if entry.is_symlink():
             reason = self._why_not_followed(entry)
             if reason is not None:
@@ -344,6 +344,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_symlink() and not Path(entry.path).exists() and not suffix_of(entry.name)
     except OSError:
         return True
+
+
+def _is_as_before(before: VersionFolder, path: str, files: _Files) -> bool:
+    """Whether a version with the same fingerprint needs no second look: same place, nothing wrong then or now."""
+    return not files.problems and not before.problems and str(before.path) == path
 
 
 def _is_artifact_name(name: str) -> bool:
