@@ -12,8 +12,9 @@ from msgspec import Meta, Struct, field
 
 Priority = Annotated[int, Meta(ge=1, le=9)]
 Positive = Annotated[int, Meta(ge=1)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+# 1e9 is 31 years or 11 days: it keeps TOML's `inf` and `nan` out, which no wait can use.
 
 DEFAULT_PRIORITY = 5
 """The middle of 1 (first) to 9 (wire v1)."""
@@ -25,6 +26,11 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
     latest: Positive | None = None
     all: bool = False
     specific: tuple[Positive, ...] = ()
+
+    def __post_init__(self) -> None:
+        said = [name for name in ("latest", "all", "specific") if getattr(self, name)]
+        if len(said) > 1:
+            raise ValueError(f"got {' and '.join(said)}; one of latest, all, specific says which versions are loaded")
 
 
 class Warmup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +67,13 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     warmup: Warmup = Warmup()
     pinned: bool = False
     on_demand: bool = False
+
+    def __post_init__(self) -> None:
+        largest = max(self.preferred_batch_rows, default=0)
+        if self.max_batch_rows is not None and largest > self.max_batch_rows:
+            raise ValueError(f"preferred_batch_rows has {largest}, above max_batch_rows = {self.max_batch_rows}")
+        if self.pinned and self.on_demand:
+            raise ValueError("got pinned and on_demand; a model that always stays cannot wait for its first request")
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,189 @@
+"""TOML text to typed structs, and what is wrong with it in a person's words. Pure: text in, values out.
+
+Owns: how a key's path, a value got and a value wanted are said. The only user of the TOML parser; files are read by
+config (settings) and profiles (device profiles), which share these words and not one another.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from edge_runtime.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a mapping: the key's path and the sentence that says what, got, wanted."""
+
+    path: str
+    message: str
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """The mapping that TOML text says. Raises ConfigError `source:line:column: why` when it is not TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        parsed: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{source}: tables or lists are nested too deeply") from None
+    except ValueError as error:
+        # TOMLDecodeError is a ValueError, and so is what int() says to a number of ten thousand digits.
+        raise ConfigError(_located(source, str(error), text)) from None
+    return parsed
+
+
+def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+    """A struct from a mapping. Raises ConfigError naming `source` and every fault; nothing else."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        # The quick way has failed; the slow way finds out where and what in words.
+        faults = list(find_faults(kind, values)) or [Fault("", str(error))]
+    raise ConfigError("\n".join(f"{source}: {_at(fault)}" for fault in faults))
+
+
+def find_faults(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Every fault of a mapping as this struct, unknown keys first at each level; none when it converts."""
+    yield from _faults(values, kind, "")
+
+
+def wanted(kind: Any) -> str:
+    """What a key's type allows, in words: "an integer, 1 or more", "one of 'text', 'json'"."""
+    kind, limits = _bare(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(value) for value in typing.get_args(kind))
+    if origin in (tuple, list):
+        return f"a list, each {wanted(typing.get_args(kind)[0])}"
+    if origin is dict:
+        return f"a table, each value {wanted(typing.get_args(kind)[1])}"
+    if is_struct(kind):
+        return "a table of " + ", ".join(kind.__struct_fields__)
+    return _PLAIN.get(kind, str(kind)) + _range(limits)
+
+
+def bare_type(kind: Any) -> Any:
+    """A field's type without `None`, annotations and limits."""
+    return _bare(kind)[0]
+
+
+def is_struct(kind: Any) -> bool:
+    """Whether a type is one of our structs, that is a TOML table with known keys."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+_PLAIN = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
+    try:
+        msgspec.convert(value, kind)
+        return
+    except msgspec.ValidationError as error:
+        failed = error
+    bare, _ = _bare(kind)
+    inner = list(_inner_faults(value, bare, path))
+    if inner:
+        yield from inner
+    elif failed.__cause__ is not None:
+        yield Fault(path, str(failed.__cause__))  # the struct's own rule, said in its own words
+    else:
+        yield Fault(path, f"got {_brief.repr(value)}, wanted {wanted(kind)}")
+
+
+def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
+    """Faults of what a table or list holds, so that the message can name the innermost key."""
+    if is_struct(kind) and isinstance(value, Mapping):
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        for key in value:
+            if key not in fields:
+                yield Fault(_join(path, key), _unknown(key, list(fields)))
+        for name, field in fields.items():
+            if name in value:
+                yield from _faults(value[name], field.type, _join(path, name))
+            elif field.required:
+                yield Fault(_join(path, name), f"is missing; wanted {wanted(field.type)}")
+    elif typing.get_origin(kind) is dict and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _faults(item, typing.get_args(kind)[1], _join(path, key))
+    elif typing.get_origin(kind) in (tuple, list) and isinstance(value, Sequence) and not isinstance(value, str):
+        for index, item in enumerate(value):
+            yield from _faults(item, typing.get_args(kind)[0], f"{path}[{index}]")
+
+
+def _unknown(key: object, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    if nearest:
+        return f"unknown key {_brief.repr(key)}; did you mean {nearest[0]!r}?"
+    return f"unknown key {_brief.repr(key)}; known here: {', '.join(known)}"
+
+
+def _bare(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
+    """A type without Optional and Annotated, and the limits that were on it. TOML has no null, so None is not said."""
+    limits: list[msgspec.Meta] = []
+    while True:
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, *extras = typing.get_args(kind)
+            limits += [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+            continue
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        if typing.get_origin(kind) in (typing.Union, types.UnionType) and len(options) == 1:
+            kind = options[0]
+            continue
+        return kind, limits
+
+
+def _range(limits: Sequence[msgspec.Meta]) -> str:
+    words = ""
+    for limit in limits:
+        for bound, sentence in (
+            (limit.gt, ", above {}"), (limit.ge, ", {} or more"), (limit.lt, ", below {}"), (limit.le, ", {} or less"),
+        ):  # fmt: skip
+            if bound is not None:
+                words += sentence.format(f"{bound:g}")
+        if limit.pattern is not None:
+            words += f" like {limit.pattern}"
+    return words
+
+
+def _join(path: str, key: object) -> str:
+    text = str(key)
+    said = text if _BARE_KEY.fullmatch(text) else _brief.repr(text)
+    return f"{path}.{said}" if path else said
+
+
+def _at(fault: Fault) -> str:
+    return f"{fault.path}: {fault.message}" if fault.path else fault.message
+
+
+def _located(source: str, message: str, text: str) -> str:
+    """`file:line:column: why`, which editors and terminals can follow; "at end of document" is the last line."""
+    found = _LINE.search(message)
+    if found:
+        return f"{source}:{found[1]}:{found[2]}: {message[: found.start()]}"
+    if message.endswith(" (at end of document)"):
+        return f"{source}:{max(text.count(chr(10)) + (not text.endswith(chr(10))), 1)}: {message}"
+    return f"{source}: {message}"
