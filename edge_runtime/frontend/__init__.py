@@ -1,1 +1,1 @@
-"""Decode, call, encode: where messages meet servables. One codec, one admission, one set of error codes for all transports."""
+"""Where messages meet servables: one admission and one set of error codes for every transport."""

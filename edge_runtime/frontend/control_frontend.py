@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.model_spec import TensorSpec
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
-from edge_runtime.model_spec import TensorSpec
 from edge_runtime.wire.codec import RequestHeader
 
 Reply = Callable[[Any], None]

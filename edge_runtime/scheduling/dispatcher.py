@@ -220,6 +220,13 @@ class Dispatcher:
         with self._lock:
             return self._has_drained.wait_for(lambda: not model.running, timeout_s) and drained
 
+    def take_all(self, model: ScheduledModel) -> list[Pending]:
+        """Take everything out that waits for a model; the caller settles or submits it again."""
+        with self._lock:
+            waiting = model.queue.clear()
+            self._retire(model)
+            return waiting
+
     def queued(self, model: ScheduledModel) -> tuple[int, int]:
         """Rows and bytes waiting for a model."""
         with self._lock:

@@ -14,9 +14,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound, NotReady
 from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.version_policy import select_versions
@@ -25,6 +24,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.serving.calibration import Curve, CurveCache, measure
 from edge_runtime.serving.loading import Loaded, VersionLoader
+from edge_runtime.serving.lobby import Lobby
 from edge_runtime.serving.memory_budget import Resident, plan_eviction
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables, Standing, State
@@ -63,11 +63,13 @@ class Loader:
 
     def __init__(
         self,
+        *,
         versions: VersionLoader,
         watcher: Watcher,
         servables: Servables,
         dispatcher: Dispatcher,
         curves: CurveCache,
+        lobby: Lobby,
         clock: Clock,
         settings: LoaderSettings,
     ) -> None:
@@ -76,6 +78,7 @@ class Loader:
         self._servables = servables
         self._dispatcher = dispatcher
         self._curves = curves
+        self._lobby = lobby
         self._clock = clock
         self._settings = settings
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -180,8 +183,8 @@ class Loader:
             if standing.number not in selected:
                 self._unload(model, standing.number, forget=standing.number not in folder.versions)
 
-    def _load_or_wait(self, folder: ModelFolder, version: VersionFolder) -> None:
-        if folder.settings.on_demand and self._servables.find(folder.name, version.number) is None:
+    def _load_or_wait(self, folder: ModelFolder, version: VersionFolder, *, is_wanted: bool = False) -> None:
+        if not is_wanted and folder.settings.on_demand and self._servables.find(folder.name, version.number) is None:
             self._servables.stand(Standing(folder.name, version.number, State.ON_DEMAND))
             return
         try:
@@ -203,12 +206,15 @@ class Loader:
             state = State.FAILED if is_first else State.READY
             reason = error.message if is_first else f"a newer copy of its files failed to load: {error.message}"
             self._servables.stand(Standing(name, number, state, reason))
+            self._asked_for.discard((name, number))
+            self._lobby.open(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
             raise
         self._measured_bytes[name, number] = loaded.servable.memory_bytes
         replaced = self._servables.publish(loaded.servable)
         if loaded.note:
             self._servables.stand(Standing(name, number, State.READY, loaded.note))
         self._asked_for.discard((name, number))
+        self._lobby.open(name, None)
         if replaced is not None:
             replaced.close(DRAIN_S)
         self._calibrations = [each for each in self._calibrations if each.loaded.servable is not replaced]
@@ -229,11 +235,12 @@ class Loader:
             self._load(folder, folder.versions[each])
 
     def _load_wanted(self, model: str, number: int) -> None:
-        self._asked_for.discard((model, number))
         folder = self._watcher.scan.models.get(model)
         if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
+            self._asked_for.discard((model, number))
+            self._lobby.open(model, None)
             return
-        self._load(folder, folder.versions[number])
+        self._load_or_wait(folder, folder.versions[number], is_wanted=True)
 
     def _unload_asked(self, model: str, number: int | None) -> None:
         known = [each for each in self._servables.standings() if each.model == model and number in {None, each.number}]
@@ -324,9 +331,14 @@ class Loader:
     def _cache_key(self, loaded: Loaded) -> str:
         instance = loaded.servable.layouts.narrow
         parts = (
-            sha256_of_file(loaded.artifact), instance.backend, loaded.backend.probe().version, instance.device, instance.precision,
-            str(loaded.options.threads), self._settings.hardware,
-        )  # fmt: skip
+            sha256_of_file(loaded.artifact),
+            instance.backend,
+            loaded.backend.probe().version,
+            instance.device,
+            instance.precision,
+            str(loaded.options.threads),
+            self._settings.hardware,
+        )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _answer(self, done: Done, step: Callable[[], None]) -> None:

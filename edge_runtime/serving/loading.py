@@ -67,6 +67,7 @@ class VersionLoader:
 
     def __init__(
         self,
+        *,
         choices: Sequence[BackendChoice],
         backend: Callable[[str], Backend],
         limits: ServingLimits,

@@ -68,9 +68,14 @@ class InlineBuffers:
             target[: len(joined)] = joined
         self._bound.run(rows)
 
-    def unpack(self, output: int, row: Struct, rows: int) -> list[tuple[bytes]]:
-        """One output's bytes cut into requests: `row` holds one request's share of it."""
-        return list(row.iter_unpack(self._outputs[output][: rows * self.output_row_bytes[output]]))
+    def unpack(self, outputs: Sequence[tuple[int, Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:
+        """The outputs wanted, cut into requests: for each its index and a Struct that holds one request's share."""
+        columns = [
+            row.iter_unpack(self._outputs[index][: rows * self.output_row_bytes[index]]) for index, row in outputs
+        ]
+        if len(columns) == 1:
+            return list(columns[0])
+        return [tuple(part for (part,) in parts) for parts in zip(*columns, strict=True)]
 
 
 class Servable:

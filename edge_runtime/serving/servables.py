@@ -67,8 +67,8 @@ class Servables:
         reason = f": {standing.reason}" if standing.reason else ""
         raise NotReady(f"model {model} version {standing.number} is {standing.state.value}{reason}")
 
-    def is_on_demand(self, model: str, number: int | None) -> bool:
-        """Whether a request for it would be answered after a load that it starts, or that is under way."""
+    def is_coming(self, model: str, number: int | None) -> bool:
+        """Whether a version that cannot answer now will be able to after a load that was asked for or is under way."""
         try:
             standing = self._standing(model, number)
         except ModelNotFound:

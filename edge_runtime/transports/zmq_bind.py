@@ -1,7 +1,7 @@
 """Binding ROUTER sockets: who owns an ipc path, who may connect, what may leave the machine.
 
-Owns: lock files, permissions, stale sockets, socket options, CURVE keys and the ZAP responder. Called at start and stop;
-the sockets are used by zmq_transport.py only.
+Owns: lock files, permissions, stale sockets, socket options, CURVE keys and the ZAP responder. Called at start and
+stop; the sockets are used by zmq_transport.py only.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class BoundSocket:
     lock_fd: int = -1
     ipc_path: Path | None = None
 
-    def close(self) -> None:
-        """Unbind, remove the socket file, release the lock. Idempotent."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Unbind, remove the socket file, release the lock; replies not sent yet get `linger_ms`. Idempotent."""
         if not self.socket.closed:
-            self.socket.close(linger=0)
+            self.socket.close(linger=linger_ms)
         if self.lock_fd >= 0:
             if self.ipc_path is not None:
                 self.ipc_path.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ class BoundSocket:
 
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], address: str, settings: ZmqSettings) -> BoundSocket:
-    """Bind one endpoint. Raises ConfigError: taken by another daemon, a bad address, or open to the network unguarded."""
+    """Bind one endpoint. Raises ConfigError: taken by another daemon, a bad address, open to the network unguarded."""
     _check_exposure(address, settings)
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     try:
@@ -87,7 +87,9 @@ class ZapResponder:
     responder libzmq lets every key in (reference/security: measured).
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_keys_file: str, denied: Callable[[], None]) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], client_keys_file: str, denied: Callable[[], None]
+    ) -> None:
         self._denied = denied
         self._keys_file = Path(client_keys_file)
         self._keys = read_client_keys(self._keys_file)
@@ -146,8 +148,10 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        raise ConfigError(f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port") from None
-    return BoundSocket(socket, str(socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()))
+        raise ConfigError(
+            f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
+        ) from None
+    return BoundSocket(socket, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
 
 
 def _bind_ipc(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
@@ -179,7 +183,9 @@ def _lock(path: Path) -> int:
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
     except OSError as error:
-        raise ConfigError(f"cannot use {path}: {lock_path}: {error.strerror}; name another endpoint with --zmq") from None
+        raise ConfigError(
+            f"cannot use {path}: {lock_path}: {error.strerror}; name another endpoint with --zmq"
+        ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

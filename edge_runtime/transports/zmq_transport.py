@@ -12,7 +12,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import zmq
 from zmq.backend import Socket as RawSocket
@@ -65,14 +65,17 @@ class Route(Protocol):
         ...
 
 
-class Receiver(Protocol):
+R = TypeVar("R", bound=Route)
+
+
+class Receiver(Protocol[R]):
     """Who gives frames a meaning. Thread: every call comes from the I/O thread."""
 
-    def routes(self) -> Mapping[bytes, Route]:
+    def routes(self) -> Mapping[bytes, R]:
         """Known headers. Asked once a drain: a mapping that is no longer valid is never kept."""
         ...
 
-    def lot(self, endpoint: Endpoint, route: Route, entries: list[Entry]) -> None:
+    def lot(self, endpoint: Endpoint, route: R, entries: list[Entry]) -> None:
         """Answer the requests gathered for one route in one drain, in order of arrival."""
         ...
 
@@ -102,7 +105,13 @@ class Endpoint:
     """One bound ROUTER socket. Thread: the I/O thread, except `post`."""
 
     def __init__(
-        self, loop: IoLoop, socket: zmq.Socket[bytes], receiver: Receiver, *, send_bound_bytes: int, is_control: bool
+        self,
+        loop: IoLoop,
+        socket: zmq.Socket[bytes],
+        receiver: Receiver[Any],
+        *,
+        send_bound_bytes: int,
+        is_control: bool,
     ) -> None:
         self.socket = socket
         self.is_control = is_control
@@ -112,7 +121,7 @@ class Endpoint:
         self._largest_reply = 0
         self._watch_reply_size(1024)
 
-    def drain(self) -> bool:
+    def drain(self) -> bool:  # noqa: PLR0912 (the lean loop: a call costs more than a branch)
         """Take what is there, up to the bounds, and answer it; True when the bound ended it (more may be waiting)."""
         socket, receiver = self.socket, self._receiver
         routes = receiver.routes()
@@ -206,6 +215,10 @@ class Endpoint:
         """Hand a reply to the I/O thread. Thread: any."""
         self._loop.post(self, envelope, frames)
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function on the I/O thread soon. Thread: any."""
+        self._loop.call(function)
+
     def _all_frames(self, frames: list[Any]) -> list[Any]:
         """The rest of the message whose first frames these are: libzmq delivers a message whole or not at all."""
         while frames[-1].more:
@@ -291,11 +304,11 @@ class IoLoop:
         timeout_ms = int(beat_s * 1e3)
         while not self._is_stopping:
             beat()
-            items = [(self._wake_fd, POLLIN), *((each.socket, POLLIN) for each in self._endpoints)]
+            items: list[Any] = [(self._wake_fd, POLLIN), *((each.socket, POLLIN) for each in self._endpoints)]
             items += [(socket, POLLIN) for socket in self._handlers]
             # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
             self._is_asleep = True
-            ready = dict(zmq_poll(items, 0 if self._outbox or self._calls else timeout_ms))
+            ready: dict[Any, int] = dict(zmq_poll(items, 0 if self._outbox or self._calls else timeout_ms))
             self._is_asleep = False
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)

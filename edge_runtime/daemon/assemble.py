@@ -1,0 +1,111 @@
+"""The only file that knows every part, and it holds no logic: from a configuration to parts wired together.
+
+Constructs; starts nothing. run.py starts and stops a daemon, runtime.py the same core in process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from edge_runtime.backends.registry import backend
+from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.config.endpoints import state_folder
+from edge_runtime.config.settings import Config
+from edge_runtime.profiles.detect import detect
+from edge_runtime.profiles.facts import Facts
+from edge_runtime.profiles.match import match_profile
+from edge_runtime.profiles.profile import BackendChoice, EffectiveProfile, load_profiles
+from edge_runtime.repository.watch import Watcher
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.worker import WorkerPool
+from edge_runtime.serving.calibration import CurveCache
+from edge_runtime.serving.loader import Loader, LoaderSettings
+from edge_runtime.serving.loading import ServingLimits, VersionLoader
+from edge_runtime.serving.lobby import Lobby
+from edge_runtime.serving.servables import Servables
+from edge_runtime.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Core:
+    """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it."""
+
+    config: Config
+    facts: Facts
+    profile: EffectiveProfile
+    clock: Clock
+    metrics: Metrics
+    dispatcher: Dispatcher
+    workers: WorkerPool
+    servables: Servables
+    lobby: Lobby
+    loader: Loader
+    state: Path | None
+
+    def start(self) -> None:
+        """Start workers and the loader, which begins with the models that are there."""
+        self.workers.start()
+        self.loader.start()
+
+    def close(self, drain_s: float) -> bool:
+        """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered."""
+        self.loader.close()
+        drained = [servable.close(drain_s) for servable in self.servables.live()]
+        self.workers.close()
+        return all(drained)
+
+
+def assemble_core(config: Config, clock: Clock | None = None) -> Core:
+    """Wire the serving core. Raises ConfigError (an unknown profile, an unusable state folder)."""
+    clock = clock or SystemClock()
+    facts = detect()
+    profile = match_profile(facts, load_profiles(), config.profile).profile.effective(facts, config.limits)
+    metrics = Metrics()
+    dispatcher = Dispatcher(clock, profile.limits.cores, profile.limits.max_run_ms / 1e3)
+    servables = Servables()
+    lobby = Lobby(dispatcher)
+    state = state_folder(config.state)
+    versions = VersionLoader(
+        # Last and always: a model.py that is not allowed then says which setting allows it.
+        choices=(*profile.backends, BackendChoice(name="python")),
+        backend=cache(partial(backend, allow_python=config.python_models)),
+        limits=ServingLimits(
+            cores=profile.limits.cores,
+            max_batch_rows=profile.batching.max_batch_rows,
+            queue_rows=profile.limits.queue_rows,
+            queue_bytes=profile.limits.queue_bytes,
+        ),
+        dispatcher=dispatcher,
+        clock=clock,
+        metrics=metrics,
+    )
+    loader = Loader(
+        versions=versions,
+        watcher=Watcher(Path(config.models), clock),
+        servables=servables,
+        dispatcher=dispatcher,
+        curves=CurveCache(state / "calibration" if state is not None else None),
+        lobby=lobby,
+        clock=clock,
+        settings=LoaderSettings(
+            watch=config.watch,
+            calibrate=config.calibrate,
+            budget_bytes=profile.limits.memory_bytes,
+            hardware=f"{facts.cpu_model} {profile.limits.cores}",
+        ),
+    )
+    return Core(
+        config=config,
+        facts=facts,
+        profile=profile,
+        clock=clock,
+        metrics=metrics,
+        dispatcher=dispatcher,
+        workers=WorkerPool(dispatcher, clock),
+        servables=servables,
+        lobby=lobby,
+        loader=loader,
+        state=state,
+    )

@@ -1,0 +1,245 @@
+"""The life of the daemon: bind control, load, bind infer, ready; reload on SIGHUP; drain and stop on SIGTERM.
+
+Owns: the I/O thread, the sockets and the order of things. Thread: `serve` runs on the main thread, which only waits
+for signals.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from edge_runtime import __version__
+from edge_runtime.config.endpoints import control_endpoint_beside, default_infer_endpoint
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.assemble import Core, assemble_core
+from edge_runtime.errors import ConfigError
+from edge_runtime.frontend.control_frontend import ControlFrontend
+from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.telemetry.logs import configure_logging
+from edge_runtime.telemetry.notify import Notifier
+from edge_runtime.transports.zmq_bind import BoundSocket, ZapResponder, bind_router
+from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+
+log = logging.getLogger("edge_runtime")
+
+SWITCH_INTERVAL_S = 0.0002
+"""Longest a thread keeps the interpreter while another waits: Python's 5 ms would be most of a tight deadline, and
+0.2 ms narrowed the range of goodput and of the refusals' tail in a prototype."""
+
+BEAT_S = 0.25
+"""The I/O loop comes round at least this often, so that a stalled one is noticed."""
+
+LINGER_MS = 1_000
+"""After the last reply was handed over, sockets have this long to send it."""
+
+
+class Daemon:
+    """One daemon. `start` returns when it is ready, `stop` when everything admitted was answered or time is up."""
+
+    def __init__(self, config: Config, core: Core) -> None:
+        self._config = config
+        self._core = core
+        self._notifier = Notifier()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._loop = IoLoop(core.metrics)
+        self._host = HostProbe()
+        control = ControlFrontend(
+            core.servables, core.loader, self._stats, lambda: self._is_ready, config.zmq.max_frame_bytes
+        )
+        self._frontend = InferFrontend(core.servables, core.lobby, control, core.clock, core.metrics)
+        self._bound: list[BoundSocket] = []
+        self._zap: ZapResponder | None = None
+        self._metrics_server: Any = None
+        self._io_thread: threading.Thread | None = None
+        self._is_ready = False
+        self._started_s = time.monotonic()
+        self._beat_due_s = 0.0
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses bound so far, control first."""
+        return [bound.address for bound in self._bound]
+
+    def start(self) -> None:
+        """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served."""
+        infer, control = _addresses(self._config)
+        self._start_zap()
+        self._bind(control, is_control=True)
+        self._start_metrics()
+        self._io_thread = threading.Thread(
+            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
+        )
+        self._io_thread.start()
+        self._notifier.status("loading models")
+        self._core.start()
+        if not self._core.loader.has_settled.wait(self._config.start_limit_s):
+            log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
+        for address in infer:
+            self._bind(address, is_control=False)
+        self._is_ready = True
+        self._report_ready()
+
+    def reload(self) -> None:
+        """SIGHUP: look at the models folder and the client keys again."""
+        self._notifier.reloading()
+        if self._zap is not None:
+            self._loop.call(self._reload_keys)
+        self._core.loader.rescan()
+        self._notifier.ready()
+
+    def stop(self) -> None:
+        """Stop admitting, answer what was admitted within `drain_s`, close. Idempotent."""
+        self._notifier.stopping()
+        self._is_ready = False
+        self._loop.call(self._frontend.drain)
+        is_drained = self._core.close(self._config.drain_s)
+        self._loop.stop()
+        if self._io_thread is not None:
+            self._io_thread.join()
+            self._io_thread = None
+        for bound in self._bound:
+            bound.close(LINGER_MS)
+        self._bound.clear()
+        if self._zap is not None:
+            self._zap.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+        self._context.term()
+        self._loop.close()
+        log.info("stopped", extra={"drained": is_drained})
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _bind(self, address: str, *, is_control: bool) -> None:
+        bound = bind_router(self._context, address, self._config.zmq)
+        self._bound.append(bound)
+        endpoint = Endpoint(
+            self._loop,
+            bound.socket,
+            self._frontend,
+            send_bound_bytes=self._config.zmq.send_bound_bytes,
+            is_control=is_control,
+        )
+        self._loop.call(lambda: self._loop.add(endpoint))
+
+    def _start_zap(self) -> None:
+        curve = self._config.zmq.curve
+        if curve is None:
+            return
+        denied = self._core.metrics
+        self._zap = ZapResponder(self._context, curve.client_keys_file, lambda: denied.count("curve_denied"))
+        self._loop.add_handler(self._zap.socket, self._zap.handle)
+
+    def _reload_keys(self) -> None:
+        try:
+            if self._zap is not None:
+                self._zap.reload()
+        except ConfigError as error:
+            log.error("the client keys are as before", extra={"reason": error.message})
+
+    def _start_metrics(self) -> None:
+        settings = self._config.metrics
+        if settings.port is None:
+            return
+        from edge_runtime.telemetry.prometheus import serve_metrics
+
+        self._metrics_server = serve_metrics(self._core.metrics, self._host, settings.host, settings.port)
+        log.info("metrics", extra={"url": f"http://{settings.host}:{self._metrics_server.port}/metrics"})
+
+    def _beat(self) -> None:
+        """Called by the I/O loop each time round: serving works, so systemd's watchdog is fed from here."""
+        interval_s = self._notifier.watchdog_interval_s
+        if interval_s is None:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._beat_due_s:
+            self._beat_due_s = now_s + interval_s / 2
+            self._notifier.watchdog()
+
+    def _report_ready(self) -> None:
+        listing = self._core.servables.listing()
+        ready = sum(entry["state"] == "ready" for entry in listing)
+        text = f"{ready} of {len(listing)} model versions ready"
+        self._notifier.ready()
+        self._notifier.status(text)
+        log.info(
+            "ready",
+            extra={
+                "version": __version__,
+                "profile": self._core.profile.name,
+                "models": text,
+                "endpoints": " ".join(self.endpoints),
+                "took_s": round(time.monotonic() - self._started_s, 3),
+            },
+        )
+
+    def _stats(self) -> dict[str, Any]:
+        core = self._core
+        queues = {}
+        for servable in core.servables.live():
+            rows, nbytes = core.dispatcher.queued(servable.scheduled)
+            queues[servable.model] = {"rows": rows, "bytes": nbytes}
+        return {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "ready": self._is_ready,
+            "profile": core.profile.name,
+            "endpoints": self.endpoints,
+            "queues": queues,
+            "models": core.servables.listing(),
+            "host": self._host.snapshot(),
+            "metrics": core.metrics.snapshot(),
+        }
+
+
+def serve(config: Config) -> int:
+    """Run a daemon until SIGTERM or SIGINT; the process's exit status. Thread: main."""
+    configure_logging(config.log, sys.stderr)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    before = _handle_signals(lambda number, _: signals.put(number))
+    daemon: Daemon | None = None
+    try:
+        daemon = Daemon(config, assemble_core(config))
+        daemon.start()
+        # What lives now lives long: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        while signals.get() == signal.SIGHUP:
+            daemon.reload()
+    except ConfigError as error:
+        log.error(error.message)
+        return 1
+    finally:
+        if daemon is not None:
+            daemon.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def _handle_signals(handler: Handler) -> dict[signal.Signals, Any]:
+    return {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+
+
+def _addresses(config: Config) -> tuple[list[str], str]:
+    """Infer endpoints and the control endpoint (DESIGN 5)."""
+    infer = list(config.zmq.endpoints) or [default_infer_endpoint()]
+    first_ipc = next((address for address in infer if address.startswith("ipc://")), None)
+    control = config.zmq.control or control_endpoint_beside(first_ipc or default_infer_endpoint())
+    return infer, control

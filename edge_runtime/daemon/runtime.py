@@ -1,0 +1,235 @@
+"""The runtime in process: the daemon's core behind plain calls, no socket, the same semantics and errors.
+
+Owns: the core it assembled. Thread: every method may be called from any thread; tiny models run on the caller's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.errors import Cancelled, Draining, EdgeRuntimeError, NotReady
+from edge_runtime.messages import InferResult, Timing
+from edge_runtime.scheduling.queue import Answer, Outcome, Pending
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.servable import Servable
+from edge_runtime.tensors import Array, as_tensors, datatype_name
+from edge_runtime.wire.codec import RequestHeader, TensorHeader
+
+PLANS = 256
+"""Checked headers that are kept; one for each combination of model, shapes and options in use."""
+
+RESOLVE_TRIES = 8
+"""A request whose version was swapped out meanwhile is resolved again."""
+
+CLOSE_S = 10.0
+"""`close` answers what was admitted for at most this long."""
+
+
+class InferFuture(Future[InferResult]):
+    """A pending answer. `cancel` takes the request back while it waits; once it runs, it is answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._servable: Servable | None = None
+        self._request: Pending | None = None
+
+    def cancel(self) -> bool:
+        """Take the request back; False when it runs or is answered."""
+        servable, request = self._servable, self._request
+        return servable is not None and request is not None and servable.cancel(request)
+
+    def _admitted(self, servable: Servable, request: Pending) -> None:
+        self._servable, self._request = servable, request
+
+    def _settle(self, outcome: InferResult | EdgeRuntimeError) -> None:
+        if isinstance(outcome, Cancelled):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif isinstance(outcome, EdgeRuntimeError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+class Runtime:
+    """Serve a folder of models inside this process.
+
+    `Runtime("models/")` returns when every model is ready, failed or waits on demand; `models()` says which. Use it as
+    a context manager, or call `close`. Raises ConfigError for a wrong configuration.
+    """
+
+    def __init__(
+        self, models: str | Path = "models", *, config: Config | None = None, clock: Clock | None = None
+    ) -> None:
+        base = config or Config(watch=False)
+        self._core = assemble_core(_with_models(base, str(models)), clock)
+        self._lock = threading.Lock()
+        self._plans: dict[object, RequestPlan] = {}
+        self._generation = -1
+        self._is_closed = False
+        self._core.start()
+        self._core.loader.has_settled.wait()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        priority: int = 0,
+        timing: bool = False,
+    ) -> InferResult:
+        """Run one request and wait for its answer.
+
+        inputs: arrays by name, whole shapes, axis 0 rows where the model batches. timeout_ms: deadline from now, else
+        the model's default. priority: 1 (first) to 9, 0 the model's default. Raises RequestError, Refused, RunFailed.
+        """
+        return self.submit(
+            model, inputs, version=version, outputs=outputs, timeout_ms=timeout_ms, priority=priority, timing=timing
+        ).result()
+
+    def submit(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        priority: int = 0,
+        timing: bool = False,
+    ) -> InferFuture:
+        """Like `infer`, returning at once. A refusal is the future's exception, never raised here."""
+        future = InferFuture()
+        try:
+            self._submit(
+                RequestHeader(
+                    model=model,
+                    version=version,
+                    outputs=None if outputs is None else tuple(outputs),
+                    timeout_ms=timeout_ms,
+                    priority=priority,
+                    timing=timing,
+                ),
+                as_tensors(inputs),
+                future,
+            )
+        except EdgeRuntimeError as error:
+            future.set_exception(error)
+        return future
+
+    def models(self) -> list[dict[str, Any]]:
+        """Every version known: name, version, state, reason, backend, device, precision, mode, memory_bytes."""
+        return self._core.servables.listing()
+
+    def load(self, model: str, version: int | None = None) -> None:
+        """Load (again) from the folder and wait. Raises LoadFailed, ModelNotFound."""
+        self._control(lambda done: self._core.loader.load(model, version, done))
+
+    def unload(self, model: str, version: int | None = None) -> None:
+        """Unload, answering what was admitted, and wait. Raises ModelNotFound."""
+        self._control(lambda done: self._core.loader.unload(model, version, done))
+
+    def close(self) -> None:
+        """Answer what was admitted, refuse the rest, give the memory back. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._core.close(CLOSE_S)
+
+    def __enter__(self) -> Runtime:  # noqa: PYI034 (typing.Self is 3.11)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _submit(self, header: RequestHeader, arrays: Mapping[str, Array], future: InferFuture) -> None:
+        if self._is_closed:
+            raise Draining("this Runtime is closed")
+        now_s = self._core.clock.monotonic_s()
+        for _ in range(RESOLVE_TRIES):
+            plan = self._plan(header, arrays)
+            given = list(arrays.values())
+            request = Pending(
+                [given[index] for index in plan.order], plan.rows, sum(array.nbytes for array in given), plan.shape,
+                plan.priority, now_s, plan.timeout_s, _settle, (future, plan),
+            )  # fmt: skip
+            future._admitted(plan.servable, request)  # noqa: SLF001 (same file, one class's two halves)
+            try:
+                plan.servable.submit(request)
+            except Draining:
+                if self._is_closed:
+                    raise
+                continue
+            return
+        raise NotReady(f"model {header.model} is being replaced again and again")
+
+    def _plan(self, header: RequestHeader, arrays: Mapping[str, Array]) -> RequestPlan:
+        tensors = tuple(TensorHeader(name, datatype_name(array.dtype), array.shape) for name, array in arrays.items())
+        key = (header.model, header.version, header.outputs, header.timeout_ms, header.priority, header.timing, tensors)
+        servables = self._core.servables
+        with self._lock:
+            if self._generation != servables.generation or len(self._plans) >= PLANS:
+                self._generation = servables.generation
+                self._plans = {}
+            plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        generation = servables.generation
+        plan = RequestPlan(
+            servables.resolve(header.model, header.version),
+            RequestHeader(
+                model=header.model, version=header.version, inputs=tensors, outputs=header.outputs,
+                timeout_ms=header.timeout_ms, priority=header.priority, timing=header.timing,
+            ),
+        )  # fmt: skip
+        with self._lock:
+            if self._generation == generation:
+                self._plans[key] = plan
+        return plan
+
+    def _control(self, start: Any) -> None:
+        done: Future[None] = Future()
+
+        def finish(error: EdgeRuntimeError | None) -> None:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        start(finish)
+        done.result()
+
+
+def _settle(request: Pending, outcome: Outcome) -> None:
+    tag: tuple[InferFuture, RequestPlan] = request.tag  # type: ignore[assignment]
+    future, plan = tag
+    servable = plan.servable
+    if not isinstance(outcome, Answer):
+        servable.metrics.refused(outcome.code)
+        future._settle(outcome)  # noqa: SLF001
+        return
+    names = [spec.name for spec in servable.spec.outputs]
+    timing = Timing(outcome.queue_s * 1e3, outcome.run_s * 1e3, outcome.batch_rows) if plan.wants_timing else None
+    selected = {names[index]: outcome.outputs[index] for index in plan.outputs}
+    servable.metrics.answered(outcome.queue_s, outcome.run_s)
+    future._settle(InferResult(servable.model, servable.number, selected, timing))  # noqa: SLF001
+
+
+def _with_models(config: Config, models: str) -> Config:
+    from msgspec.structs import replace
+
+    return replace(config, models=models)
