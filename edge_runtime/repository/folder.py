@@ -31,8 +31,12 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""(name, size, mtime_ns, inode) of every file, sorted by name. Compare it; nothing else is promised about it."""
+Stamp = tuple[str, int, int, int, int]
+Fingerprint = tuple[Stamp, ...]
+"""(name, size, mtime_ns, inode, mode) of every file, sorted by name. Compare it; nothing else is promised about it.
+
+The mode is in it so that a file which could not be read is tried again after a chmod.
+"""
 
 MAX_DEPTH = 4
 """Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
@@ -111,7 +115,7 @@ class _Files:
     """Plain files of one folder while it is read: their names, stamps of everything below, and what is wrong."""
 
     names: list[str] = field(default_factory=list)
-    stamps: list[tuple[str, int, int, int]] = field(default_factory=list)
+    stamps: list[Stamp] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def fingerprint(self) -> Fingerprint:
@@ -195,9 +199,18 @@ class _Walk:
         """Artifacts that lie in the model's own folder, when there is no version folder: version 1."""
         if not any(_is_artifact_name(entry.name) for entry in entries if not is_ignored(entry.name)):
             return None
+        return self._short_form(name, path, entries, known)
+
+    def _short_form(
+        self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
+    ) -> VersionFolder | None:
+        """Version 1 of these entries; None when no artifact among them is a plain file that may be read."""
         files = _Files()
         self._read_files(entries, files)
-        return self._version_value(name, 1, path, files, known)
+        if any(_is_artifact_name(file) for file in files.names):
+            return self._version_value(name, 1, path, files, known)
+        self._problems.extend(files.problems)
+        return None
 
     def _version_value(
         self, name: str, number: int, path: str, files: _Files, known: ModelFolder | None
@@ -224,8 +237,12 @@ class _Walk:
         self._read_files([entry], files)
         fingerprint = files.fingerprint()
         known = self._known.models.get(name)
-        if known is not None and fingerprint and known.settings_fingerprint == fingerprint:
-            settings, error = known.settings, known.settings_error
+        if (
+            known is not None
+            and fingerprint
+            and (known.settings_fingerprint, known.settings_error) == (fingerprint, None)
+        ):
+            settings, error = known.settings, None
         elif files.problems:
             settings, error = ModelSettings(), str(files.problems[0])
         else:
@@ -250,17 +267,18 @@ class _Walk:
                 self._report(files[0].path, f"{stem!r} is no model name; wanted {NAME_RULE}")
             elif stem in taken or f"{self._root}/{stem}" in self._unreadable:
                 self._report(files[0].path, f"ignored: the folder {stem}/ is that model; move the file to {stem}/1/")
-            else:
-                yield self._flat_model(stem, files)
+            elif (model := self._flat_model(stem, files)) is not None:
+                yield model
 
-    def _flat_model(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder:
-        files = _Files()
-        self._read_files(entries, files)
+    def _flat_model(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder | None:
+        version = self._short_form(name, self._root, entries, self._known.models.get(name))
+        if version is None:
+            return None
+        problems: list[Problem] = []
         if any(entry.name == f"{name}.toml" for entry in entries):
             reason = f"ignored: settings belong in {name}/{SETTINGS_FILE}, with the model in {name}/1/"
-            files.problems.append(Problem(Path(self._root, f"{name}.toml"), reason))
-        version = self._version_value(name, 1, self._root, files, self._known.models.get(name))
-        return ModelFolder(name, Path(self._root), ModelSettings(), None, {1: version})
+            problems.append(Problem(Path(self._root, f"{name}.toml"), reason))
+        return ModelFolder(name, Path(self._root), ModelSettings(), None, {1: version}, (), tuple(problems))
 
     # ---- entries
 
@@ -293,7 +311,9 @@ class _Walk:
                 is_plain = entry.is_file(follow_symlinks=False)
                 found = entry.stat(follow_symlinks=False) if is_plain else self._stat_other(entry, files.problems)
                 if found is not None:
-                    files.stamps.append((prefix + entry.name, found.st_size, found.st_mtime_ns, found.st_ino))
+                    files.stamps.append(
+                        (prefix + entry.name, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode)
+                    )
                     if not prefix:
                         files.names.append(entry.name)
             except FileNotFoundError:
