@@ -66,8 +66,12 @@ class Watcher:
         models = {name: replace(self._settings[name], versions=found) for name, found in versions.items()}
         return Scan(models, self._seen.problems, self._seen.unreadable)
 
-    def poll(self) -> list[Change]:
-        """Look once. Returns what settled since the last call, by model, its settings before its versions."""
+    def poll(self, at_once: str | None = None) -> list[Change]:
+        """Look once. Returns what settled since the last call, by model, its settings before its versions.
+
+        at_once: a model that is taken as it lies, without waiting: somebody who asks for a load says that its files
+        are complete. Every change is told once, to whoever polls: one that is dropped is lost.
+        """
         now = self._clock.monotonic_s()
         self._seen = scan(self._root, known=self._seen)
         taken, found = self._taken_states(), self._found_states()
@@ -75,7 +79,7 @@ class Watcher:
         for key in sorted(found.keys() | taken.keys()):
             if found.get(key) == taken.get(key):
                 self._waiting.pop(key, None)
-            elif self._has_settled(key, found.get(key), now):
+            elif self._has_settled(key, found.get(key), now, is_asked_for=key[0] == at_once):
                 settled.append(key)
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in found or key in taken}
         self._is_first = False
@@ -108,12 +112,12 @@ class Watcher:
         unreadable = self._seen.unreadable
         return bool(unreadable) and not unreadable.isdisjoint((self._root, self._root / version.model, version.path))
 
-    def _has_settled(self, key: _Key, state: _State | None, now: float) -> bool:
-        """Whether this state was there for long enough; the first poll asks for nothing."""
+    def _has_settled(self, key: _Key, state: _State | None, now: float, *, is_asked_for: bool) -> bool:
+        """Whether this state was there for long enough; the first poll, and who asks for a model, need not wait."""
         waiting = self._waiting.get(key)
         if waiting is None or waiting[0] != state:
             waiting = self._waiting[key] = (state, now)
-        if not self._is_first and now - waiting[1] < self._settle_s:
+        if not (self._is_first or is_asked_for) and now - waiting[1] < self._settle_s:
             return False
         del self._waiting[key]
         return True

@@ -88,6 +88,21 @@ def test_a_new_version_is_taken_when_unchanged_for_two_seconds(serving: Folder) 
     assert serving.poll(after_s=60) == []
 
 
+def test_a_model_that_is_asked_for_is_taken_as_it_lies_and_no_other(serving: Folder) -> None:
+    serving.put("digits/2/model.onnx")
+    serving.put("digits/model.toml", b"pinned = true")
+    serving.put("other/1/model.onnx")
+    assert serving.watcher.poll(at_once="digits") == [
+        Change("changed", "digits", None),
+        Change("appeared", "digits", 2),
+    ]
+    assert serving.watcher.poll(at_once="absent") == []
+    assert serving.watcher.scan.models.keys() == {"digits"}
+    assert serving.poll(after_s=2.0) == [Change("appeared", "other", 1)]
+    serving.remove("digits/1")
+    assert serving.watcher.poll(at_once="digits") == [Change("removed", "digits", 1)]
+
+
 def test_a_copy_that_goes_on_is_not_taken_until_it_rests(serving: Folder) -> None:
     for size in range(1, 6):
         serving.put("digits/2/model.onnx", b"x" * size)
