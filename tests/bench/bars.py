@@ -1,0 +1,216 @@
+# ruff: noqa: RUF001 (a table for people writes the signs of multiplication and subtraction as they are)
+"""The bars: what each figure must reach, and the table and JSON file that say whether it did."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+MAX_GENERATOR_SHARE = 0.8
+"""Above this share of its own maximum the generator may be what limits a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure and its bound. `rounds` says what stands for all rounds: losses are summed, the rest are medians."""
+
+    figure: str
+    what: str
+    sign: Literal["≥", "≤", "=", ""] = ""
+    bound: float = 0.0
+    reach: float | None = None
+    unit: str = ""
+    rounds: Literal["median", "sum"] = "median"
+
+    def is_met(self, value: float) -> bool | None:
+        """None when the figure is only reported."""
+        if not self.sign:
+            return None
+        return {"≥": value >= self.bound, "≤": value <= self.bound, "=": value == self.bound}[self.sign]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured: figure -> one value a round, and sentences about single scenarios."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, figure: str, value: float) -> None:
+        """One round's value."""
+        self.values.setdefault(figure, []).append(float(value))
+
+    def note(self, scenario: str, sentence: str) -> None:
+        """Something a reader should know, once."""
+        if sentence not in self.notes.setdefault(scenario, []):
+            self.notes[scenario].append(sentence)
+
+    def median(self, figure: str) -> float:
+        """Over the rounds so far."""
+        return statistics.median(self.values[figure])
+
+
+def _mlp_bars() -> list[Bar]:
+    bars = []
+    for in_flight, rate, rate_reach, p99, p99_reach in (
+        (1, 0.8, 0.9, 1.3, 1.1),
+        (16, 0, 0, 0, 0),
+        (64, 0.72, 0.85, 0, 0),
+        (256, 0.65, 0.8, 1.8, 1.3),
+    ):
+        name = f"mlp, {in_flight} in flight"
+        sign: Literal["≥", ""] = "≥" if rate else ""
+        bars.append(Bar(f"mlp.{in_flight}.rate_ratio", f"{name}: rate ÷ bare loop", sign, rate, rate_reach or None))
+        if in_flight == 64:
+            bars.append(Bar("mlp.64.rate", f"{name}: rate (idle machine)", "≥", 100_000, 170_000, "/s"))
+        else:
+            bars.append(Bar(f"mlp.{in_flight}.rate", f"{name}: rate", unit="/s"))
+        bars.append(
+            Bar(f"mlp.{in_flight}.p99_ratio", f"{name}: p99 ÷ bare loop's", "≤" if p99 else "", p99, p99_reach or None)
+        )
+        bars.append(Bar(f"mlp.{in_flight}.p50_ratio", f"{name}: p50 ÷ bare loop's"))
+    bars.append(Bar("generator.max", "generator's own maximum, small frames, against an echo", unit="/s"))
+    bars.append(Bar("generator.share", "highest rate measured ÷ that maximum", "≤", MAX_GENERATOR_SHARE))
+    return bars
+
+
+def _image_bars() -> list[Bar]:
+    bars = []
+    for name in ("mobilenetv2", "resnet18"):
+        for in_flight in (16, 64):
+            what = f"{name}, 600 KB frames, {in_flight} in flight: served ÷ best layout"
+            bars.append(Bar(f"images.{name}.{in_flight}.ratio", what, "≥", 0.82, 0.92))
+        what = f"{name}, one at a time: p50 ÷ raw run of the same layout"
+        bars.append(Bar(f"images.{name}.1.p50_ratio", what, "≤", 1.25, 1.10))
+    bars.append(Bar("images.generator.max", "generator's own maximum, 600 KB frames", unit="/s"))
+    bars.append(Bar("images.generator.share", "highest rate with such frames ÷ that maximum", "≤", MAX_GENERATOR_SHARE))
+    return bars
+
+
+def _poisson_bars(
+    key: str, what: str, goodput: float, goodput_reach: float, refused_ms: float, reach_ms: float
+) -> list[Bar]:
+    return [
+        Bar(f"{key}.2x.goodput_ratio", f"{what}, 2 × capacity: goodput ÷ capacity", "≥", goodput, goodput_reach),
+        Bar(f"{key}.2x.p99_ratio", f"{what}, 2 × capacity: p99 of answers ÷ deadline", "≤", 1.0),
+        Bar(f"{key}.2x.refused_p99_ms", f"{what}, 2 × capacity: p99 until a refusal", "≤", refused_ms, reach_ms, "ms"),
+        Bar(f"{key}.2x.neither", f"{what}, 2 × capacity: neither answered nor refused", "=", 0, rounds="sum"),
+        Bar(f"{key}.0.9x.goodput_ratio", f"{what}, 0.9 × capacity: goodput ÷ offered"),
+        Bar(f"{key}.0.9x.p99_ms", f"{what}, 0.9 × capacity: p99", unit="ms"),
+        Bar(f"{key}.0.5x.goodput_ratio", f"{what}, 0.5 × capacity: goodput ÷ offered"),
+        Bar(f"{key}.0.5x.p99_ms", f"{what}, 0.5 × capacity: p99", unit="ms"),
+    ]
+
+
+BARS: tuple[Bar, ...] = (
+    *_mlp_bars(),
+    Bar("overload.served_ratio", "mlp offered 10 × what it can serve: served ÷ own rate at 256 in flight", "≥", 0.9),
+    Bar("overload.lost", "the same: lost", "=", 0, rounds="sum"),
+    Bar("overload.after_ratio", "the same: rate at 64 straight afterwards ÷ before", "≥", 0.9),
+    Bar("small.16.ratio", "small5ms, 16 in flight: served ÷ best layout", "≥", 0.95, 0.98),
+    Bar("small.64.ratio", "small5ms, 64 in flight: served ÷ best layout", "≥", 0.95, 0.98),
+    *_image_bars(),
+    Bar("bf16.mobilenetv2.ratio", "mobilenetv2, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    Bar("bf16.resnet18.ratio", "resnet18, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    *_poisson_bars("poisson.small5ms", "small5ms", 0.95, 1.0, 8, 4),
+    *_poisson_bars("poisson.mobilenetv2", "mobilenetv2, 500 ms", 0.85, 0.92, 20, 10),
+    Bar("two.mlp.p50_ratio", "mlp beside mobilenetv2 flooded at 2 ×: p50 ÷ alone", "≤", 1.2),
+    Bar("two.mlp.p99_ms", "mlp beside it: p99", "≤", 5, 2, "ms"),
+    Bar("two.small5ms.p99_in_runs", "small5ms beside it: (p99 − p99 alone) ÷ one run of the flooded", "≤", 1.0),
+    Bar("two.flood.goodput_ratio", "the flooded mobilenetv2 meanwhile: goodput ÷ capacity"),
+    Bar("reloads.done", "reloads of mlp under load", unit=""),
+    Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
+    Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),
+    Bar("cold.mlp.cached_s", "cold start to first answer, mlp, calibration cached", "≤", 0.35, 0.25, "s"),
+    Bar("cold.mobilenetv2.fresh_s", "cold start to first answer, mobilenetv2, nothing calibrated", "≤", 0.5, None, "s"),
+    Bar(
+        "cold.mobilenetv2.cached_s", "cold start to first answer, mobilenetv2, calibration cached", "≤", 0.5, None, "s"
+    ),
+    Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
+    Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
+    Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),
+    Bar("size.onnxruntime_mb", "installed size with ONNX Runtime alone", "≤", 160, None, "MB"),
+    Bar("size.openvino_mb", "installed size with OpenVINO too", unit="MB"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A bar with what was measured."""
+
+    bar: Bar
+    value: float
+    rounds: tuple[float, ...]
+    is_met: bool | None
+
+
+def rows(figures: Figures) -> list[Row]:
+    """The bars that were measured, in the order of BARS."""
+    found = []
+    stands_for_all: Mapping[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "sum": sum}
+    for bar in BARS:
+        if values := figures.values.get(bar.figure):
+            value = stands_for_all[bar.rounds](values)
+            found.append(Row(bar, value, tuple(values), bar.is_met(value)))
+    return found
+
+
+def table(figures: Figures) -> str:
+    """The table as text: what, bar (and what to reach for), figure, the rounds' range, met."""
+    lines = [("", "bar", "reach", "figure", "rounds", "met")]
+    for row in rows(figures):
+        bar = row.bar
+        lines.append(
+            (
+                bar.what,
+                f"{bar.sign} {_number(bar.bound)} {bar.unit}".strip() if bar.sign else "",
+                _number(bar.reach) if bar.reach is not None else "",
+                f"{_number(row.value)} {bar.unit}".strip(),
+                f"{_number(min(row.rounds))}..{_number(max(row.rounds))}" if len(row.rounds) > 1 else "",
+                {True: "yes", False: "NO", None: ""}[row.is_met],
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text.insert(1, "  ".join("─" * width for width in widths))
+    for scenario, sentences in figures.notes.items():
+        text.extend(f"{scenario}: {sentence}" for sentence in sentences)
+    return "\n".join(text)
+
+
+def write_json(path: Path, figures: Figures, about: Mapping[str, Any]) -> None:
+    """Everything that was measured, with the machine it was measured on."""
+    content = {
+        **about,
+        "bars": [
+            {
+                "figure": row.bar.figure,
+                "what": row.bar.what,
+                "bar": f"{row.bar.sign} {_number(row.bar.bound)}" if row.bar.sign else None,
+                "reach": row.bar.reach,
+                "unit": row.bar.unit,
+                "value": row.value,
+                "rounds": row.rounds,
+                "met": row.is_met,
+            }
+            for row in rows(figures)
+        ],
+        "figures": {
+            name: {"median": statistics.median(values), "rounds": values} for name, values in figures.values.items()
+        },
+        "notes": figures.notes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,0 +1,516 @@
+"""What is measured: one function a scenario, each in interleaved rounds against what it is compared with.
+
+A scenario starts its servers once and lets both run: the one that is not asked sleeps and takes nothing, and a warm
+server is what a bar is about. Within a round the order alternates, so that a drift of the machine favours neither.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+from tests.bench import footprint, makers
+from tests.bench.bars import Figures
+from tests.bench.load import Generator, Load, write_request
+from tests.bench.makers import BenchModel
+from tests.bench.raw import Layout, RawResult, RawRun
+from tests.bench.servers import BenchError, Children, ControlConnection, Daemon, Yardstick, answer_time_s
+
+HERE = Path(__file__).parent
+BF16_SETTINGS = 'backend = "openvino"\nprecision = "bf16"\n'
+IMAGE_DEADLINE_MS = 500.0
+LAYOUTS: tuple[Layout, ...] = ("all", "all-quiet", "callers", "one")
+LEAST_SMALL_DEADLINE_MS = 50.0
+
+
+@dataclass(slots=True)
+class Bench:
+    """What every scenario needs: how long, how often, with which generator, and where results go."""
+
+    children: Children
+    generator: Generator
+    figures: Figures
+    bare_loop: Path
+    round_count: int = 3
+    seconds: float = 3.0
+    overload_seconds: float = 10.0
+    reload_count: int = 500
+    is_quick: bool = False
+    requests: dict[str, Path] = field(default_factory=dict)
+
+    def rounds(self, scenario: str) -> Iterator[int]:
+        """Round numbers, told on stderr as they begin."""
+        for number in range(self.round_count):
+            self.say(f"{scenario}: round {number + 1} of {self.round_count}")
+            yield number
+
+    def say(self, sentence: str) -> None:
+        """Progress, for whoever waits."""
+        print(f"[{time.strftime('%H:%M:%S')}] {sentence}", file=sys.stderr, flush=True)
+
+    def request(self, model: BenchModel, timeout_ms: float | None = None) -> Path:
+        """The file with one request's frames."""
+        name = f"{model.name}-{timeout_ms or 0:g}.req"
+        if name not in self.requests:
+            self.requests[name] = write_request(self.children.folder / name, model, timeout_ms=timeout_ms)
+        return self.requests[name]
+
+    def daemon(self, *models: BenchModel, state: Path | None = None, settings: str = "") -> Daemon:
+        """A daemon that serves `models`, not started."""
+        return Daemon(self.children, {model.name: (model, settings) for model in models}, state=state)
+
+    def bare(self, model: BenchModel, max_rows: int = 32) -> Yardstick:
+        """The bare loop on `model`."""
+        endpoint = self._endpoint("bare")
+        shape = ",".join(str(length) for length in model.row_shape)
+        command = [sys.executable, str(self.bare_loop), endpoint, str(model.path), shape, str(max_rows)]
+        return Yardstick(self.children, command, endpoint, self.request(model))
+
+    def echo(self, model: BenchModel) -> Yardstick:
+        """The echo server for requests of `model`, with replies of the size it would give."""
+        endpoint = self._endpoint("echo")
+        command = self.generator.echo(endpoint, model.output_elements * 4)
+        return Yardstick(self.children, command, endpoint, self.request(model))
+
+    def raw(self, model: BenchModel, layout: Layout, **words: object) -> RawResult:
+        """One layout of a backend in a process of its own."""
+        run = RawRun(str(model.path), model.row_shape, layout, seconds=self.seconds, **words)  # type: ignore[arg-type]
+        found = subprocess.run(
+            [sys.executable, str(HERE / "raw.py"), json.dumps(asdict(run))],
+            capture_output=True,
+            text=True,
+            timeout=self.seconds * 4 + 60,
+            check=False,
+        )
+        if found.returncode:
+            raise BenchError(f"raw {run.backend} {layout} failed: {found.stderr.strip()[-500:]}")
+        return RawResult(**json.loads(found.stdout))
+
+    def rate(self, endpoint: str, request: Path, in_flight: int) -> Load:
+        """A closed loop of `seconds`. Raises BenchError when nothing was answered."""
+        load = self.generator.closed(endpoint, request, in_flight, self.seconds)
+        if not load.answered:
+            raise BenchError(f"{endpoint}: nothing answered with {in_flight} in flight: {dict(load.codes)}")
+        return load
+
+    def capacity(self, endpoint: str, request: Path) -> float:
+        """The best closed-loop rate."""
+        return max(self.rate(endpoint, request, in_flight).rate for in_flight in (16, 64))
+
+    def _endpoint(self, stem: str) -> str:
+        return f"ipc://{self.children.folder}/{self.children.new_name(stem)}.sock"
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+def mlp(bench: Bench) -> None:
+    """A model that costs nothing: the daemon beside the bare loop, at 1 to 256 in flight."""
+    model, figures = makers.mlp(), bench.figures
+    request, daemon = bench.request(model), bench.daemon(model)
+    depths = (1, 64) if bench.is_quick else (1, 16, 64, 256)
+    daemon.start_and_settle(request)
+    highest = 0.0
+    with bench.bare(model) as bare, bench.echo(model) as echo:
+        for number in bench.rounds("mlp"):
+            for in_flight in depths:
+                pair = [("ours", daemon.endpoint), ("bare", bare.endpoint)]
+                loads = {
+                    name: bench.rate(endpoint, request, in_flight)
+                    for name, endpoint in (pair[::-1] if number % 2 else pair)
+                }
+                ours, yardstick = loads["ours"], loads["bare"]
+                figures.add(f"mlp.{in_flight}.rate", ours.rate)
+                figures.add(f"mlp.{in_flight}.bare_rate", yardstick.rate)
+                figures.add(f"mlp.{in_flight}.p50_ms", ours.p50_ms)
+                figures.add(f"mlp.{in_flight}.p99_ms", ours.p99_ms)
+                figures.add(f"mlp.{in_flight}.bare_p99_ms", yardstick.p99_ms)
+                figures.add(f"mlp.{in_flight}.rate_ratio", ours.rate / yardstick.rate)
+                figures.add(f"mlp.{in_flight}.p50_ratio", ours.p50_ms / yardstick.p50_ms)
+                figures.add(f"mlp.{in_flight}.p99_ratio", ours.p99_ms / yardstick.p99_ms)
+                highest = max(highest, ours.rate, yardstick.rate)
+                echoed = bench.rate(echo.endpoint, request, in_flight)
+                figures.add(f"generator.{in_flight}.rate", echoed.rate)
+    daemon.stop()
+    most = max(figures.median(f"generator.{in_flight}.rate") for in_flight in depths)
+    figures.add("generator.max", most)
+    figures.add("generator.share", highest / most)
+    at = ", ".join(f"{in_flight}: {figures.median(f'generator.{in_flight}.rate'):,.0f}/s" for in_flight in depths)
+    figures.note("mlp", f"the generator against its echo, by requests in flight: {at}")
+
+
+def overload(bench: Bench) -> None:
+    """Ten times what it can serve, with no deadline to refuse by: it must go on serving, and be unharmed afterwards."""
+    model, figures = makers.mlp(), bench.figures
+    request, daemon = bench.request(model), bench.daemon(model)
+    daemon.start_and_settle(request)
+    for number in bench.rounds("overload"):
+        own = bench.rate(daemon.endpoint, request, 256).rate
+        before = bench.rate(daemon.endpoint, request, 64).rate
+        flood = bench.generator.open(
+            daemon.endpoint, request, own * 10, bench.overload_seconds, seed=number, warm_s=0.0
+        )
+        after = bench.rate(daemon.endpoint, request, 64).rate
+        served = flood.answered_in_time_span / bench.overload_seconds
+        figures.add("overload.served_ratio", served / own)
+        figures.add("overload.lost", flood.lost + flood.stray)
+        figures.add("overload.after_ratio", after / before)
+        figures.add("overload.refused", flood.refused)
+        figures.add("overload.sent_per_s", flood.sent / bench.overload_seconds)
+    daemon.stop()
+    share = bench.figures.median("overload.sent_per_s")
+    figures.note("overload", f"the generator sent {share:,.0f}/s: at most 131 072 are out at once, later arrivals wait")
+
+
+def small(bench: Bench) -> None:
+    """About 5 ms a run, small frames: what scheduling costs when transport costs nothing."""
+    model, figures = makers.small5ms(), bench.figures
+    request, daemon = bench.request(model), bench.daemon(model)
+    daemon.start_and_settle(request)
+    for _ in bench.rounds("small"):
+        best = _best_layout(bench, model, "small")
+        for in_flight in (16, 64):
+            load = bench.rate(daemon.endpoint, request, in_flight)
+            figures.add(f"small.{in_flight}.rate", load.rate)
+            figures.add(f"small.{in_flight}.ratio", load.rate / best)
+            figures.add(f"small.{in_flight}.p99_ms", load.p99_ms)
+    daemon.stop()
+
+
+def images(bench: Bench) -> None:
+    """600 KB frames, the client on the same cores."""
+    figures = bench.figures
+    for model in (makers.mobilenetv2(), makers.resnet18()):
+        key = f"images.{model.name}"
+        request, daemon = bench.request(model), bench.daemon(model)
+        daemon.start_and_settle(request)
+        for _ in bench.rounds(f"images, {model.name}"):
+            best = _best_layout(bench, model, key)
+            for in_flight in (16, 64):
+                load = bench.rate(daemon.endpoint, request, in_flight)
+                figures.add(f"{key}.{in_flight}.rate", load.rate)
+                figures.add(f"{key}.{in_flight}.ratio", load.rate / best)
+                figures.add(f"{key}.{in_flight}.p99_ms", load.p99_ms)
+            single = bench.rate(daemon.endpoint, request, 1)
+            one, every = (figures.values[f"{key}.raw.{layout}.p50_ms"][-1] for layout in ("one", "all-quiet"))
+            # Faster than one core can be means that it used them all, so that is what it is held against.
+            is_wide = single.p50_ms < 0.95 * one
+            figures.add(f"{key}.1.p50_ms", single.p50_ms)
+            figures.add(f"{key}.1.p50_ratio", single.p50_ms / (every if is_wide else one))
+            figures.note(
+                "images", f"{model.name}, one at a time: held against {'all cores' if is_wide else 'one core'}"
+            )
+        daemon.stop()
+    _generator_share_with_images(bench)
+
+
+def bf16(bench: Bench) -> None:
+    """OpenVINO in bf16, against the same library in process."""
+    figures = bench.figures
+    try:
+        import openvino  # noqa: F401
+    except ImportError:
+        figures.note("bf16", "not measured: openvino is not installed")
+        return
+    for model in (makers.mobilenetv2(), makers.resnet18()):
+        key = f"bf16.{model.name}"
+        request, daemon = bench.request(model), bench.daemon(model, settings=BF16_SETTINGS)
+        daemon.start_and_settle(request)
+        for _ in bench.rounds(f"bf16, {model.name}"):
+            raws = [bench.raw(model, layout, backend="openvino", precision="bf16") for layout in ("all", "callers")]
+            best = max(raw.rows_per_s for raw in raws)
+            load = bench.rate(daemon.endpoint, request, 16)
+            figures.add(f"{key}.raw", best)
+            figures.add(f"{key}.rate", load.rate)
+            figures.add(f"{key}.ratio", load.rate / best)
+            if raws[0].precision != "bf16":
+                figures.note("bf16", f"this CPU runs {raws[0].precision} when asked for bf16")
+        daemon.stop()
+
+
+# ---- arrivals that do not wait --------------------------------------------------------------------------------------
+
+
+def poisson_small(bench: Bench) -> None:
+    """Open loop at 0.5, 0.9 and 2 times capacity; small frames; the deadline follows from the model's run."""
+    model = makers.small5ms()
+    daemon = bench.daemon(model)
+    daemon.start_and_settle(bench.request(model))
+    limit = daemon.calibrated_rows(model.name)
+    run_ms = bench.raw(model, "one", rows=limit).p50_ms
+    deadline_ms = round(max(4 * run_ms, LEAST_SMALL_DEADLINE_MS), 1)
+    bench.figures.note(
+        "poisson_small", f"batch limit {limit}, a run of it {run_ms:.1f} ms alone, deadline {deadline_ms:g} ms"
+    )
+    _poisson(bench, daemon, model, deadline_ms)
+    daemon.stop()
+
+
+def poisson_images(bench: Bench) -> None:
+    """The same with 600 KB frames and 500 ms."""
+    model = makers.mobilenetv2()
+    daemon = bench.daemon(model)
+    daemon.start_and_settle(bench.request(model))
+    _poisson(bench, daemon, model, IMAGE_DEADLINE_MS)
+    daemon.stop()
+
+
+def two_models(bench: Bench) -> None:
+    """A flood on one model must not spoil another: mlp and small5ms, one at a time, beside mobilenetv2 at 2 x."""
+    flooded, tiny, medium = makers.mobilenetv2(), makers.mlp(), makers.small5ms()
+    figures, daemon = bench.figures, bench.daemon(flooded, tiny, medium)
+    daemon.start_and_settle(bench.request(flooded))
+    flood_request = bench.request(flooded, IMAGE_DEADLINE_MS)
+    for number in bench.rounds("two_models"):
+        capacity = bench.capacity(daemon.endpoint, bench.request(flooded))
+        run_ms = bench.raw(flooded, "one").p50_ms
+        figures.add("two.flooded_run_ms", run_ms)
+        for neighbour in (tiny, medium):
+            request, key = bench.request(neighbour), f"two.{neighbour.name}"
+            seconds = max(bench.seconds, 3.0 if bench.is_quick else 6.0)
+            alone = bench.generator.closed(daemon.endpoint, request, 1, seconds)
+            flooding = _Background(
+                partial(
+                    bench.generator.open,
+                    daemon.endpoint,
+                    flood_request,
+                    2 * capacity,
+                    seconds + 1.0,
+                    deadline_ms=IMAGE_DEADLINE_MS,
+                    seed=number,
+                )
+            )
+            beside = bench.generator.closed(daemon.endpoint, request, 1, seconds, warm_s=1.5)
+            flood = flooding.result()
+            figures.add(f"{key}.alone_p50_ms", alone.p50_ms)
+            figures.add(f"{key}.alone_p99_ms", alone.p99_ms)
+            figures.add(f"{key}.p50_ms", beside.p50_ms)
+            figures.add(f"{key}.p99_ms", beside.p99_ms)
+            figures.add(f"{key}.p50_ratio", beside.p50_ms / alone.p50_ms)
+            figures.add(f"{key}.p99_in_runs", (beside.p99_ms - alone.p99_ms) / run_ms)
+            figures.add(f"{key}.failed", beside.refused + beside.lost)
+            if neighbour is tiny:
+                figures.add("two.flood.goodput_ratio", flood.goodput / capacity)
+    daemon.stop()
+    for name in ("mlp", "small5ms"):
+        alone_ms, beside_ms = figures.median(f"two.{name}.alone_p99_ms"), figures.median(f"two.{name}.p99_ms")
+        figures.note("two_models", f"{name}: p99 {alone_ms:.2f} ms alone, {beside_ms:.2f} ms beside the flood")
+
+
+# ---- life -----------------------------------------------------------------------------------------------------------
+
+
+def reloads(bench: Bench) -> None:
+    """Reload a model again and again under load, by the control endpoint; nothing may be lost or fail."""
+    model, figures = makers.mlp(), bench.figures
+    request, daemon = bench.request(model), bench.daemon(model)
+    daemon.start_and_settle(request)
+    bench.say(f"reloads: {bench.reload_count} under load")
+    problem: list[BaseException] = []
+    done = 0
+
+    def reload_all() -> None:
+        nonlocal done
+        try:
+            with ControlConnection(daemon.control_endpoint) as connection:
+                for _ in range(bench.reload_count):
+                    connection.ask("load", model.name)
+                    done += 1
+        except BaseException as error:  # noqa: BLE001 (told by the main thread)
+            problem.append(error)
+
+    # 64 in flight keeps requests in every phase of a swap.
+    thread = threading.Thread(target=reload_all)
+    thread.start()
+    failed = answered = 0
+    codes: dict[str, int] = {}
+    while thread.is_alive():
+        load = bench.generator.closed(daemon.endpoint, request, 64, min(bench.seconds, 3.0), warm_s=0.0)
+        failed += load.refused + load.lost + load.stray
+        answered += load.answered
+        for code, words in load.codes.items():
+            codes[code] = codes.get(code, 0) + int(words["count"])
+    thread.join()
+    daemon.stop()
+    if problem:
+        figures.note("reloads", f"stopped after {done}: {problem[0]}")
+    figures.add("reloads.done", done)
+    figures.add("reloads.failed", failed)
+    figures.note("reloads", f"{answered:,} requests answered over {done} reloads" + (f"; {codes}" if codes else ""))
+
+
+def cold_start(bench: Bench) -> None:
+    """From starting the process to its first answer, to a client that was there before."""
+    figures = bench.figures
+    models = (makers.mlp(),) if bench.is_quick else (makers.mlp(), makers.mobilenetv2())
+    kept: dict[str, Path] = {}
+    for model in models:  # once unmeasured: files come into the page cache, and what is calibrated is kept
+        daemon = bench.daemon(model)
+        daemon.start_and_settle(bench.request(model))
+        daemon.settle(quiet_s=3.0)
+        daemon.stop()
+        kept[model.name] = daemon.state
+        if not any(file.is_file() for file in daemon.state.rglob("*")):
+            figures.note("cold_start", f"{model.name}: nothing was kept in the state folder")
+    for _ in bench.rounds("cold_start"):
+        for model in models:
+            for _ in range(1 if bench.is_quick else 3):
+                figures.add(f"cold.{model.name}.fresh_s", _start_s(bench, model, None))
+                figures.add(f"cold.{model.name}.cached_s", _start_s(bench, model, kept[model.name]))
+
+
+def idle(bench: Bench) -> None:
+    """Memory and CPU with one tiny model, after its first answer."""
+    model, figures = makers.mlp(), bench.figures
+    daemon = bench.daemon(model)
+    daemon.start_and_settle(bench.request(model))
+    bench.say("idle: waiting")
+    pss, rss = footprint.memory_mib(daemon.pid)
+    figures.add("idle.pss_mib", pss)
+    figures.add("idle.rss_mib", rss)
+    figures.add("idle.cpu_percent", footprint.cpu_percent(daemon.pid, 5.0 if bench.is_quick else 20.0))
+    daemon.stop()
+
+
+def size(bench: Bench) -> None:
+    """Bytes that an installation takes, from the packages installed here."""
+    for key, extras in (("onnxruntime", {"onnxruntime"}), ("openvino", {"onnxruntime", "openvino"})):
+        try:
+            sizes = footprint.installed_bytes(extras)
+        except PackageNotFoundError as missing:
+            bench.figures.note("size", f"with {key} not measured: {missing}")
+            continue
+        bench.figures.add(f"size.{key}_mb", sum(sizes.values()) / 1e6)
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:5]
+        parts = ", ".join(f"{name} {nbytes / 1e6:.0f}" for name, nbytes in largest)
+        bench.figures.note("size", f"{key}, MB: {parts}")
+
+
+SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
+    "mlp": mlp,
+    "overload": overload,
+    "small": small,
+    "images": images,
+    "bf16": bf16,
+    "poisson_small": poisson_small,
+    "poisson_images": poisson_images,
+    "two_models": two_models,
+    "reloads": reloads,
+    "cold_start": cold_start,
+    "idle": idle,
+    "size": size,
+}
+QUICK = ("mlp", "overload", "poisson_small", "reloads", "cold_start", "idle", "size")
+"""What the smoke run covers: every mechanism of the bench once, nothing with large frames."""
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _best_layout(bench: Bench, model: BenchModel, key: str) -> float:
+    """Rows a second of the better in-process layout. All layouts are kept as figures."""
+    rates = {}
+    for layout in LAYOUTS:
+        found = bench.raw(model, layout)
+        rates[layout] = found.rows_per_s
+        bench.figures.add(f"{key}.raw.{layout}.rate", found.rows_per_s)
+        bench.figures.add(f"{key}.raw.{layout}.p50_ms", found.p50_ms)
+    return max(rates.values())
+
+
+def _generator_share_with_images(bench: Bench) -> None:
+    model, figures = makers.mobilenetv2(), bench.figures
+    with bench.echo(model) as echo:
+        most = max(bench.rate(echo.endpoint, bench.request(model), in_flight).rate for in_flight in (16, 64))
+    rates = [max(figures.values[f"images.{name}.{n}.rate"]) for name in ("mobilenetv2", "resnet18") for n in (16, 64)]
+    figures.add("images.generator.max", most)
+    figures.add("images.generator.share", max(rates) / most)
+
+
+def _poisson(bench: Bench, daemon: Daemon, model: BenchModel, deadline_ms: float) -> None:
+    figures, key = bench.figures, f"poisson.{model.name}"
+    with_deadline = bench.request(model, deadline_ms)
+    for number in bench.rounds(f"poisson, {model.name}"):
+        capacity = bench.capacity(daemon.endpoint, bench.request(model))
+        figures.add(f"{key}.capacity", capacity)
+        for times in (2.0,) if bench.is_quick else (0.5, 0.9, 2.0):
+            offered = times * capacity
+            load = bench.generator.open(
+                daemon.endpoint,
+                with_deadline,
+                offered,
+                bench.overload_seconds,
+                deadline_ms=deadline_ms,
+                seed=number,
+            )
+            name = f"{key}.{times:g}x"
+            figures.add(f"{name}.goodput_ratio", load.goodput / min(offered, capacity))
+            figures.add(f"{name}.p50_ms", load.p50_ms)
+            figures.add(f"{name}.p99_ms", load.p99_ms)
+            figures.add(f"{name}.p99_ratio", load.p99_ms / deadline_ms)
+            figures.add(f"{name}.neither", load.lost + load.stray)
+            figures.add(f"{name}.unsent", load.unsent)
+            if load.refused_p99_ms is not None:
+                figures.add(f"{name}.refused_p99_ms", load.refused_p99_ms)
+            for code, words in load.codes.items():
+                figures.add(f"{name}.{code}", words["count"])
+                figures.add(f"{name}.{code}.p99_ms", words["p99_us"] / 1e3)
+    codes = {name.rsplit(".", 1)[1] for name in figures.values if name.startswith(f"{key}.2x.") and _is_code(name)}
+    shares = ", ".join(
+        f"{code} {statistics.median(figures.values[f'{key}.2x.{code}']):,.0f} "
+        f"(p99 {figures.median(f'{key}.2x.{code}.p99_ms'):.1f} ms)"
+        for code in sorted(codes)
+    )
+    figures.note(f"poisson {model.name}", f"errors at 2 x, a round: {shares or 'none'}")
+
+
+def _is_code(figure: str) -> bool:
+    last = figure.rsplit(".", 1)[1]
+    return last not in {"goodput_ratio", "p50_ms", "p99_ms", "p99_ratio", "neither", "unsent", "refused_p99_ms"}
+
+
+class _Background:
+    """A run of the generator on a thread of its own, begun at once."""
+
+    def __init__(self, run: Callable[[], Load]) -> None:
+        self._run = run
+        self._load: Load | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def result(self) -> Load:
+        """Wait for it. Raises what the run raised."""
+        self._thread.join()
+        if self._load is None:
+            raise self._error or BenchError("a background run of the generator gave nothing")
+        return self._load
+
+    def _work(self) -> None:
+        try:
+            self._load = self._run()
+        except BaseException as error:  # noqa: BLE001 (raised by `result`)
+            self._error = error
+
+
+def _start_s(bench: Bench, model: BenchModel, kept_state: Path | None) -> float:
+    daemon = bench.daemon(model)
+    if kept_state is not None:
+        shutil.copytree(kept_state, daemon.state, ignore=shutil.ignore_patterns("*.sock", "*.lock"))
+    request = bench.request(model)
+    begin = time.perf_counter()
+    daemon.start()
+    answer_time_s(daemon.endpoint, request, 60.0)
+    elapsed = time.perf_counter() - begin
+    daemon.stop()
+    return elapsed
