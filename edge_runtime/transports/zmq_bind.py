@@ -37,6 +37,9 @@ RECEIVE_MESSAGES = 1_000
 BACKLOG = 512
 """Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
 
+Z85_KEY = 40
+"""Characters of a CURVE key in Z85."""
+
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"edge-runtime"
 
@@ -122,13 +125,15 @@ class ZapResponder:
 
 
 def read_client_keys(path: Path) -> frozenset[bytes]:
-    """Raw public keys from a file of Z85 keys, one a line, `#` begins a comment. Raises ConfigError naming the line."""
+    """Raw public keys from a file: a Z85 key is the first word of a line, a line of `#` and text is a comment.
+
+    (`#` may begin a key, so a word of 40 characters is always one.) Raises ConfigError naming the line.
+    """
     keys: set[bytes] = set()
     for number, line in enumerate(_read_text(path, "zmq.curve.client_keys_file").splitlines(), start=1):
-        text = line.split("#", 1)[0].strip()
-        if not text:
-            continue
-        keys.add(_z85(text, f"{path}:{number}"))
+        word = (line.split() or [""])[0]
+        if word and (len(word) == Z85_KEY or not word.startswith("#")):
+            keys.add(_z85(word, f"{path}:{number}"))
     if not keys:
         raise ConfigError(f"zmq.curve.client_keys_file: {path} holds no key, so nobody could connect")
     return frozenset(keys)
@@ -223,9 +228,9 @@ def _use_curve(socket: zmq.Socket[bytes], curve: Curve) -> None:
     text = _read_text(path, "zmq.curve.secret_key_file")
     if path.stat().st_mode & 0o077:
         log.warning("the secret key can be read by others", extra={"path": str(path), "advice": f"chmod 600 {path}"})
-    secret = _z85(text.split("#", 1)[0].strip().split("\n")[0].strip(), str(path))
+    word = next((word for word in text.split() if len(word) == Z85_KEY), text.strip())
     socket.set(zmq.CURVE_SERVER, 1)
-    socket.set(zmq.CURVE_SECRETKEY, secret)
+    socket.set(zmq.CURVE_SECRETKEY, _z85(word, str(path)))
     socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
 
 
@@ -233,7 +238,7 @@ def _z85(text: str, where: str) -> bytes:
     from zmq.utils import z85
 
     try:
-        if len(text) == 40:
+        if len(text) == Z85_KEY:
             return bytes(z85.decode(text.encode("ascii")))
     except (ValueError, KeyError, UnicodeEncodeError):
         pass

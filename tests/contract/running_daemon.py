@@ -1,0 +1,120 @@
+"""A real daemon in this process on sockets in a temporary folder, and a client that speaks raw frames to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import zmq
+
+from edge_runtime.config.settings import Config, ZmqSettings
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.run import Daemon
+
+ANSWER_S = 20.0
+"""How long a reply may take before the test fails: far above anything but a hang."""
+
+
+@contextmanager
+def running_daemon(models: Path, folder: Path, **settings) -> Iterator[Daemon]:
+    """Start, yield, stop. `settings` are Config's; zmq endpoints default to one below `folder`."""
+    folder.mkdir(exist_ok=True)
+    settings.setdefault("zmq", ZmqSettings(endpoints=(f"ipc://{folder}/infer.sock",)))
+    config = Config(models=str(models), state=str(folder / "state"), **settings)
+    daemon = Daemon(config, assemble_core(config))
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def put_model(models: Path, name: str, maker, version: int = 1, toml: str = "", **options) -> Path:
+    """Make a model into `<models>/<name>/<version>/`, whole at once."""
+    folder = models / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    maker(folder, **options)
+    if toml:
+        (models / name / "model.toml").write_text(toml)
+    return folder
+
+
+def header(model="mlp", shape=(1, 16), **fields) -> bytes:
+    """A request header for a model with one FP32 input."""
+    inputs = fields.pop("inputs", [{"name": "x", "datatype": "FP32", "shape": list(shape)}])
+    return msgpack.packb({"v": 1, "op": "infer", "model": model, "inputs": inputs, **fields})
+
+
+def op(name: str, **fields) -> bytes:
+    """A header of another op."""
+    return msgpack.packb({"v": 1, "op": name, **fields})
+
+
+class RawClient:
+    """A DEALER (or REQ) that sends frames as they are told. Use as a context manager."""
+
+    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(kind)
+        self.socket.set(zmq.LINGER, 0)
+        if identity is not None:
+            self.socket.set(zmq.ROUTING_ID, identity)
+        self.socket.connect(endpoint)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self.context.destroy(linger=0)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> list[bytes]:
+        assert self.socket.poll(ANSWER_S * 1e3), "no reply came"
+        return self.socket.recv_multipart()
+
+    def ask(self, *frames: bytes) -> list[bytes]:
+        self.send(*frames)
+        return self.receive()
+
+    def ask_json(self, **fields):
+        return json.loads(self.ask(json.dumps(fields).encode())[0])
+
+    def result(self, name: str, **fields):
+        reply = msgpack.unpackb(self.ask(op(name, **fields), b"")[0])
+        assert "result" in reply, reply
+        return reply["result"]
+
+    def is_silent(self, milliseconds: int = 0) -> bool:
+        return not self.socket.poll(milliseconds)
+
+
+def error_code(frames: list[bytes]) -> str:
+    """The code of an error reply; fails when it is none."""
+    fields = msgpack.unpackb(frames[0])
+    assert "error" in fields, fields
+    assert set(fields["error"]) <= {"code", "message", "retryable", "retry_after_ms"}
+    assert fields["error"]["message"]
+    return fields["error"]["code"]
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def replace_model(folder: Path, maker, **options) -> None:
+    """Replace a version's files whole, as a careful copy would."""
+    part = folder.with_name(folder.name + ".part")
+    part.mkdir()
+    maker(part, **options)
+    shutil.rmtree(folder)
+    part.rename(folder)
