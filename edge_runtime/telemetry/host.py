@@ -1,0 +1,90 @@
+"""What this process takes of the host, and how warm the host is. Read when somebody looks, never by itself.
+
+Owns: memory, CPU and temperatures from the kernel's files. psutil is imported only for what has no plain file.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+KIB = 1024
+
+
+class HostProbe:
+    """Numbers of one process and its host. Thread: any, though CPU use is since the last look of anybody.
+
+    root: where /proc and /sys lie, for tests.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._looked_s = time.monotonic()
+        self._cpu_s = self.cpu_seconds()
+
+    def rss_bytes(self) -> int | None:
+        """Resident memory, with everything shared counted in full; None when the kernel does not tell."""
+        fields = _text(self._root / "proc/self/statm").split()
+        return int(fields[1]) * self._page_bytes if len(fields) > 1 else None
+
+    def pss_bytes(self) -> int | None:
+        """Resident memory with shared pages divided among their users: what leaves when the process does.
+
+        The kernel walks every mapping for it: some milliseconds in a large process.
+        """
+        for line in _text(self._root / "proc/self/smaps_rollup").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * KIB
+        return None
+
+    def memory_available_bytes(self) -> int | None:
+        """What the host could still give without swapping (MemAvailable)."""
+        for line in _text(self._root / "proc/meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * KIB
+        return None
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all threads since the process began, user and system."""
+        return time.process_time()
+
+    def cpu_cores(self) -> float:
+        """CPU time per wall time since the last look: 1.0 is one core kept busy."""
+        now_s, cpu_s = time.monotonic(), self.cpu_seconds()
+        elapsed_s, used_s = now_s - self._looked_s, cpu_s - self._cpu_s
+        self._looked_s, self._cpu_s = now_s, cpu_s
+        return used_s / elapsed_s if elapsed_s > 0 else 0.0
+
+    def temperatures(self) -> dict[str, float]:
+        """Degrees Celsius by sensor: "chip/label" as hwmon and thermal zones name them; empty where there are none."""
+        import psutil
+
+        # psutil has no such function where the platform has no sensors.
+        read = getattr(psutil, "sensors_temperatures", dict)
+        found: dict[str, float] = {}
+        for chip, sensors in read().items():
+            for index, sensor in enumerate(sensors):
+                name = f"{chip}/{sensor.label or index}" if len(sensors) > 1 or sensor.label else chip
+                found[name] = float(sensor.current)
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it for the `stats` op: JSON can hold it; None where the host does not tell."""
+        return {
+            "rss_bytes": self.rss_bytes(),
+            "pss_bytes": self.pss_bytes(),
+            "memory_available_bytes": self.memory_available_bytes(),
+            "cpu_cores": round(self.cpu_cores(), 4),
+            "cpu_s": round(self.cpu_seconds(), 3),
+            "temperatures_celsius": self.temperatures(),
+        }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

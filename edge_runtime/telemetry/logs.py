@@ -1,0 +1,172 @@
+"""How log records look: text for a person at a terminal, one JSON object a line for everything else.
+
+Owns: the formats, the handler on the package's logger, and holding back warnings that repeat. Anybody logs with
+the standard library: `log.info("loaded", extra={"model": name, "took_s": 0.2})`; what is in `extra` becomes fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Protocol, TextIO
+
+PACKAGE_LOGGER = "edge_runtime"
+
+REPEAT_S = 10.0
+"""A warning of the same place and words is written once in this time, with the number held back: a fault at a thousand
+requests a second must not fill the disk."""
+
+REMEMBERED = 256
+"""Different warnings remembered at once; when there are more, the memory begins anew."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class LogChoice(Protocol):
+    """What the configuration's `[log]` says: level, and format "text", "json" or None (by what the stream is)."""
+
+    @property
+    def level(self) -> str:
+        """Least level that is written: "debug", "info", "warning" or "error"."""
+        ...
+
+    @property
+    def format(self) -> str | None:
+        """How records look: "text", "json", or None to look at the stream."""
+        ...
+
+
+def configure_logging(
+    settings: LogChoice, stream: TextIO, monotonic_s: Callable[[], float] = time.monotonic
+) -> logging.Handler:
+    """Write this package's records, and warnings of others, to a stream; replaces what an earlier call set up."""
+    is_terminal = stream.isatty()
+    as_text = settings.format == "text" or (settings.format is None and is_terminal)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextFormat(colour=is_terminal) if as_text else JsonFormat())
+    handler.addFilter(RepeatFilter(monotonic_s=monotonic_s))
+    handler.set_name(PACKAGE_LOGGER)
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if each.get_name() == PACKAGE_LOGGER]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    logging.getLogger(PACKAGE_LOGGER).setLevel(settings.level.upper())
+    return handler
+
+
+class TextFormat(logging.Formatter):
+    """`12:00:01.234 info  loaded  model=digits took_s=0.2`, coloured when a terminal shows it."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback below it when there is one."""
+        clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        level = f"{record.levelname.lower():<7}"
+        fields = " ".join(f"{name}={_shown(value)}" for name, value in record_fields(record).items())
+        message = _one_line(record.getMessage())
+        if self._colour:
+            level = f"{_COLOURS.get(record.levelno, '')}{level}{_PLAIN}"
+            clock, fields = f"{_DIM}{clock}{_PLAIN}", f"{_DIM}{fields}{_PLAIN}" if fields else ""
+        line = f"{clock} {level} {message}" + (f"  {fields}" if fields else "")
+        return "\n".join([line, *_trace(self, record)])
+
+
+class JsonFormat(logging.Formatter):
+    """One JSON object a line: `time` (UTC, RFC 3339), `level`, `logger`, `message`, the fields, `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object; a field that JSON cannot hold becomes its text, one named like ours gets `_` behind it."""
+        instant = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, object] = {
+            "time": instant.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in record_fields(record).items():
+            line[f"{name}_" if name in line else name] = value
+        trace = _trace(self, record)
+        if trace:
+            line["exception"] = "\n".join(trace)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class RepeatFilter(logging.Filter):
+    """Lets a repeating warning through once in `repeat_s`, with `repeated` = how many were held back since.
+
+    Two records are the same when logger, line and unformatted message are, and the fields `model` and `code`. Only
+    warnings and worse are held back: what is below tells a sequence. Thread: any.
+    """
+
+    def __init__(self, repeat_s: float = REPEAT_S, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._repeat_s = repeat_s
+        self._monotonic_s = monotonic_s
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[object, ...], _Seen] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write this record; adds `repeated` to one that speaks for others."""
+        if record.levelno < logging.WARNING:
+            return True
+        fields = vars(record)
+        key = (record.name, record.lineno, str(record.msg), fields.get("model"), fields.get("code"))
+        now_s = self._monotonic_s()
+        with self._lock:
+            seen = self._seen.get(key)
+            if seen is not None and now_s - seen.written_s < self._repeat_s:
+                seen.held_back += 1
+                return False
+            if seen is None and len(self._seen) >= REMEMBERED:
+                self._seen.clear()
+            self._seen[key] = _Seen(now_s)
+        if seen is not None and seen.held_back:
+            record.repeated = seen.held_back
+        return True
+
+
+class _Seen:
+    __slots__ = ("held_back", "written_s")
+
+    def __init__(self, written_s: float) -> None:
+        self.written_s = written_s
+        self.held_back = 0
+
+
+def record_fields(record: logging.LogRecord) -> Mapping[str, object]:
+    """What a caller put into `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _shown(value: object) -> str:
+    """A value on one line; quoted when it would not read as one word. Control characters cannot reach the terminal."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    """A message whose lines stay lines, but whose other control characters are shown, not obeyed."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    trace = []
+    if record.exc_info and record.exc_info[0] is not None:
+        trace.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        trace.append(formatter.formatStack(record.stack_info))
+    return trace

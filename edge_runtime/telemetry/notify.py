@@ -1,0 +1,83 @@
+"""Tell systemd how the daemon is: sd_notify(3) over its datagram socket, in plain Python. Nothing outside systemd.
+
+Owns: the socket's address and the words. Sending never fails the daemon: a notice that cannot be sent is counted as
+not sent. Thread: any; each notice is one datagram.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+MICROSECONDS = 1_000_000
+
+
+class Notifier:
+    """Notices to the service manager named by `NOTIFY_SOCKET`; every method does nothing when there is none.
+
+    Each method returns whether the notice was handed over. watchdog_interval_s: how long systemd waits for a sign of
+    life before it kills the daemon (`WatchdogSec=`), or None when it does not watch this process; send one at least
+    twice as often (sd_watchdog_enabled(3)).
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        environment = os.environ if environment is None else environment
+        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
+        self.watchdog_interval_s = _watchdog_interval_s(environment) if self._address else None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a service manager listens."""
+        return self._address is not None
+
+    def ready(self) -> bool:
+        """Start-up, or a reload, is finished."""
+        return self._send("READY=1")
+
+    def reloading(self) -> bool:
+        """Configuration is being read again; `ready` must follow. The instant lets systemd tell two reloads apart."""
+        microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        return self._send(f"RELOADING=1\nMONOTONIC_USEC={microseconds}")
+
+    def stopping(self) -> bool:
+        """The daemon is ending."""
+        return self._send("STOPPING=1")
+
+    def status(self, text: str) -> bool:
+        """One line for `systemctl status`; line ends in it would begin another notice, so they become spaces."""
+        return self._send("STATUS=" + " ".join(text.split()))
+
+    def watchdog(self) -> bool:
+        """A sign of life."""
+        return self._send("WATCHDOG=1")
+
+    def _send(self, notice: str) -> bool:
+        if self._address is None:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                # A full socket means a manager that does not read: never wait for it on the I/O thread.
+                sender.setblocking(False)
+                sender.sendto(notice.encode(), self._address)
+        except OSError:
+            return False
+        return True
+
+
+def _address(said: str) -> str | None:
+    """The socket's address: a path, or "@name" for an abstract one, whose first byte is NUL. None for other kinds."""
+    if said.startswith("@") and len(said) > 1:
+        return "\0" + said[1:]
+    return said if said.startswith("/") else None
+
+
+def _watchdog_interval_s(environment: Mapping[str, str]) -> float | None:
+    """`WATCHDOG_USEC` when `WATCHDOG_PID` is this process or absent; otherwise it was meant for a parent."""
+    try:
+        owner = int(environment.get("WATCHDOG_PID") or os.getpid())
+        microseconds = int(environment.get("WATCHDOG_USEC", "0"))
+    except ValueError:
+        return None
+    return microseconds / MICROSECONDS if owner == os.getpid() and microseconds > 0 else None

@@ -1,0 +1,188 @@
+"""The daemon's numbers for Prometheus, over HTTP when somebody asks for a port. The only user of prometheus-client.
+
+Owns: metric names and units (seconds, bytes, celsius, `_total`; Prometheus' naming conventions) and the HTTP server's
+life. Counts nothing itself: every scrape reads telemetry.metrics. Imported only when a port is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from edge_runtime.errors import ConfigError
+from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.telemetry.metrics import Histogram, Metrics, ModelMetrics
+
+PREFIX = "edge_runtime"
+
+REFUSED = "refused_"
+"""What the counters of requests refused without a model begin with; the code follows."""
+
+EVERY_BUCKET = 4
+"""Of twelve latency buckets a decade every fourth is exported (1, 2.2, 4.7): 25 lines a phase and model, and p99 within
+a factor of 1.5; `stats` has the fine ones."""
+
+
+class MetricsServer:
+    """An HTTP server that answers scrapes until it is closed. Thread: its own, and one for each scrape."""
+
+    def __init__(self, server: Any, thread: Any) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """The port bound, which matters when 0 was asked for."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop answering and give the port back. Idempotent."""
+        if self._thread is None:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._thread = None
+
+
+def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.1", port: int = 0) -> MetricsServer:
+    """Serve `http://host:port/metrics`.
+
+    Raises ConfigError: prometheus-client is not installed, or the address cannot be bound.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise ConfigError(
+            "metrics.port: needs prometheus-client, which is not installed; run pip install 'edge-runtime[prometheus]'"
+        ) from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(MetricsCollector(metrics, host_probe))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigError(f"metrics: cannot serve on {host}:{port}: {error.strerror or error}") from None
+    return MetricsServer(server, thread)
+
+
+class MetricsCollector:
+    """Turns the registry's numbers into metric families at each scrape."""
+
+    def __init__(self, metrics: Metrics, host_probe: HostProbe) -> None:
+        self._metrics = metrics
+        self._host = host_probe
+
+    def collect(self) -> Iterator[Any]:
+        """Every family: models' first, then the daemon's, then the host's."""
+        yield from self._model_counters()
+        yield from self._model_histograms()
+        yield from self._model_gauges()
+        yield from self._daemon()
+        yield from self._process()
+
+    def _model_counters(self) -> Iterator[Any]:
+        models = self._metrics.models()
+        for name, text, read in _MODEL_COUNTERS:
+            family = _counter(name, text, ["model"])
+            for model, metrics in models.items():
+                family.add_metric([model], read(metrics))
+            yield family
+        yield self._refusals(models)
+
+    def _refusals(self, models: dict[str, ModelMetrics]) -> Any:
+        """By model and code; those refused before a model was known have no model."""
+        family = _counter("refusals", "Requests that ended in an error, by its code on the wire", ["model", "code"])
+        for model, metrics in models.items():
+            for code, count in dict(metrics.refusals).items():
+                family.add_metric([model, code], count)
+        for name, count in self._metrics.counters().items():
+            if name.startswith(REFUSED):
+                family.add_metric(["", name.removeprefix(REFUSED)], count)
+        return family
+
+    def _model_histograms(self) -> Iterator[Any]:
+        phases = _histogram("request_duration_seconds", "Time of answered requests, by phase", ["model", "phase"])
+        rows = _histogram("batch_rows", "Rows run together", ["model"])
+        for model, metrics in self._metrics.models().items():
+            for phase, histogram in metrics.phases.items():
+                phases.add_metric([model, phase], *_buckets(histogram, EVERY_BUCKET))
+            rows.add_metric([model], *_buckets(metrics.batch_rows, 1))
+        yield phases
+        yield rows
+
+    def _model_gauges(self) -> Iterator[Any]:
+        families: dict[str, Any] = {}
+        for model, metrics in self._metrics.models().items():
+            for name, read in list(metrics.gauges.items()):
+                family = families.get(name)
+                if family is None:
+                    family = families[name] = _gauge(name, f"{name.replace('_', ' ')} now", ["model"])
+                family.add_metric([model], read())
+        yield from families.values()
+
+    def _daemon(self) -> Iterator[Any]:
+        for name, count in sorted(self._metrics.counters().items()):
+            if name.startswith(REFUSED):
+                continue
+            family = _counter(name, name.replace("_", " "), [])
+            family.add_metric([], count)
+            yield family
+        for name, value in sorted(self._metrics.gauges().items()):
+            family = _gauge(name, f"{name.replace('_', ' ')} now", [])
+            family.add_metric([], value)
+            yield family
+
+    def _process(self) -> Iterator[Any]:
+        for name, text, value in (
+            ("process_resident_memory_bytes", "Resident memory, shared pages in full", self._host.rss_bytes()),
+            ("process_proportional_memory_bytes", "Resident memory, shared pages divided", self._host.pss_bytes()),
+        ):
+            if value is not None:
+                family = _gauge(name, text, [])
+                family.add_metric([], value)
+                yield family
+        cpu = _counter("process_cpu_seconds", "CPU time of all threads, user and system", [])
+        cpu.add_metric([], self._host.cpu_seconds())
+        yield cpu
+        temperature = _gauge("temperature_celsius", "Temperature of the host, by sensor", ["sensor"])
+        for sensor, celsius in self._host.temperatures().items():
+            temperature.add_metric([sensor], celsius)
+        yield temperature
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+_MODEL_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
+    ("requests", "Requests that had their reply, answers and errors", lambda metrics: metrics.requests),
+    ("answers", "Requests answered with outputs", lambda metrics: metrics.answered_requests),
+    ("runs", "Runs of the backend", lambda metrics: metrics.runs),
+    ("rows", "Rows run", lambda metrics: metrics.rows),
+    ("run_seconds", "Time that the backend ran", lambda metrics: metrics.run_s),
+)
+
+
+def _counter(name: str, text: str, labels: list[str]) -> Any:
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _gauge(name: str, text: str, labels: list[str]) -> Any:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _histogram(name: str, text: str, labels: list[str]) -> Any:
+    from prometheus_client.core import HistogramMetricFamily
+
+    return HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _buckets(histogram: Histogram, every: int) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets with the open one last, and the sum of values, as prometheus-client takes them."""
+    count = histogram.count
+    bounded = [(repr(bound), float(below)) for bound, below in histogram.cumulative(every)]
+    # A value recorded between the two readings may be missing from one: the open bucket holds at least the last.
+    most = max(count, int(bounded[-1][1]) if bounded else 0)
+    return [*bounded, ("+Inf", float(most))], histogram.total
