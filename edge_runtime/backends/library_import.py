@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from edge_runtime.backends.base import Probe
@@ -13,9 +14,17 @@ IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, 
 """What a missing, broken or mismatched binary package raises when it is imported."""
 
 
-def import_library(module: str, extra: str) -> ModuleType:
-    """Import a library. Raises BackendUnavailable with the extra to install, or why the installed one is broken."""
+def import_library(module: str, extra: str, without: Sequence[str] = ()) -> ModuleType:
+    """Import a library. Raises BackendUnavailable with the extra to install, or why the installed one is broken.
+
+    without: parts of the library that its own import would pull in and can do without; they stay importable later.
+    """
+    if module in sys.modules:
+        return sys.modules[module]
+    left_out = [part for part in without if part not in sys.modules]
     try:
+        for part in left_out:
+            sys.modules[part] = None  # type: ignore[assignment]  # makes an import fail at once
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
@@ -23,6 +32,9 @@ def import_library(module: str, extra: str) -> ModuleType:
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
     except IMPORT_ERRORS as error:
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
+    finally:
+        for part in left_out:
+            sys.modules.pop(part, None)
 
 
 def not_installed(module: str, extra: str) -> BackendUnavailable:

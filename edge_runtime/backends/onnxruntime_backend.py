@@ -70,6 +70,8 @@ class OnnxRuntimeBackend:
             tuple(_tensor_spec(node, artifact) for node in session.get_inputs()),
             tuple(_tensor_spec(node, artifact) for node in session.get_outputs()),
         )
+        if not spec.outputs:
+            raise LoadFailed(f"{artifact.name} has no outputs, so there is nothing to serve")
         run_options = library.RunOptions()
         run_options.log_severity_level = _FATAL
         return OnnxRuntimeInstance(

@@ -128,13 +128,13 @@ class OnnxRuntimeBound:
         self._errors = loaded.errors
         self._fixed = loaded.spec.inputs[0].shape[0] >= 0
         self._run, self._handle = _native_run_bound(loaded.session)
-        self._bindings: list[Any] = [None] * (self.max_rows + 1)
+        self._bindings: dict[int, Any] = {}
         # Invariant: bindings point into the buffers, so both live exactly as long as this object.
         self._keep: list[Any] = []
 
     def run(self, rows: int) -> None:
         """See Bound.run."""
-        binding = self._bindings[rows]
+        binding = self._bindings.get(rows)
         if binding is None:
             binding = self._prepare(rows)
         try:
@@ -147,7 +147,7 @@ class OnnxRuntimeBound:
         """Let go of the session; a run afterwards raises RunFailed."""
         self._loaded = None
         self._run = None
-        self._bindings = [None] * (self.max_rows + 1)
+        self._bindings.clear()
         self._keep.clear()
 
     def _prepare(self, rows: int) -> Any:

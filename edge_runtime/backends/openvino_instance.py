@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from edge_runtime.backends.row_buffers import row_buffers, row_layout
 from edge_runtime.errors import RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.tensors import DATATYPES, Array, Tensors
+from edge_runtime.tensors import Array, Tensors
 
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """What pybind makes of OpenVINO's exceptions."""
@@ -24,9 +24,13 @@ _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryErro
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the backend hands over: the library, the compiled model, and what was read back from it."""
+    """What the backend hands over: the library, the compiled model, and what was read back from it.
+
+    loses_errors: whether `infer` must not be used, because it would swallow exceptions (a host with one core).
+    """
 
     library: Any
+    loses_errors: bool
     model: Any
     spec: ModelSpec
     device: str
@@ -36,10 +40,7 @@ class Compiled:
 
 
 class OpenVinoInstance:
-    """A compiled model with an infer request for each caller. `infer` runs on the caller's thread without the GIL.
-
-    (start_async and wait hand over to a pool and back: 65 us instead of 7 for a tiny model, no gain for large ones.)
-    """
+    """A compiled model with an infer request for each caller; it runs without the GIL."""
 
     backend = "openvino"
 
@@ -52,7 +53,7 @@ class OpenVinoInstance:
         self._compiled: Compiled | None = compiled
         self._positions = {tensor.name: index for index, tensor in enumerate(compiled.spec.outputs)}
         self._requests = deque(compiled.model.create_infer_request() for _ in range(compiled.concurrency))
-        self._infer = _native_infer(compiled.library)
+        self._results, self._execute = _calls(compiled)
         self._bounds: weakref.WeakSet[OpenVinoBound] = weakref.WeakSet()
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
@@ -67,13 +68,16 @@ class OpenVinoInstance:
         try:
             for index, tensor in enumerate(self.spec.inputs):
                 request.set_input_tensor(index, _to_tensor(compiled.library, tensor, inputs[tensor.name]))
-            results = list(self._infer(request, {}, False, False).values())  # copies: the request is used again
+            results = self._results(request)
         except _ERRORS as error:
             raise _run_failed(error) from error
         finally:
             self._requests.append(request)
         positions = range(len(results)) if outputs is None else [self._positions[name] for name in outputs]
-        return [_from_result(self.spec.outputs[index], results[index]) for index in positions]
+        return [
+            results[index].view(np.uint16) if self.spec.outputs[index].datatype == "BF16" else results[index]
+            for index in positions
+        ]
 
     def bind(self, max_rows: int) -> OpenVinoBound | None:
         """See Instance.bind."""
@@ -88,7 +92,7 @@ class OpenVinoInstance:
         outputs = row_buffers(self.spec.outputs, layout.outputs, rows)
         if inputs is None or outputs is None:
             return None
-        bound = OpenVinoBound(compiled, self._infer, inputs, outputs)
+        bound = OpenVinoBound(compiled, self._execute, inputs, outputs)
         self._bounds.add(bound)
         return bound
 
@@ -103,35 +107,37 @@ class OpenVinoInstance:
 class OpenVinoBound:
     """See Bound. One infer request; tensors over the buffers are made for each number of rows when first used."""
 
-    def __init__(self, compiled: Compiled, infer: Any, inputs: list[Array], outputs: list[Array]) -> None:
+    def __init__(
+        self, compiled: Compiled, execute: Callable[[Any], object], inputs: list[Array], outputs: list[Array]
+    ) -> None:
         self.inputs: Sequence[Array] = inputs
         self.outputs: Sequence[Array] = outputs
         self.max_rows: int = inputs[0].shape[0]
         self._compiled: Compiled | None = compiled
         self._fixed = compiled.spec.inputs[0].shape[0] >= 0
         self._request = compiled.model.create_infer_request()
-        self._infer = infer
-        self._tensors: list[tuple[list[Any], list[Any]] | None] = [None] * (self.max_rows + 1)
-        self._rows_set = 0
+        self._execute = execute
+        self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._rows_set: int | None = None
 
     def run(self, rows: int) -> None:
         """See Bound.run."""
         try:
             if rows != self._rows_set:
                 self._set_rows(rows)
-            self._infer(self._request, {}, True, True)  # shared: views of our own buffers, which nobody keeps
+            self._execute(self._request)
             if self._has_other_rows(rows):
                 raise RunFailed(f"the model gave other rows than the {rows} it got, so its axis 0 is no batch")
         except _ERRORS as error:
-            self._rows_set = 0
+            self._rows_set = None
             raise _run_failed(error) from error
 
     def close(self) -> None:
         """Let go of the request; a run afterwards raises RunFailed."""
         self._compiled = None
         self._request = None
-        self._rows_set = 0
-        self._tensors = [None] * (self.max_rows + 1)
+        self._rows_set = None
+        self._tensors.clear()
 
     def _set_rows(self, rows: int) -> None:
         compiled = self._compiled
@@ -139,7 +145,7 @@ class OpenVinoBound:
             raise RunFailed("the instance is closed")
         if not 1 <= rows <= self.max_rows or (self._fixed and rows != self.max_rows):
             raise RunFailed(f"got {rows} rows, wanted {self.max_rows if self._fixed else f'1 to {self.max_rows}'}")
-        tensors = self._tensors[rows]
+        tensors = self._tensors.get(rows)
         if tensors is None:
             spec, library = compiled.spec, compiled.library
             tensors = (
@@ -155,27 +161,49 @@ class OpenVinoBound:
 
     def _has_other_rows(self, rows: int) -> bool:
         """Whether the model made an output smaller than its buffer, which OpenVINO allows silently."""
-        tensors = self._tensors[rows]
-        if tensors is None or all(tensor.shape[0] == rows for tensor in tensors[1]):
+        if all(tensor.shape[0] == rows for tensor in self._tensors[rows][1]):
             return False
-        self._tensors[rows] = None
-        self._rows_set = 0
+        del self._tensors[rows]
+        self._rows_set = None
         return True
 
 
+def _calls(compiled: Compiled) -> tuple[Callable[[Any], list[Array]], Callable[[Any], object]]:
+    """Two ways to run a request whose tensors are set: with copies of the results, and without looking at them.
+
+    `infer` under the library's wrapper takes 7 us for a tiny model (26 through the wrapper, which copies inputs);
+    start_async and wait, which hand over to a pool and back, 65. For large models there is no difference.
+    """
+    infer = _native_infer(compiled.library)
+    count = len(compiled.spec.outputs)
+    if infer is None or compiled.loses_errors:
+        return lambda request: _run_and_copy(request, count), _run_and_wait
+    return (
+        lambda request: list(infer(request, {}, False, False).values()),
+        lambda request: infer(request, {}, True, True),  # shares its results: views of our own buffers
+    )
+
+
 def _native_infer(library: Any) -> Any:
-    """`infer(request, {}, share_outputs, decode_strings)` under the wrapper, which would copy inputs (26 -> 7 us)."""
-    wrapper = library.InferRequest
-    for base in wrapper.__mro__[1:]:
+    """`infer(request, {}, share_outputs, decode_strings)` of the C++ class; None where this version has none."""
+    for base in library.InferRequest.__mro__[1:]:
         if base.__module__.endswith("_pyopenvino") and hasattr(base, "infer"):
             return base.infer
-    return lambda request, _, share, decode: request.infer(None, share_outputs=share, decode_strings=decode)
+    return None
+
+
+def _run_and_wait(request: Any) -> None:
+    request.start_async()
+    request.wait()
+
+
+def _run_and_copy(request: Any, count: int) -> list[Array]:
+    _run_and_wait(request)
+    return [np.array(request.get_output_tensor(index).data) for index in range(count)]
 
 
 def _to_tensor(library: Any, tensor: TensorSpec, array: Array) -> Any:
-    """A tensor over the array's own memory; text is copied. Raises RunFailed for text that cannot be carried."""
-    if tensor.datatype == "BYTES":
-        return _to_text(library, array)
+    """A tensor over the array's own memory; a strided one is copied."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     if not array.flags.writeable:
         array = np.asarray(_Writeable(array))
@@ -190,24 +218,6 @@ class _Writeable:
     def __init__(self, array: Array) -> None:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
         self._keep = array
-
-
-def _to_text(library: Any, array: Array) -> Any:
-    flat = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
-    if any(item.endswith(b"\0") for item in flat):
-        raise RunFailed("OpenVINO cannot carry BYTES that end in a zero byte; leave it out or use another backend")
-    tensor = library.Tensor(library.Type.string, library.Shape(list(array.shape)))
-    if flat:
-        tensor.bytes_data = np.array(flat, dtype=np.bytes_).reshape(array.shape)
-    return tensor
-
-
-def _from_result(tensor: TensorSpec, result: Array) -> Array:
-    if tensor.datatype == "BYTES":
-        text: Array = np.empty(result.size, dtype=object)
-        text[:] = [bytes(item) for item in result.reshape(-1).tolist()]
-        return text.reshape(result.shape)
-    return result.view(DATATYPES["BF16"].dtype) if tensor.datatype == "BF16" else result
 
 
 def _run_failed(error: Exception) -> RunFailed:

@@ -115,7 +115,8 @@ def _infer_of(module: ModuleType, folder: Path) -> _Infer:
     load = getattr(module, "load", None)
     model = load(folder) if callable(load) else None
     if len(inspect.signature(infer).parameters) == 1:
-        return lambda inputs: infer(inputs)
+        on_inputs: _Infer = infer
+        return on_inputs
     return lambda inputs: infer(model, inputs)
 
 

@@ -1,0 +1,131 @@
+"""Small ONNX models, one property each. Every function writes `model.onnx` into a folder and gives its path back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 17
+IR_VERSION = 8
+"""What ONNX Runtime 1.23 (the last for Python 3.10) and every later one reads."""
+
+ELEMENT_TYPES = {
+    "BOOL": TensorProto.BOOL, "UINT8": TensorProto.UINT8, "UINT16": TensorProto.UINT16, "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64, "INT8": TensorProto.INT8, "INT16": TensorProto.INT16, "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64, "FP16": TensorProto.FLOAT16, "FP32": TensorProto.FLOAT, "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16, "BYTES": TensorProto.STRING,
+}  # fmt: skip
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+def mlp_weights() -> tuple[Floats, Floats]:
+    """The weights of `mlp`: relu(x @ first) @ second."""
+    random = np.random.default_rng(0)
+    return random.normal(size=(16, 32)).astype(np.float32), random.normal(size=(32, 4)).astype(np.float32)
+
+
+def mlp(folder: Path, rows: int | str = "rows", output_shape: Sequence[int | str] | None = None) -> Path:
+    """x FP32 [rows, 16] -> y FP32 [rows, 4]; fixed rows when `rows` is a number."""
+    first, second = mlp_weights()
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "second"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")]
+    shape = output_shape if output_shape is not None else [rows, 4]
+    return _write(folder, nodes, [("x", "FP32", [rows, 16])], [("y", "FP32", shape)], weights)
+
+
+def two_in_two_out(folder: Path) -> Path:
+    """a FP32 [rows, 3], b INT64 [rows, 2] -> sum FP32 [rows, 3] = a + a, twice INT64 [rows, 2] = b + b."""
+    nodes = [helper.make_node("Add", ["a", "a"], ["sum"]), helper.make_node("Add", ["b", "b"], ["twice"])]
+    inputs = [("a", "FP32", ["rows", 3]), ("b", "INT64", ["rows", 2])]
+    outputs = [("sum", "FP32", ["rows", 3]), ("twice", "INT64", ["rows", 2])]
+    return _write(folder, nodes, inputs, outputs)
+
+
+def identity(folder: Path, datatype: str) -> Path:
+    """x [rows, 2] -> y [rows, 2] of any datatype."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    return _write(folder, nodes, [("x", datatype, ["rows", 2])], [("y", datatype, ["rows", 2])])
+
+
+def running_sum(folder: Path) -> Path:
+    """x FP32 [steps, 4] -> y FP32 [steps, 4], summed along axis 0: dynamic everywhere, yet no batch."""
+    axis = numpy_helper.from_array(np.array(0, np.int64), "axis")
+    nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["steps", 4])], [("y", "FP32", ["steps", 4])], [axis])
+
+
+def product(folder: Path) -> Path:
+    """a FP32 [n, k], b FP32 [l, m] -> y FP32 [n, m] = a @ b: fits the spec for any k and l, fails unless they agree."""
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    inputs = [("a", "FP32", ["n", "k"]), ("b", "FP32", ["l", "m"])]
+    return _write(folder, nodes, inputs, [("y", "FP32", ["n", "m"])])
+
+
+def where_nonzero(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> places INT64 [found, 2]: as many rows as the data has, like detections after NMS."""
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Transpose", ["i"], ["places"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("places", "INT64", ["found", 2])])
+
+
+def wide(folder: Path, size: int = 1024) -> Path:
+    """x FP32 [rows, size] -> y FP32 [rows, size] through one matrix: `4 * size * size` bytes of weights."""
+    matrix = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "matrix"], ["y"])]
+    weights = [numpy_helper.from_array(matrix, "matrix")]
+    return _write(folder, nodes, [("x", "FP32", ["rows", size])], [("y", "FP32", ["rows", size])], weights)
+
+
+def sequence_output(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> a sequence of tensors, which no datatype of the wire describes."""
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 2])]
+    outputs = [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)]
+    return save(folder, helper.make_graph([node], "sequence", inputs, outputs))
+
+
+def external_tensor(location: str, name: str = "w", shape: Sequence[int] = (2,), **entries: str) -> onnx.TensorProto:
+    """A FP32 tensor whose data is said to be at `location`, with more entries (`offset`, `length` …) as given."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, **entries}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def add_weights(folder: Path, weights: onnx.TensorProto) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + w, with the tensor `w` as given."""
+    nodes = [helper.make_node("Add", ["x", weights.name], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], [weights])
+
+
+def save(folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()) -> Path:
+    """Write a graph as `model.onnx`, without any check: broken ones are wanted too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, functions=list(functions)
+    )
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _write(
+    folder: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[tuple[str, str, Sequence[int | str]]],
+    outputs: Sequence[tuple[str, str, Sequence[int | str]]],
+    weights: Sequence[onnx.TensorProto] = (),
+) -> Path:
+    described = [
+        [helper.make_tensor_value_info(name, ELEMENT_TYPES[datatype], list(shape)) for name, datatype, shape in tensors]
+        for tensors in (inputs, outputs)
+    ]
+    return save(folder, helper.make_graph(list(nodes), "graph", described[0], described[1], list(weights)))
