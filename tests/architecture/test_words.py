@@ -25,7 +25,7 @@ def drawer_names(module: Module) -> Iterator[str]:
         if isinstance(node, ast.ClassDef) and DRAWERS.intersection(_words(node.name)):
             yield f"{module.path}:{node.lineno} class {node.name}"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch(
-            r"_*(process|do_[a-z].*)", node.name
+            r"process|_*do_[a-z].*", node.name
         ):
             yield f"{module.path}:{node.lineno} function {node.name}"
 
