@@ -10,6 +10,7 @@ import platform
 import re
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,8 +20,8 @@ import psutil
 import zmq
 
 from tests.bench.bars import MAX_GENERATOR_SHARE, Figures, rows, table, write_json
-from tests.bench.load import find_generator
-from tests.bench.scenarios import HERE, QUICK, SCENARIOS, Bench
+from tests.bench.load import Generator, find_generator
+from tests.bench.scenarios import HERE, QUICK, SCENARIOS, Bench, say
 from tests.bench.servers import BenchError, Children, free_folder
 
 BUSY_SHARE = 0.05
@@ -33,22 +34,22 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures = Figures()
     started, failed = time.time(), []
-    with Children(free_folder()) as children:
-        bench = _bench(options, children, figures)
-        bench.say(f"load generator: {bench.generator.kind}")
-        for name in options.only:
-            watch = OtherWork()
+    generator = find_generator(options.load_generator)
+    say(f"load generator: {generator.kind}")
+    for name in options.only:
+        watch = OtherWork()
+        with Children(free_folder()) as children:
             try:
-                SCENARIOS[name](bench)
-            except BenchError as error:
+                SCENARIOS[name](_bench(options, children, generator, figures))
+            except (BenchError, OSError, subprocess.SubprocessError) as error:
                 failed.append(name)
                 figures.note(name, f"could not be measured: {error}")
-                bench.say(f"{name} failed: {error}")
-            share = watch.share()
-            figures.add(f"others.{name}", share)
-            if share > BUSY_SHARE:
-                figures.note(name, f"other work took {share:.0%} of the machine meanwhile: doubtful")
-    about = _about(options, bench.generator.kind, time.time() - started)
+                say(f"{name} failed: {error}")
+        share = watch.share()
+        figures.add(f"others.{name}", share)
+        if share > BUSY_SHARE:
+            figures.note(name, f"other work took {share:.0%} of the machine meanwhile: doubtful")
+    about = _about(options, generator.kind, time.time() - started)
     print(_heading(about))
     print(table(figures))
     for figure in ("generator.share", "images.generator.share"):
@@ -105,10 +106,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _bench(options: argparse.Namespace, children: Children, figures: Figures) -> Bench:
+def _bench(options: argparse.Namespace, children: Children, generator: Generator, figures: Figures) -> Bench:
     return Bench(
         children,
-        find_generator(options.load_generator),
+        generator,
         figures,
         bare_loop=options.bare_loop.resolve(),
         round_count=options.rounds or (1 if options.quick else 3),

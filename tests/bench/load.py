@@ -21,10 +21,9 @@ import zmq
 
 from edge_runtime.wire.codec import RequestHeader, TensorHeader, pack_request
 from tests.bench.makers import BenchModel, cache_folder
+from tests.bench.servers import OK_BYTE, BenchError
 
 HERE = Path(__file__).parent
-OK_BYTE = 0x84
-"""First byte of an answer's header: a map of four keys (codec.pack_answer)."""
 START_AND_STOP_S = 15.0
 
 
@@ -91,7 +90,7 @@ class Generator:
         limit_s = warm_s + seconds + drain_s + START_AND_STOP_S
         found = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
         if found.returncode:
-            raise RuntimeError(f"the load generator failed ({found.returncode}): {found.stderr.strip()[-500:]}")
+            raise BenchError(f"the load generator failed ({found.returncode}): {found.stderr.strip()[-500:]}")
         return _load(json.loads(found.stdout))
 
 

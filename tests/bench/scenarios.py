@@ -51,12 +51,8 @@ class Bench:
     def rounds(self, scenario: str) -> Iterator[int]:
         """Round numbers, told on stderr as they begin."""
         for number in range(self.round_count):
-            self.say(f"{scenario}: round {number + 1} of {self.round_count}")
+            say(f"{scenario}: round {number + 1} of {self.round_count}")
             yield number
-
-    def say(self, sentence: str) -> None:
-        """Progress, for whoever waits."""
-        print(f"[{time.strftime('%H:%M:%S')}] {sentence}", file=sys.stderr, flush=True)
 
     def request(self, model: BenchModel, timeout_ms: float | None = None) -> Path:
         """The file with one request's frames."""
@@ -109,6 +105,11 @@ class Bench:
 
     def _endpoint(self, stem: str) -> str:
         return f"ipc://{self.children.folder}/{self.children.new_name(stem)}.sock"
+
+
+def say(sentence: str) -> None:
+    """Progress, for whoever waits."""
+    print(f"[{time.strftime('%H:%M:%S')}] {sentence}", file=sys.stderr, flush=True)
 
 
 # ---- rates ----------------------------------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ def reloads(bench: Bench) -> None:
     model, figures = makers.mlp(), bench.figures
     request, daemon = bench.request(model), bench.daemon(model)
     daemon.start_and_settle(request)
-    bench.say(f"reloads: {bench.reload_count} under load")
+    say(f"reloads: {bench.reload_count} under load")
     problem: list[BaseException] = []
     done = 0
 
@@ -374,7 +375,7 @@ def idle(bench: Bench) -> None:
     model, figures = makers.mlp(), bench.figures
     daemon = bench.daemon(model)
     daemon.start_and_settle(bench.request(model))
-    bench.say("idle: waiting")
+    say("idle: waiting")
     pss, rss = footprint.memory_mib(daemon.pid)
     figures.add("idle.pss_mib", pss)
     figures.add("idle.rss_mib", rss)

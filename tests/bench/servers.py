@@ -19,6 +19,8 @@ import zmq
 from edge_runtime.wire.codec import RequestHeader, pack_request, unpack_reply
 from tests.bench.makers import BenchModel
 
+OK_BYTE = 0x84
+"""First byte of an answer's header: a map of four keys (codec.pack_answer). A request without options, echoed, has four."""
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
 SETTLE_LIMIT_S = 20.0
@@ -248,9 +250,10 @@ def answer_time_s(endpoint: str, request: Path, limit_s: float, child: subproces
             if child is not None and child.poll() is not None:
                 raise BenchError(f"{endpoint}: the process ended with {child.returncode}")
         elapsed = time.perf_counter() - start
-        reply = unpack_reply(socket.recv_multipart()[0])
-    if reply.error is not None:
-        raise BenchError(f"{endpoint}: {reply.error.get('code')}: {reply.error.get('message')}")
+        header = socket.recv_multipart()[0]
+    if header[0] != OK_BYTE:
+        error = unpack_reply(header).error or {}
+        raise BenchError(f"{endpoint}: {error.get('code')}: {error.get('message')}")
     return elapsed
 
 
