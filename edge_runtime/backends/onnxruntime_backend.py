@@ -7,6 +7,7 @@ provider that is missing is an error, never a quiet fallback.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,13 +95,15 @@ def _session(
 ) -> Any:
     """Make the session. Raises LoadFailed with the library's reason."""
     settings = _session_options(library, options, providers[0][0])
+    # The C++ side reads this variable whatever the argument below says, and would let a model configure its session.
+    os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)
     try:
         return library.InferenceSession(
             str(artifact),
             settings,
             providers=providers,
             enable_fallback=0,  # or a provider that fails is replaced by the CPU with a printed line
-            read_config_from_model=0,  # whatever ORT_LOAD_CONFIG_FROM_MODEL says
+            read_config_from_model=0,
         )
     except _errors(library) as error:
         reason = " ".join(str(error).split())[:600]

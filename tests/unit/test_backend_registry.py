@@ -1,0 +1,104 @@
+"""Backends by name: lazily, with a reason where one is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.library_import import import_library, probe_library
+from edge_runtime.backends.registry import backend, known_backends, probe_all
+from edge_runtime.errors import BackendUnavailable, LoadFailed
+from tests.models import python_models
+
+
+def run_python(program: str, **environment: str) -> str:
+    """Run a program in a fresh interpreter; its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment or None,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_registry_imports_no_library() -> None:
+    program = """
+import sys
+from edge_runtime.backends.registry import known_backends, backend
+made = [backend(name) for name in known_backends()]
+print([name for name in ("onnxruntime", "openvino", "onnx") if name in sys.modules])
+"""
+    assert run_python(program) == "[]"
+
+
+def test_openvino_is_imported_without_its_reporting_tools() -> None:
+    program = """
+import sys, threading
+from edge_runtime.backends.registry import backend
+probe = backend("openvino").probe()
+assert probe.is_available, probe.reason
+print(sorted(name for name in sys.modules if "telemetry" in name or "ovc" in name), threading.active_count())
+"""
+    assert run_python(program) == "[] 1"
+
+
+def test_a_missing_library_is_a_reason_with_what_to_install(tmp_path: Path) -> None:
+    """A fresh interpreter whose path holds the package and numpy, and no backend."""
+    program = """
+import importlib.abc, sys
+class Nothing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("onnxruntime", "openvino"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Nothing())
+from edge_runtime.backends.registry import probe_all
+for probe in probe_all():
+    print(probe.name, probe.is_available, probe.reason)
+"""
+    lines = run_python(program).splitlines()
+    assert lines[0] == (
+        "onnxruntime False onnxruntime is not installed; install it with: pip install 'edge-runtime[onnxruntime]'"
+    )
+    assert lines[1] == "openvino False openvino is not installed; install it with: pip install 'edge-runtime[openvino]'"
+    assert lines[2].startswith("python True")
+
+
+def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> None:
+    with pytest.raises(BackendUnavailable, match="no backend 'abacus'; known: onnxruntime, openvino, python"):
+        backend("abacus")
+
+
+def test_every_known_backend_is_probed() -> None:
+    assert tuple(probe.name for probe in probe_all()) == known_backends()
+
+
+def test_a_broken_library_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_library.py").write_text("raise OSError('libfoo.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BackendUnavailable, match=r"cannot be imported: libfoo.so.1"):
+        import_library("broken_library", "broken")
+    probe = probe_library("broken", lambda: (str(import_library("broken_library", "broken")), ()))
+    assert not probe.is_available
+    assert "libfoo.so.1" in probe.reason
+
+
+def test_a_library_whose_own_dependency_is_missing_is_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_library.py").write_text("import a_dependency_of_it")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BackendUnavailable, match=r"is installed but cannot be imported: .*a_dependency_of_it"):
+        import_library("half_library", "half")
+
+
+def test_python_models_are_refused_unless_allowed(tmp_path: Path) -> None:
+    artifact = python_models.mlp(tmp_path)
+    with pytest.raises(LoadFailed, match="python_models = true"):
+        backend("python").load(artifact, LoadOptions())
