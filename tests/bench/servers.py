@@ -20,7 +20,7 @@ from edge_runtime.wire.codec import RequestHeader, pack_request, unpack_reply
 from tests.bench.makers import BenchModel
 
 OK_BYTE = 0x84
-"""First byte of an answer's header: a map of four keys (codec.pack_answer). A request without options, echoed, has four."""
+"""First byte of an answer's header: a map of four keys (codec.pack_answer); a plain request echoed too."""
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
 SETTLE_LIMIT_S = 20.0
