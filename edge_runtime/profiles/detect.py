@@ -21,6 +21,9 @@ _DRIVER = re.compile(r"(\d+\.\d+(?:\.\d+)*)")
 MAX_FILE_BYTES = 1 << 20
 """Enough for /proc/cpuinfo of 256 cores; a bound, since container runtimes put odd things into /proc."""
 
+MAX_CPUS = 1 << 16
+"""More than any kernel can number (CONFIG_NR_CPUS is at most 8 192): a list that says more is not one."""
+
 NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 says "no limit" as a number near 2^63; nothing above this is a limit."""
 
@@ -66,7 +69,7 @@ def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
-    except OSError:
+    except (OSError, ValueError):  # a path made from another file may hold a NUL
         return ""
 
 
@@ -117,7 +120,7 @@ def _count_cpu_list(text: str) -> int:
         if low is None or high is None or high < low:
             return 0
         count += high - low + 1
-    return count
+    return count if count <= MAX_CPUS else 0
 
 
 def _affinity() -> int:
@@ -169,8 +172,8 @@ def _quota(folder: Path, is_v2: bool) -> float | None:
 def _memory_total(root: Path) -> int | None:
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
-            kib = _number(line.split()[1])
-            return None if kib is None else kib * 1024
+            kib = _number(line.removeprefix("MemTotal:").removesuffix("kB"))
+            return kib * 1024 if kib is not None and kib > 0 else None
     return None
 
 

@@ -1,0 +1,48 @@
+"""What the process takes of the host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+
+from edge_runtime.telemetry.host import HostProbe
+
+
+def test_memory_is_what_the_kernel_says_of_this_process() -> None:
+    probe = HostProbe()
+    rss, pss = probe.rss_bytes(), probe.pss_bytes()
+    assert rss is not None
+    assert pss is not None
+    assert 0.5 < rss / psutil.Process().memory_info().rss < 2
+    assert 0 < pss <= rss * 1.1
+
+
+def test_memory_that_was_taken_shows() -> None:
+    probe = HostProbe()
+    before = probe.rss_bytes()
+    taken = b"x" * (64 << 20)
+    after = probe.rss_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before > len(taken) // 2
+
+
+def test_cpu_time_grows_with_work() -> None:
+    probe = HostProbe()
+    before = probe.cpu_seconds()
+    sum(range(300_000))
+    assert probe.cpu_seconds() > before
+    assert probe.cpu_cores() > 0
+
+
+def test_a_host_that_tells_nothing_gives_no_numbers(tmp_path: Path) -> None:
+    probe = HostProbe(tmp_path)
+    assert (probe.rss_bytes(), probe.pss_bytes(), probe.memory_available_bytes()) == (None, None, None)
+
+
+def test_a_snapshot_is_json() -> None:
+    snapshot = json.loads(json.dumps(HostProbe().snapshot(), allow_nan=False))
+    assert snapshot["rss_bytes"] > 0
+    assert isinstance(snapshot["temperatures_celsius"], dict)
