@@ -30,7 +30,7 @@ class Probe:
 class LoadOptions:
     """How one instance is to be loaded; the profile's backend options after the model's own were laid over them.
 
-    threads: cores that one `run` may use (intra-op). callers: threads that will call `run` at once; OpenVINO makes so
+    threads: cores that one `run` may use (intra-op). concurrency: runs that go on at once; OpenVINO makes so
     many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16" or "" for the
     backend's default. device: "CPU", "GPU", "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra:
     options in the backend's own words, passed through.
@@ -41,6 +41,7 @@ class LoadOptions:
     device: str = ""
     spin: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+    concurrency: int = 1
 
 
 class Bound(Protocol):

@@ -88,7 +88,7 @@ class OpenVinoBackend:
                 spec=spec,
                 device=_device_run(compiled, device),
                 precision=precision,
-                concurrency=options.callers,
+                concurrency=options.concurrency,
                 memory_bytes=growth(),
             )
         )
@@ -117,7 +117,7 @@ def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
         if any(word in key.upper() for word in _CODE_PROPERTIES):
             raise LoadFailed(f"property {key!r} names a file, which a model's options may not do")
     properties: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
-    streams, threads = options.callers, options.threads * options.callers
+    streams, threads = options.concurrency, options.threads * options.concurrency
     if threads == 1:
         # With one thread in all, OpenVINO 2026.4 loses exceptions of `infer` and leaves the outputs as they were. A
         # second stream makes it tell; each run still takes one thread.

@@ -218,7 +218,7 @@ def test_runs_from_as_many_threads_as_promised_keep_their_answers(kit: Kit, tmp_
             if not np.allclose(instance.run({"x": x})[0], mlp_answer(x), rtol=1e-4, atol=1e-4):
                 wrong.append(rows)
 
-    with loaded(kit.artifact("mlp", tmp_path), kit, LoadOptions(callers=3)) as instance:
+    with loaded(kit.artifact("mlp", tmp_path), kit, LoadOptions(concurrency=3)) as instance:
         assert instance.concurrency >= 1
         threads = [threading.Thread(target=many, args=(instance, rows)) for rows in (1, 2, 5)]
         for thread in threads[: instance.concurrency]:

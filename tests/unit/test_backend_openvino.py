@@ -46,7 +46,7 @@ def test_auto_runs_and_reports_the_device_it_chose(tmp_path: Path) -> None:
 
 
 def test_it_promises_as_many_callers_as_it_was_asked_for(tmp_path: Path) -> None:
-    instance = BACKEND.load(onnx_models.mlp(tmp_path), LoadOptions(callers=3))
+    instance = BACKEND.load(onnx_models.mlp(tmp_path), LoadOptions(concurrency=3))
     assert instance.concurrency == 3
     instance.close()
 
