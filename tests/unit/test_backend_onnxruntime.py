@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_options_it_knows_leave_the_answer_alone(tmp_path: Path, extra: dict[str
 
 @pytest.mark.parametrize("precision", ["f16", "bf16"])
 def test_a_precision_the_cpu_cannot_change_to_is_unavailable(tmp_path: Path, precision: str) -> None:
-    if precision == "bf16" and __import__("platform").machine() == "aarch64":
+    if precision == "bf16" and platform.machine() == "aarch64":
         pytest.skip("64-bit ARM has fast bf16 products")
     with pytest.raises(BackendUnavailable, match="precision it was exported in"):
         BACKEND.load(onnx_models.mlp(tmp_path), LoadOptions(precision=precision))
