@@ -64,7 +64,7 @@ def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
 
 
 def find_faults(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> Iterator[Fault]:
-    """Every fault of a mapping as this struct, unknown keys first at each level; none when it converts."""
+    """Every fault of a mapping as this struct, in the mapping's order; none when it converts."""
     yield from _faults(values, kind, "")
 
 
@@ -118,13 +118,13 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
     """Faults of what a table or list holds, so that the message can name the innermost key."""
     if is_struct(kind) and isinstance(value, Mapping):
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
-        for key in value:
-            if key not in fields:
+        for key, item in value.items():
+            if key in fields:
+                yield from _faults(item, fields[key].type, _join(path, key))
+            else:
                 yield Fault(_join(path, key), _unknown(key, list(fields)))
         for name, field in fields.items():
-            if name in value:
-                yield from _faults(value[name], field.type, _join(path, name))
-            elif field.required:
+            if name not in value and field.required:
                 yield Fault(_join(path, name), f"is missing; wanted {wanted(field.type)}")
     elif typing.get_origin(kind) is dict and isinstance(value, Mapping):
         for key, item in value.items():
@@ -163,7 +163,7 @@ def _range(limits: Sequence[msgspec.Meta]) -> str:
             (limit.gt, ", above {}"), (limit.ge, ", {} or more"), (limit.lt, ", below {}"), (limit.le, ", {} or less"),
         ):  # fmt: skip
             if bound is not None:
-                words += sentence.format(f"{bound:g}")
+                words += sentence.format(f"{bound:_.12g}")
         if limit.pattern is not None:
             words += f" like {limit.pattern}"
     return words
