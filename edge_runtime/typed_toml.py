@@ -6,7 +6,6 @@ config (settings) and profiles (device profiles), which share these words and no
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 import sys
@@ -135,6 +134,8 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
 
 
 def _unknown(key: object, known: Sequence[str]) -> str:
+    import difflib  # only when something is wrong
+
     nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
     if nearest:
         return f"unknown key {_brief.repr(key)}; did you mean {nearest[0]!r}?"

@@ -46,3 +46,29 @@ def test_a_snapshot_is_json() -> None:
     snapshot = json.loads(json.dumps(HostProbe().snapshot(), allow_nan=False))
     assert snapshot["rss_bytes"] > 0
     assert isinstance(snapshot["temperatures_celsius"], dict)
+
+
+def test_temperatures_are_those_of_zones_and_sensors_that_are_on(tmp_path: Path) -> None:
+    for name, text in {
+        "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
+        "sys/class/thermal/thermal_zone0/temp": "48750\n",
+        "sys/class/thermal/thermal_zone1/type": "gpu-thermal\n",
+        "sys/class/thermal/thermal_zone1/temp": "-256000\n",
+        "sys/class/hwmon/hwmon0/name": "coretemp\n",
+        "sys/class/hwmon/hwmon0/temp1_input": "51000\n",
+        "sys/class/hwmon/hwmon0/temp1_label": "Package id 0\n",
+        "sys/class/hwmon/hwmon1/name": "nvme\n",
+        "sys/class/hwmon/hwmon1/temp1_input": "38850\n",
+        "sys/class/hwmon/hwmon2/name": "nvme\n",
+        "sys/class/hwmon/hwmon2/temp1_input": "40850\n",
+        "sys/class/hwmon/hwmon3/temp1_input": "odd\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert HostProbe(tmp_path).temperatures() == {
+        "cpu-thermal": 48.75,
+        "coretemp/Package id 0": 51.0,
+        "nvme/temp1": 38.85,
+        "nvme/temp1 hwmon2/temp1_input": 40.85,
+    }
