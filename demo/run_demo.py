@@ -1,0 +1,282 @@
+"""Starts the daemon on two models, sends it real images, shows answers and latencies, and stops it.
+
+    make demo        or, once set up:  python -m demo.run_demo [--quick]
+
+Everything goes through the public door: `edge-runtime serve` as a process of its own, `edge_runtime.Client` over
+ZeroMQ. Each step is bounded in time, and the daemon is stopped however this program ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from demo.digits import Digits, as_text, load_held_out
+from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
+from demo.make_vision_model import PICTURE_SHAPE
+from demo.screen import Screen
+from demo.train_digits import REPORT_FILE
+from edge_runtime import Client
+from edge_runtime.errors import EdgeRuntimeError
+
+MODELS = Path(__file__).parent / "models"
+DIGITS_MODEL = MODELS / "digits" / "1" / "model.onnx"
+VISION_MODEL = MODELS / "mobilenetv2" / "1" / "model.onnx"
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 30.0
+SHOWN = 6
+FLOOD_TIMEOUT_MS = 250.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line. Returns the exit status: 0 when everything was as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="measure for a moment only")
+    is_quick = parser.parse_args(arguments).quick
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    screen = Screen()
+    began = time.perf_counter()
+    try:
+        is_right = _demonstrate(screen, seconds=0.15 if is_quick else 0.7, rounds=1 if is_quick else 3)
+    except KeyboardInterrupt:
+        screen.end_progress()
+        return 130
+    except (DemoFailed, EdgeRuntimeError, ConnectionError, TimeoutError) as error:
+        screen.end_progress()
+        screen.line(screen.paint(f"\nThe demonstration failed: {error}", "red"))
+        return 1
+    screen.line(f"\n{time.perf_counter() - began:.0f} s in all. The README leads on: a tour in five minutes.")
+    return 0 if is_right else 1
+
+
+class DemoFailed(Exception):
+    """Something did not go as this program promises; the message says what and where to look."""
+
+
+def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
+    # Not $TMPDIR first: a socket's path may have 107 bytes.
+    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a folder of our own in it)
+    with tempfile.TemporaryDirectory(prefix="edge-demo-", dir=short) as folder:
+        digits = load_held_out()
+        with _daemon(screen, Path(folder)) as daemon:
+            with Client(daemon.endpoint, max_in_flight=1024) as client:
+                is_right = _show_digits(screen, client, digits)
+                capacity_per_s = _show_latencies(screen, client, digits, rounds, seconds)
+                _show_overload(screen, client, digits, capacity_per_s, 4 * seconds)
+            return _stop(screen, daemon) and is_right
+
+
+# ---- the daemon -----------------------------------------------------------------------------------------------------
+
+
+class _Daemon:
+    """The daemon's process, its endpoint and its log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "infer.sock"
+        self.endpoint = f"ipc://{self.socket}"
+        self.log = folder / "daemon.log"
+        program = Path(sys.executable).with_name("edge-runtime")
+        self.command = [
+            str(program), "serve", "--models", str(MODELS), "--zmq", self.endpoint, "--state", str(folder)
+        ]  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def last_words(self, lines: int) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()[-lines:]
+
+
+@contextmanager
+def _daemon(screen: Screen, folder: Path) -> Iterator[_Daemon]:
+    """The daemon, ready; gone at the end whatever happened."""
+    daemon = _Daemon(folder)
+    try:
+        with screen.step("The daemon starts: one process, a folder of two models, one socket"):
+            _wait_until_ready(screen, daemon)
+        yield daemon
+    finally:
+        if daemon.process.poll() is None:
+            daemon.process.terminate()
+            try:
+                daemon.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                daemon.process.kill()
+                daemon.process.wait()
+
+
+def _wait_until_ready(screen: Screen, daemon: _Daemon) -> None:
+    """Its socket is bound when every model is loaded and warm (DESIGN 5)."""
+    shown = [Path(word).name if word.startswith("/") and "edge-runtime" in word else word for word in daemon.command]
+    screen.line(screen.paint(f"  $ {' '.join(shown)}", "bold"))
+    start = time.perf_counter()
+    while not daemon.socket.exists():
+        elapsed = time.perf_counter() - start
+        if daemon.process.poll() is not None:
+            raise DemoFailed(_with_log(f"the daemon ended with exit status {daemon.process.returncode}", daemon))
+        if elapsed > START_LIMIT_S:
+            raise DemoFailed(_with_log(f"the daemon is not ready after {START_LIMIT_S:.0f} s", daemon))
+        screen.progress(f"{elapsed:.1f} s  {' '.join(daemon.last_words(1))[:100]}")
+        time.sleep(0.02)
+    screen.end_progress()
+    screen.line(f"  ready after {time.perf_counter() - start:.2f} s: models loaded, measured and warm")
+
+
+def _with_log(reason: str, daemon: _Daemon) -> str:
+    return "\n".join([reason, *(f"  | {line}" for line in daemon.last_words(20))])
+
+
+def _stop(screen: Screen, daemon: _Daemon) -> bool:
+    with screen.step("The daemon stops: SIGTERM, answer what was admitted, leave"):
+        daemon.process.send_signal(signal.SIGTERM)
+        try:
+            status = daemon.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed(_with_log(f"the daemon still runs {STOP_LIMIT_S:.0f} s after SIGTERM", daemon)) from None
+        screen.line(f"  exit status {screen.paint(str(status), 'green' if status == 0 else 'red')}")
+        return status == 0
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def _show_digits(screen: Screen, client: Client, digits: Digits) -> bool:
+    """Ask for every held-out image; show some, and every mistake. Returns whether the answers are the model's own."""
+    with screen.step(f"{len(digits.labels)} scanned digits that no training has seen, each a request of its own"):
+        images = digits.images.astype(np.float32)
+        futures = [
+            client.submit("digits", {"image": images[row : row + 1]}, timeout_ms=10_000) for row in _rows(images)
+        ]
+        answers = [future.result(timeout=30) for future in futures]
+        found = np.array([int(answer["digit"][0]) for answer in answers])
+        chances = np.array([float(answer["scores"].max()) for answer in answers])
+
+        wrong = [row for row in _rows(images) if found[row] != digits.labels[row]]
+        right = [row for row in _rows(images) if row not in set(wrong)]
+        blocks = [
+            _block(screen, digits, row, int(found[row]), chances[row])
+            for row in [*right[:: len(right) // SHOWN][:SHOWN], *wrong]
+        ]
+        _show_side_by_side(screen, blocks)
+
+        stated = json.loads(REPORT_FILE.read_text())["correct"]
+        own = Raw(DIGITS_MODEL, 1).answer(images)[1]
+        same = int((own == found).sum())
+        correct = len(found) - len(wrong)
+        percent = screen.paint(f"{correct / len(found):.1%}", "bold", "green")
+        screen.line(
+            f"  accuracy on the held-out images: {percent} ({correct} of {len(found)}; training stated {stated})"
+        )
+        screen.line(f"  same digit as the model run in process: {same} of {len(found)}")
+        return same == len(found)
+
+
+def _block(screen: Screen, digits: Digits, row: int, found: int, chance: float) -> list[str]:
+    """An image with its answer beside it: 8 lines of equal visible width."""
+    label = int(digits.labels[row])
+    words = ["", "", f"{found}", f"{chance:.1%}", "", "" if found == label else f"is {label}", "", ""]
+    styles = ["green"] if found == label else ["red"]
+    return [
+        f"{ink}  {screen.paint(word.ljust(7), *styles)}"
+        for ink, word in zip(as_text(digits.images[row]), words, strict=True)
+    ]
+
+
+def _show_side_by_side(screen: Screen, blocks: list[list[str]]) -> None:
+    columns = max(1, shutil.get_terminal_size((80, 24)).columns // 27)
+    for first in range(0, len(blocks), columns):
+        for lines in zip(*blocks[first : first + columns], strict=True):
+            screen.line("  " + "".join(lines).rstrip())
+        screen.line()
+
+
+def _rows(images: Images) -> range:
+    return range(len(images))
+
+
+# ---- latencies ------------------------------------------------------------------------------------------------------
+
+
+def _show_latencies(screen: Screen, client: Client, digits: Digits, rounds: int, seconds: float) -> float:
+    """One table for both models. Returns how many pictures a second the daemon served at most."""
+    cores = len(os.sched_getaffinity(0))
+    small, large = digits.images.astype(np.float32), _pictures(digits)
+    parts: list[tuple[str, Images, list[Way]]] = [
+        ("digits", small, [Raw(DIGITS_MODEL, 1), Served(client, "digits", 1), Served(client, "digits", 64)]),
+        (
+            "mobilenetv2",
+            large,
+            [
+                Raw(VISION_MODEL, 1), *([Raw(VISION_MODEL, cores)] if cores > 1 else []),
+                Served(client, "mobilenetv2", 1), Served(client, "mobilenetv2", 16),
+            ],
+        ),
+    ]  # fmt: skip
+    with screen.step(f"Latencies beside the raw backend, measured in turn ({cores} cores, shared with this client)"):
+        table: list[list[str]] = []
+        for model, images, ways in parts:
+            figures = measure(ways, images, rounds=rounds, seconds=seconds, progress=screen.progress)
+            table += [_table_row(model, way, figure) for way, figure in zip(ways, figures, strict=True)]
+        screen.end_progress()
+        screen.table(
+            ["model", "answered by", "in flight", "p50 ms", "p95 ms", "p99 ms", "requests/s", "mean batch rows"],
+            table,
+            words=2,
+        )
+        screen.line("  mobilenetv2 has random weights: what it costs is real, what it says is not.")
+    return figures[-1].per_s
+
+
+def _table_row(model: str, way: Way, figures: Figures) -> list[str]:
+    times = [f"{time_ms:.3f}" for time_ms in (figures.p50_ms, figures.p95_ms, figures.p99_ms)]
+    return [model, way.title, str(way.in_flight), *times, f"{figures.per_s:,.0f}", f"{figures.batch_rows:.1f}"]
+
+
+def _pictures(digits: Digits) -> Images:
+    """The first 32 scans as pictures of the size that the vision model takes. Shape: [32, 3, 224, 224], 0 to 1."""
+    side = PICTURE_SHAPE[1] // 8
+    enlarged = digits.images[:32].reshape(-1, 1, 8, 8).astype(np.float32).repeat(side, axis=2).repeat(side, axis=3) / 16
+    return np.ascontiguousarray(np.broadcast_to(enlarged, (32, *PICTURE_SHAPE)))
+
+
+def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_s: float, seconds: float) -> None:
+    """Twice what was served above, each request with a deadline: answered in time, or told at once."""
+    title = f"Twice as many pictures as it can serve, each wanted within {FLOOD_TIMEOUT_MS:.0f} ms"
+    with screen.step(title):
+        found = flood(
+            client, "mobilenetv2", _pictures(digits),
+            per_s=2 * capacity_per_s, timeout_ms=FLOOD_TIMEOUT_MS, seconds=seconds,
+        )  # fmt: skip
+        if found.failures:
+            raise DemoFailed(f"{len(found.failures)} requests failed, the first with: {found.failures[0]}")
+        rows = [
+            [name, f"{len(times)}", f"{percentile(times, 50):.1f}" if times else "-",
+             f"{percentile(times, 99):.1f}" if times else "-"]
+            for name, times in (
+                ("answered in time", found.answered_ms),
+                ("refused, and told when to try again", found.refused_ms),
+                ("expired while waiting", found.expired_ms),
+            )
+        ]  # fmt: skip
+        screen.table(["what became of them", "requests", "p50 ms", "p99 ms"], rows)
+        screen.line(
+            f"  {found.asked} asked at {2 * capacity_per_s:,.0f} a second, "
+            f"{len(found.answered_ms) / found.seconds:,.0f} a second answered, every one accounted for"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
