@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +90,9 @@ class Raw:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
-    def answer(self, images: Images) -> list[npt.NDArray[np.generic]]:
+    def answer(self, images: Images) -> list[npt.NDArray[Any]]:
         """All outputs for all images in one run. Shapes: axis 0 is rows."""
-        found: list[npt.NDArray[np.generic]] = self._session.run(None, {"image": images})
+        found: list[npt.NDArray[Any]] = self._session.run(None, {"image": images})
         return found
 
     def round(self, images: Images, seconds: float) -> Round:
