@@ -21,6 +21,7 @@ from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.calibration import CurveCache
+from edge_runtime.serving.calibrator import Calibrator, CalibratorSettings
 from edge_runtime.serving.loader import Loader, LoaderSettings
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
 from edge_runtime.serving.lobby import Lobby
@@ -81,19 +82,24 @@ def assemble_core(config: Config, clock: Clock | None = None) -> Core:
         clock=clock,
         metrics=metrics,
     )
+    calibrator = Calibrator(
+        dispatcher,
+        CurveCache(state / "calibration" if state is not None else None),
+        CalibratorSettings(f"{facts.cpu_model} {profile.limits.cores}", profile.limits.memory_bytes),
+        used_bytes=servables.memory_bytes,
+    )
     loader = Loader(
         versions=versions,
         watcher=Watcher(Path(config.models), clock),
         servables=servables,
         dispatcher=dispatcher,
-        curves=CurveCache(state / "calibration" if state is not None else None),
+        calibrator=calibrator,
         lobby=lobby,
         clock=clock,
         settings=LoaderSettings(
             watch=config.watch,
             calibrate=config.calibrate,
             budget_bytes=profile.limits.memory_bytes,
-            hardware=f"{facts.cpu_model} {profile.limits.cores}",
         ),
     )
     return Core(

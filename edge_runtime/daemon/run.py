@@ -17,8 +17,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import zmq
-
 from edge_runtime import __version__
 from edge_runtime.config.endpoints import control_endpoint_beside, default_infer_endpoint
 from edge_runtime.config.settings import Config
@@ -29,7 +27,7 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
-from edge_runtime.transports.zmq_bind import BoundSocket, ZapResponder, bind_router
+from edge_runtime.transports.zmq_bind import BoundSocket, ZapResponder, bind_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 log = logging.getLogger("edge_runtime")
@@ -52,7 +50,7 @@ class Daemon:
         self._config = config
         self._core = core
         self._notifier = Notifier()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         self._loop = IoLoop(core.metrics)
         self._host = HostProbe()
         control = ControlFrontend(
@@ -103,7 +101,7 @@ class Daemon:
         """Stop admitting, answer what was admitted within `drain_s`, close. Idempotent."""
         self._notifier.stopping()
         self._is_ready = False
-        self._loop.call(self._frontend.drain)
+        self._stop_admitting()
         is_drained = self._core.close(self._config.drain_s)
         self._loop.stop()
         if self._io_thread is not None:
@@ -119,6 +117,15 @@ class Daemon:
         self._context.term()
         self._loop.close()
         log.info("stopped", extra={"drained": is_drained})
+
+    def _stop_admitting(self) -> None:
+        """Wait until the I/O thread refuses newcomers: before that, models must not be closed under them."""
+        if self._io_thread is None:
+            return
+        has_stopped = threading.Event()
+        self._loop.call(self._frontend.drain)
+        self._loop.call(has_stopped.set)
+        has_stopped.wait(self._config.drain_s)
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -187,17 +194,12 @@ class Daemon:
 
     def _stats(self) -> dict[str, Any]:
         core = self._core
-        queues = {}
-        for servable in core.servables.live():
-            rows, nbytes = core.dispatcher.queued(servable.scheduled)
-            queues[servable.model] = {"rows": rows, "bytes": nbytes}
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "ready": self._is_ready,
             "profile": core.profile.name,
             "endpoints": self.endpoints,
-            "queues": queues,
             "models": core.servables.listing(),
             "host": self._host.snapshot(),
             "metrics": core.metrics.snapshot(),

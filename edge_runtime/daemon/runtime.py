@@ -20,7 +20,7 @@ from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
-from edge_runtime.tensors import Array, as_tensors, datatype_name
+from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
 from edge_runtime.wire.codec import RequestHeader, TensorHeader
 
 PLANS = 256
@@ -162,7 +162,7 @@ class Runtime:
         now_s = self._core.clock.monotonic_s()
         for _ in range(RESOLVE_TRIES):
             plan = self._plan(header, arrays)
-            given = list(arrays.values())
+            given = [values_to_bits(array) for array in arrays.values()]
             request = Pending(
                 [given[index] for index in plan.order], plan.rows, sum(array.nbytes for array in given), plan.shape,
                 plan.priority, now_s, plan.timeout_s, _settle, (future, plan),
@@ -222,9 +222,11 @@ def _settle(request: Pending, outcome: Outcome) -> None:
         servable.metrics.refused(outcome.code)
         future._settle(outcome)  # noqa: SLF001
         return
-    names = [spec.name for spec in servable.spec.outputs]
+    specs = servable.spec.outputs
     timing = Timing(outcome.queue_s * 1e3, outcome.run_s * 1e3, outcome.batch_rows) if plan.wants_timing else None
-    selected = {names[index]: outcome.outputs[index] for index in plan.outputs}
+    selected = {
+        specs[index].name: bits_to_values(specs[index].datatype, outcome.outputs[index]) for index in plan.outputs
+    }
     servable.metrics.answered(outcome.queue_s, outcome.run_s)
     future._settle(InferResult(servable.model, servable.number, selected, timing))  # noqa: SLF001
 

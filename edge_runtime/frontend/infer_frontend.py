@@ -229,12 +229,15 @@ class InferFrontend:
         self._infer(inquiry, decoded, header)
 
     def _json_message(self, inquiry: _Inquiry, frame: bytes) -> None:
-        inquiry.form = Json(codec.json_id(frame))
-        request = codec.unpack_json_request(frame)
+        try:
+            request = codec.unpack_json_request(frame)
+        except EdgeRuntimeError:
+            inquiry.form = Json(codec.json_id(frame))
+            raise
+        inquiry.form = Json(request.id, request.arrays)
         if request.header.op != "infer":
             self._op(inquiry, request.header)
             return
-        inquiry.form = Json(request.id, request.arrays)
         self._infer(inquiry, request.header)
 
     def _op(self, inquiry: _Inquiry, header: codec.RequestHeader) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +35,10 @@ SETTLING_RUNS = 2
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Run seconds by rows of one layout."""
+    """Run seconds by rows; wide_s: of one row on all cores, None where that is not worth a second copy."""
 
     times: Mapping[int, float]
+    wide_s: float | None = None
 
     def best_rows(self) -> int:
         """The fewest rows that serve nearly the most rows a second; 1 when batching gains nothing."""
@@ -59,28 +61,34 @@ def row_counts(max_rows: int) -> list[int]:
 def measure(
     instance: Instance, max_rows: int, length: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Mapping[int, float]]:
-    """Measure one number of rows a step, yielding the curve so far, so that the caller can stop when work comes.
+    """Measure one number of rows a step, yielding the times so far, so that the caller can stop when work comes.
 
     Stops by itself when the budget is spent, when two doublings in a row gain nothing, or when a run fails.
     """
     times: dict[int, float] = {}
     spent_s, best_rate, idle_steps = 0.0, 0.0, 0
     for rows in row_counts(max_rows):
-        expected_s = times[rows // 2] * 2 if rows > 1 else 0.0
-        if spent_s + expected_s * (SETTLING_RUNS + REPEATS) > BUDGET_S or idle_steps == 2:
+        expected_s = times[rows // 2] * 2 * (SETTLING_RUNS + REPEATS) if rows > 1 else 0.0
+        if spent_s + expected_s > BUDGET_S or idle_steps == 2:
             return
-        inputs = make_inputs(instance.spec, rows, length, shapes)
+        started_s = time.perf_counter()
         try:
-            runs = [time_run(instance, inputs) for _ in range(SETTLING_RUNS + REPEATS)]
+            times[rows] = measure_rows(instance, rows, length, shapes)
         except BackendError as error:
-            log.info("calibration stopped at %d rows: %s", rows, error.message)
+            log.info("calibration stopped", extra={"rows": rows, "reason": error.message})
             return
-        spent_s += sum(runs)
-        times[rows] = min(runs[SETTLING_RUNS:])
+        spent_s += time.perf_counter() - started_s
         rate = rows / times[rows]
         idle_steps = 0 if rate >= best_rate * GAIN else idle_steps + 1
         best_rate = max(best_rate, rate)
         yield dict(times)
+
+
+def measure_rows(instance: Instance, rows: int, length: int, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Seconds of the quickest of a few settled runs of so many rows. Raises RunFailed."""
+    inputs = make_inputs(instance.spec, rows, length, shapes)
+    runs = [time_run(instance, inputs) for _ in range(SETTLING_RUNS + REPEATS)]
+    return min(runs[SETTLING_RUNS:])
 
 
 class CurveCache:
@@ -96,16 +104,18 @@ class CurveCache:
         try:
             fields = json.loads((self._folder / f"{key}.json").read_bytes())
             times = {int(rows): float(run_s) for rows, run_s in fields["times"].items()}
+            wide_s = None if fields["wide_s"] is None else float(fields["wide_s"])
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return None
         is_sane = times and all(rows > 0 and 0 < run_s < 3600 for rows, run_s in times.items())
-        return Curve(times) if is_sane else None
+        return Curve(times, wide_s) if is_sane else None
 
     def write(self, key: str, curve: Curve) -> None:
         """Keep a curve. A full or read-only disk is reported and costs nothing but the next measurement."""
         if self._folder is None:
             return
+        fields = {"times": dict(curve.times), "wide_s": curve.wide_s}
         try:
-            write_atomically(self._folder / f"{key}.json", json.dumps({"times": dict(curve.times)}).encode())
+            write_atomically(self._folder / f"{key}.json", json.dumps(fields).encode())
         except OSError as error:
             log.warning("the calibration of %s is not kept: %s", key[:12], error)

@@ -7,22 +7,19 @@ failing is that version's state, never the thread's end.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound, NotReady
-from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.version_policy import select_versions
-from edge_runtime.repository.watch import Watcher
+from edge_runtime.repository.watch import Change, Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.latency_model import LatencyModel
-from edge_runtime.serving.calibration import Curve, CurveCache, measure
+from edge_runtime.serving.calibrator import Calibrator
 from edge_runtime.serving.loading import Loaded, VersionLoader
 from edge_runtime.serving.lobby import Lobby
 from edge_runtime.serving.memory_budget import Resident, plan_eviction
@@ -45,17 +42,11 @@ DRAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """budget_bytes None: memory is not bounded. hardware: text that names CPU and cores, part of the cache key."""
+    """budget_bytes None: memory is not bounded."""
 
     watch: bool = True
     calibrate: bool = True
     budget_bytes: int | None = None
-    hardware: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Calibration:
-    loaded: Loaded
 
 
 class Loader:
@@ -68,7 +59,7 @@ class Loader:
         watcher: Watcher,
         servables: Servables,
         dispatcher: Dispatcher,
-        curves: CurveCache,
+        calibrator: Calibrator,
         lobby: Lobby,
         clock: Clock,
         settings: LoaderSettings,
@@ -77,12 +68,11 @@ class Loader:
         self._watcher = watcher
         self._servables = servables
         self._dispatcher = dispatcher
-        self._curves = curves
+        self._calibrator = calibrator
         self._lobby = lobby
         self._clock = clock
         self._settings = settings
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calibrations: list[_Calibration] = []
         self._measured_bytes: dict[tuple[str, int], int] = {}
         self._held_back: set[tuple[str, int]] = set()
         self._asked_for: set[tuple[str, int]] = set()
@@ -131,7 +121,7 @@ class Loader:
             try:
                 command = self._commands.get(timeout=self._pause_s())
             except queue.Empty:
-                self._guarded(self._calibrate_one if self._may_calibrate() else self._poll_if_watching)
+                self._guarded(self._calibrate if self._may_calibrate() else self._poll_if_watching)
                 continue
             self._guarded(command)
 
@@ -142,17 +132,22 @@ class Loader:
             log.exception("a step of the loader failed")
 
     def _pause_s(self) -> float:
-        return IDLE_S if self._calibrations else POLL_S
+        return IDLE_S if self._calibrator.has_work else POLL_S
 
     def _may_calibrate(self) -> bool:
-        return bool(self._calibrations) and self._dispatcher.is_idle()
+        return self._calibrator.has_work and self._dispatcher.is_idle()
+
+    def _calibrate(self) -> None:
+        self._calibrator.step(lambda: self._is_stopping or not self._commands.empty() or not self._dispatcher.is_idle())
 
     def _poll_if_watching(self) -> None:
         if self._settings.watch:
             self._poll()
 
     def _poll(self) -> None:
-        changes = self._watcher.poll()
+        self._take(self._watcher.poll())
+
+    def _take(self, changes: list[Change]) -> None:
         for change in changes:
             for key in [key for key in self._held_back if key[0] == change.model]:
                 if change.version in {None, key[1]}:
@@ -200,8 +195,7 @@ class Loader:
             self._servables.stand(Standing(name, number, State.LOADING))
         started_s = self._clock.monotonic_s()
         try:
-            self._make_room(folder, version)
-            loaded = self._versions.load(folder, version)
+            loaded = self._load_beside(folder, version)
         except EdgeRuntimeError as error:
             state = State.FAILED if is_first else State.READY
             reason = error.message if is_first else f"a newer copy of its files failed to load: {error.message}"
@@ -211,18 +205,32 @@ class Loader:
             raise
         self._measured_bytes[name, number] = loaded.servable.memory_bytes
         replaced = self._servables.publish(loaded.servable)
+        self._watch_queue(loaded.servable)
         if loaded.note:
             self._servables.stand(Standing(name, number, State.READY, loaded.note))
         self._asked_for.discard((name, number))
         self._lobby.open(name, None)
         if replaced is not None:
+            self._calibrator.discard(replaced)
             replaced.close(DRAIN_S)
-        self._calibrations = [each for each in self._calibrations if each.loaded.servable is not replaced]
-        self._plan_calibration(loaded)
+        if self._settings.calibrate:
+            self._calibrator.add(loaded)
         _log_loaded(loaded, self._clock.monotonic_s() - started_s)
 
+    def _load_beside(self, folder: ModelFolder, version: VersionFolder) -> Loaded:
+        """Make room, load, warm up. Raises EdgeRuntimeError only: a library's surprise is a failed load too."""
+        try:
+            self._make_room(folder, version)
+            return self._versions.load(folder, version)
+        except EdgeRuntimeError:
+            raise
+        except Exception as error:
+            log.exception("loading failed unexpectedly", extra={"model": folder.name, "version": version.number})
+            raise LoadFailed(f"{type(error).__name__}: {error}") from error
+
     def _load_asked(self, model: str, number: int | None) -> None:
-        self._watcher.poll()
+        changes = self._watcher.poll(at_once=model)
+        self._take([change for change in changes if change.model != model])
         folder = self._watcher.scan.models.get(model)
         if folder is None or (number is not None and number not in folder.versions):
             what = f"model {model!r}" if folder is None else f"model {model!r} version {number}"
@@ -261,9 +269,13 @@ class Loader:
     def _retire(self, servable: Servable | None) -> None:
         if servable is None:
             return
-        self._calibrations = [each for each in self._calibrations if each.loaded.servable is not servable]
+        self._calibrator.discard(servable)
         servable.close(DRAIN_S)
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})
+
+    def _watch_queue(self, servable: Servable) -> None:
+        servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
+        servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -287,60 +299,6 @@ class Loader:
             servable = self._servables.withdraw(resident.model, resident.number, State.ON_DEMAND, "left to free memory")
             self._retire(servable)
 
-    # ---- calibration ------------------------------------------------------------------------------------------------
-
-    def _plan_calibration(self, loaded: Loaded) -> None:
-        wants = self._settings.calibrate and loaded.servable.mode == "workers" and bool(loaded.first_runs.times)
-        if wants:
-            self._calibrations.append(_Calibration(loaded))
-
-    def _calibrate_one(self) -> None:
-        """Take the curve from the cache, or measure it one point at a time while nothing else wants the cores."""
-        loaded = self._calibrations.pop(0).loaded
-        servable = loaded.servable
-        key = self._cache_key(loaded)
-        curve = self._curves.read(key)
-        if curve is None:
-            curve = self._measure(loaded)
-            if curve is None:
-                self._calibrations.append(_Calibration(loaded))
-                return
-            self._curves.write(key, curve)
-        _apply(servable, curve)
-        log.info(
-            "calibrated",
-            extra={
-                "model": servable.model,
-                "version": servable.number,
-                "batch_rows": servable.scheduled.limits.max_rows,
-                "run_ms": round(curve.times.get(1, 0.0) * 1e3, 3),
-            },
-        )
-
-    def _measure(self, loaded: Loaded) -> Curve | None:
-        servable = loaded.servable
-        rows = servable.max_rows if servable.batches else 1
-        curve: Curve | None = None
-        steps = measure(servable.layouts.narrow, rows, loaded.first_runs.length, servable.settings.warmup.shapes)
-        for times in steps:
-            curve = Curve(times)
-            if self._is_stopping or not self._commands.empty() or not self._dispatcher.is_idle():
-                return None
-        return curve
-
-    def _cache_key(self, loaded: Loaded) -> str:
-        instance = loaded.servable.layouts.narrow
-        parts = (
-            sha256_of_file(loaded.artifact),
-            instance.backend,
-            loaded.backend.probe().version,
-            instance.device,
-            instance.precision,
-            str(loaded.options.threads),
-            self._settings.hardware,
-        )
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
     def _answer(self, done: Done, step: Callable[[], None]) -> None:
         try:
             step()
@@ -351,14 +309,6 @@ class Loader:
             done(LoadFailed(f"{type(error).__name__}: {error}"))
         else:
             done(None)
-
-
-def _apply(servable: Servable, curve: Curve) -> None:
-    """Put the curve to work: new run times, and a new batch limit unless one was set."""
-    scheduled = servable.scheduled
-    scheduled.layout.run_times = LatencyModel(curve.times)
-    if servable.settings.max_batch_rows is None and servable.batches:
-        scheduled.limits = replace(scheduled.limits, max_rows=min(curve.best_rows(), servable.max_rows))
 
 
 def _log_loaded(loaded: Loaded, took_s: float) -> None:

@@ -59,6 +59,7 @@ class Loaded:
     artifact: Path
     options: LoadOptions
     first_runs: FirstRuns
+    may_widen: bool
     note: str
 
 
@@ -89,7 +90,7 @@ class VersionLoader:
         settings = folder.settings
         reasons: list[str] = []
         for choice, artifact in self._candidates(settings, version, reasons):
-            options = _options(choice, settings)
+            options = _options(choice, settings, self._limits.cores)
             backend = self._backend(choice.name)
             try:
                 instance = backend.load(artifact, options)
@@ -102,7 +103,8 @@ class VersionLoader:
                 instance.close()
                 reasons.append(f"{choice.name}: {error.message}")
                 continue
-            return Loaded(servable, backend, artifact, options, first_runs, "; ".join(reasons))
+            may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
+            return Loaded(servable, backend, artifact, options, first_runs, may_widen, "; ".join(reasons))
         raise LoadFailed("; ".join(reasons))
 
     def bytes_wanted(self, version: VersionFolder) -> int:
@@ -134,11 +136,10 @@ class VersionLoader:
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         metrics = self._metrics.model(model)
-        slots = min(instance.concurrency, max(self._limits.cores // max(options.threads, 1), 1))
         layout = Layout(
             run_in_order(instance),
-            threads=min(options.threads, self._limits.cores),
-            concurrency=min(slots, settings.instances) if settings.instances else slots,
+            threads=options.threads,
+            concurrency=min(instance.concurrency, options.concurrency),
             run_times=LatencyModel(first.times),
         )
         scheduled = ScheduledModel(
@@ -182,22 +183,28 @@ def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) 
 
 def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns, max_rows: int) -> Bound | None:
     """Bound buffers when the model is to run inline; None for workers."""
-    if settings.mode == "workers" or settings.max_queue_delay_ms > 0:
-        return None
-    if not first.batches and not _is_one_row(instance):
-        return None
-    is_tiny = 0 < first.times.get(1, math.inf) <= INLINE_RUN_S * 2 and row_bytes(instance.spec) > 0
-    if settings.mode is None and not is_tiny:
+    is_asked_for = settings.mode == "inline"
+    if not is_asked_for and not _may_be_inline(settings, first):
         return None
     rows = min(INLINE_ROWS, max_rows)
-    bound = instance.bind(rows)
-    if bound is None:
-        if settings.mode == "inline":
-            raise LoadFailed('mode = "inline" needs tensors of fixed inner shape; leave mode out for this model')
-        return None
-    if settings.mode == "inline" or time_bound(bound, bound.max_rows) <= INLINE_RUN_S:
+    bound = instance.bind(rows) if _fits_lean_path(instance, first) else None
+    if bound is None and is_asked_for:
+        raise LoadFailed('mode = "inline" needs tensors of fixed inner shape, and no BOOL; leave mode out')
+    if bound is None or is_asked_for or time_bound(bound, bound.max_rows) <= INLINE_RUN_S:
         return bound
     return None
+
+
+def _may_be_inline(settings: ModelSettings, first: FirstRuns) -> bool:
+    """Whether nothing asks for a queue, and one row runs quickly enough to try."""
+    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0
+    return not wants_queue and first.times.get(1, math.inf) <= INLINE_RUN_S * 2
+
+
+def _fits_lean_path(instance: Instance, first: FirstRuns) -> bool:
+    """Whether requests are rows of fixed size that may be taken as they come (a BOOL byte must be 0 or 1)."""
+    has_bool = any(tensor.datatype == "BOOL" for tensor in instance.spec.inputs)
+    return not has_bool and (first.batches or _is_one_row(instance)) and row_bytes(instance.spec) > 0
 
 
 def _is_one_row(instance: Instance) -> bool:
@@ -206,11 +213,13 @@ def _is_one_row(instance: Instance) -> bool:
     return all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
 
 
-def _options(choice: BackendChoice, settings: ModelSettings) -> LoadOptions:
+def _options(choice: BackendChoice, settings: ModelSettings, cores: int) -> LoadOptions:
+    threads = min(settings.threads or choice.threads or 1, cores)
     return LoadOptions(
-        threads=settings.threads or choice.threads or 1,
+        threads=threads,
         precision=settings.precision or choice.precision,
         device=settings.device or choice.device,
         spin=choice.spin,
         extra={**choice.extra, **settings.options},
+        concurrency=min(settings.instances or cores, max(cores // threads, 1)),
     )

@@ -117,7 +117,8 @@ def _match_inputs(spec: ModelSpec, inputs: Sequence[TensorHeader]) -> tuple[int,
 def _check_tensor(spec: TensorSpec, got: TensorHeader) -> None:
     if got.datatype not in DATATYPES:
         raise Unsupported(f"input {got.name!r}: datatype {got.datatype!r} is unknown; wanted {spec.datatype}")
-    if got.datatype != spec.datatype:
+    is_bits = (spec.datatype, got.datatype) == ("BF16", "UINT16")
+    if got.datatype != spec.datatype and not is_bits:
         raise TensorMismatch(f"input {got.name!r}: got {got.datatype}, wanted {spec.datatype}")
     if not spec.fits(got.shape):
         raise TensorMismatch(f"input {got.name!r}: got shape {list(got.shape)}, wanted {list(spec.shape)} (-1 is any)")

@@ -114,6 +114,10 @@ class Servables:
         """Every live servable."""
         return [servable for versions in list(self._live.values()) for servable in versions.values()]
 
+    def memory_bytes(self) -> int:
+        """What all live servables hold."""
+        return sum(servable.memory_bytes for servable in self.live())
+
     def find(self, model: str, number: int) -> Servable | None:
         """The live servable of a version, if there is one."""
         return self._live.get(model, {}).get(number)

@@ -44,6 +44,14 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"edge-runtime"
 
 
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+def new_context() -> Context:
+    """Make libzmq's own I/O thread and everything bound in it; `term` after the last socket is closed."""
+    return zmq.Context()
+
+
 @dataclass(slots=True)
 class BoundSocket:
     """A bound ROUTER, the address a client would use, and what to release with it."""
@@ -64,7 +72,7 @@ class BoundSocket:
             self.lock_fd = -1
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], address: str, settings: ZmqSettings) -> BoundSocket:
+def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundSocket:
     """Bind one endpoint. Raises ConfigError: taken by another daemon, a bad address, open to the network unguarded."""
     _check_exposure(address, settings)
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
@@ -90,9 +98,7 @@ class ZapResponder:
     responder libzmq lets every key in (reference/security: measured).
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], client_keys_file: str, denied: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: Context, client_keys_file: str, denied: Callable[[], None]) -> None:
         self._denied = denied
         self._keys_file = Path(client_keys_file)
         self._keys = read_client_keys(self._keys_file)
