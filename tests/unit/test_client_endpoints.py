@@ -95,7 +95,7 @@ def test_a_client_ignores_a_socket_in_a_strangers_folder(monkeypatch: pytest.Mon
         monkeypatch.setattr(os, "getuid", lambda: 4242)
         if (tmp_path / "user").stat().st_uid == 0:
             os.chown(tmp_path / "user" / "edge-runtime", 4243, -1)
-        assert endpoints.client_endpoint() == f"ipc://{tmp_path}/{PRIVATE}/infer.sock"
+        assert endpoints.client_endpoint() == f"ipc://{tmp_path}/edge-runtime-4242/infer.sock"
 
 
 def test_looking_for_a_daemon_makes_no_folder(tmp_path: Path) -> None:

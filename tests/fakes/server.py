@@ -1,0 +1,179 @@
+"""A daemon in a thread, as a client sees one: a ROUTER that speaks wire v1 through the real codec.
+
+What it answers depends on the model's name, so that a test reads without the server:
+echo: the inputs as outputs. held: nothing until `release`. silent: never anything. busy: queue_full, retry after 12.5
+ms. garbage: frames that are no reply. short: one output fewer than announced. Everything it got is in `requests`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils.garbage import gc as lent_buffers
+
+from edge_runtime.errors import Forbidden, ModelNotFound, QueueFull
+from edge_runtime.wire import codec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# pyzmq starts one thread for a process when the first buffer is lent; started here, it is no test's own.
+lent_buffers.start()
+
+MAX_FRAME_BYTES = 4 << 20
+
+METADATA: dict[str, Any] = {
+    "name": "echo",
+    "versions": ["3"],
+    "platform": "fake",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+    "outputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+    "max_batch_rows": 32,
+    "max_frame_bytes": MAX_FRAME_BYTES,
+}
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it came."""
+
+    packed: bytes
+    header: codec.RequestHeader
+    id: bytes
+    tensors: tuple[bytes, ...]
+
+
+class FakeServer:
+    """Serves one endpoint until `close`; `close` and a second FakeServer on the same path are a restart."""
+
+    def __init__(self, path: Path, *, is_control: bool = False, curve_secret: bytes | None = None) -> None:
+        self.endpoint = f"ipc://{path}"
+        self.requests: list[Received] = []
+        self.results: dict[str, Any] = {
+            "live": True,
+            "ready": True,
+            "models": [{"name": "echo", "version": 3, "state": "ready", "reason": ""}],
+            "metadata": METADATA,
+            "stats": {"uptime_s": 1.5},
+            "load": [{"name": "echo", "version": 3, "state": "ready"}],
+            "unload": [],
+        }
+        self._path = path
+        self._is_control = is_control
+        self._held: list[tuple[bytes, Received]] = []
+        self._calls: list[Callable[[], None]] = []
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._came = threading.Condition()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.LINGER, 0)
+        self._router.set(zmq.RCVHWM, 0)
+        self._router.set(zmq.SNDHWM, 0)
+        self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if curve_secret is not None:
+            self._router.set(zmq.CURVE_SERVER, 1)
+            self._router.set(zmq.CURVE_SECRETKEY, curve_secret)
+        self._router.bind(self.endpoint)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, name="fake-server")
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._wake_fd < 0:
+            return
+        self._is_stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        self._router.close()
+        self._context.term()
+        os.close(self._wake_fd)
+        self._wake_fd = -1
+        self._path.unlink(missing_ok=True)
+
+    def release(self, order: Callable[[list[Any]], list[Any]] = list) -> None:
+        """Answer everything held, in the order `order` gives."""
+
+        def answer() -> None:
+            held, self._held = self._held, []
+            for identity, received in order(held):
+                self._echo(identity, received)
+
+        self._calls.append(answer)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def wait_for(self, count: int) -> None:
+        """Return when `count` requests came in all."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.requests) >= count, timeout=10)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_fd, zmq.POLLIN)
+        while not self._is_stopping:
+            ready = dict(poller.poll())
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
+            while self._calls:
+                self._calls.pop(0)()
+            if self._router in ready:
+                self._answer(self._router.recv_multipart())
+
+    def _answer(self, frames: list[bytes]) -> None:
+        identity, packed, request_id, *tensors = frames
+        received = Received(packed, codec.unpack_request(packed), request_id, tuple(tensors))
+        with self._came:
+            self.requests.append(received)
+            self._came.notify_all()
+        header = received.header
+        if header.op in ("load", "unload") and not self._is_control:
+            self._error(identity, request_id, Forbidden(f"{header.op} is answered on the control endpoint only"))
+        elif header.op != "infer":
+            result = self.results[header.op]
+            if isinstance(result, Exception):
+                self._error(identity, request_id, result)
+            else:
+                self._send(identity, codec.pack_result(result), request_id)
+        elif header.model == "echo":
+            self._echo(identity, received)
+        elif header.model == "held":
+            self._held.append((identity, received))
+        elif header.model == "busy":
+            self._error(identity, request_id, QueueFull("64 rows wait, as many as may", retry_after_ms=12.5))
+        elif header.model == "garbage":
+            self._send(identity, b"\xc1 no msgpack", request_id, b"x")
+        elif header.model == "short":
+            outputs = [codec.TensorHeader("a", "FP32", (1,)), codec.TensorHeader("b", "FP32", (1,))]
+            self._send(identity, codec.pack_answer("short", 1, outputs), request_id, bytes(4))
+        elif header.model != "silent":
+            self._error(identity, request_id, ModelNotFound(f"no model {header.model!r}"))
+
+    def _echo(self, identity: bytes, received: Received) -> None:
+        header = received.header
+        timing = {"queue_ms": 0.25, "run_ms": 1.5, "batch_rows": 2} if header.timing else None
+        wanted = header.outputs or tuple(tensor.name for tensor in header.inputs)
+        by_name = {tensor.name: (tensor, data) for tensor, data in zip(header.inputs, received.tensors, strict=True)}
+        outputs = [by_name[name] for name in wanted]
+        packed = codec.pack_answer(header.model, header.version or 3, [tensor for tensor, _ in outputs], timing)
+        self._send(identity, packed, received.id, *(data for _, data in outputs))
+
+    def _error(self, identity: bytes, request_id: bytes, error: Any) -> None:
+        self._send(identity, codec.pack_error(error), request_id)
+
+    def _send(self, *frames: bytes) -> None:
+        self._router.send_multipart(frames)
