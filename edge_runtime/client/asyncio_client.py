@@ -60,6 +60,7 @@ class AsyncClient:
         self._encoder = frames.RequestEncoder()
         self._decoder = frames.ReplyDecoder()
         self._metadata: dict[str, Mapping[str, Any]] = {}
+        self._asks_metadata = asyncio.Lock()
         self._max_frame_bytes: int | None = None
 
     async def __aenter__(self) -> Self:
@@ -140,10 +141,11 @@ class AsyncClient:
     # ---- private ----------------------------------------------------------------------------------------------------
 
     async def _known_metadata(self, model: str) -> Mapping[str, Any]:
-        found = self._metadata.get(model)
-        if found is None:
-            found = self._metadata[model] = await self.metadata(model)
-        return found
+        async with self._asks_metadata:  # many tasks begin at once: one of them asks
+            found = self._metadata.get(model)
+            if found is None:
+                found = self._metadata[model] = await self.metadata(model)
+            return found
 
     async def _frame_limit(self, model: str) -> int:
         if self._max_frame_bytes is None:
@@ -234,7 +236,7 @@ class _AsyncLink:
 
     async def _connect(self, limit_s: float) -> None:
         """No connection: fail at once when nobody listens, else give it a moment."""
-        if (missing := await self._missing()) is not None:
+        if not self._connected and (missing := await self._missing()) is not None:
             raise missing
         if self._channel.events() & POLLOUT:
             return
@@ -288,8 +290,10 @@ class _AsyncLink:
                     waiter.set_result(None)
 
     def _look_again(self, must: bool = False) -> None:
-        """After a send, which may have taken the socket's news: look once more when there is any."""
-        if self._loop is not None and not self._is_scheduled and (must or self._channel.events() != POLLOUT):
+        """After a send, which may have taken the socket's news (a reply, a connection): look once more if so."""
+        if self._loop is None or self._is_scheduled:
+            return
+        if must or self._connected or self._channel.events() != POLLOUT:
             self._is_scheduled = True
             self._loop.call_soon(self._take)
 

@@ -182,6 +182,8 @@ def probe(endpoint: str) -> ConnectionError | None:
             host, _, port = rest.rpartition(":")
             with contextlib.closing(sockets.create_connection((host.strip("[]"), int(port)), PROBE_LIMIT_S)):
                 pass
+    except BlockingIOError:
+        return None  # so many connect at this moment that its queue is full: somebody listens
     except OSError as error:
         return _no_daemon(endpoint, error)
     return None
