@@ -64,6 +64,7 @@ class Daemon:
         self._is_ready = False
         self._started_s = time.monotonic()
         self._beat_due_s = 0.0
+        self._watchdog_due_s = 0.0
 
     @property
     def endpoints(self) -> list[str]:
@@ -167,12 +168,14 @@ class Daemon:
 
     def _beat(self) -> None:
         """Called by the I/O loop each time round: serving works, so systemd's watchdog is fed from here."""
-        interval_s = self._notifier.watchdog_interval_s
-        if interval_s is None:
-            return
         now_s = time.monotonic()
-        if now_s >= self._beat_due_s:
-            self._beat_due_s = now_s + interval_s / 2
+        if now_s < self._beat_due_s:
+            return
+        self._beat_due_s = now_s + BEAT_S
+        self._frontend.fold_tally()
+        interval_s = self._notifier.watchdog_interval_s
+        if interval_s is not None and now_s >= self._watchdog_due_s:
+            self._watchdog_due_s = now_s + interval_s / 2
             self._notifier.watchdog()
 
     def _report_ready(self) -> None:
@@ -194,6 +197,7 @@ class Daemon:
 
     def _stats(self) -> dict[str, Any]:
         core = self._core
+        self._frontend.fold_tally()
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),

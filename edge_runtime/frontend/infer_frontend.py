@@ -29,6 +29,7 @@ from edge_runtime.frontend.forms import Form, Frames, Json
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.lobby import Guest, Lobby
 from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer
@@ -45,6 +46,9 @@ CACHE_BYTES = 4 << 20
 
 SEEN_HEADERS = 16_384
 """Marks of headers seen once; forgotten all together when there are more, which only delays the cache."""
+
+TALLY_LOTS = 32
+"""Inline lots that are counted together: right after a reply the cores are wanted for sending it."""
 
 RESOLVE_TRIES = 8
 """A request whose version was swapped out meanwhile is resolved again; more swaps than this in a row is a bug."""
@@ -111,11 +115,19 @@ class InferFrontend:
         self._seen: set[int] = set()
         self._cached_bytes = 0
         self._is_draining = False
+        self._tally: list[tuple[Servable, int, int, float, float]] = []
 
     def drain(self) -> None:
         """Refuse new requests from now on; what was admitted is answered. Thread: I/O."""
         self._is_draining = True
         self._forget_routes()
+
+    def fold_tally(self) -> None:
+        """Bring counters and forecasts up to date with the lots answered since. Thread: I/O, at least each beat."""
+        tally, self._tally = self._tally, []
+        for servable, rows, requests, queue_s, run_s in tally:
+            servable.scheduled.layout.run_times.observe(rows, run_s)
+            servable.metrics.answered_batch(rows, requests, queue_s, run_s)
 
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
@@ -188,13 +200,13 @@ class InferFrontend:
                     continue
                 finished_s = now()
                 payloads = buffers.unpack(cut.outputs, rows)
-            run_s = finished_s - started_s
-            run_times.observe(rows, run_s)
             if finished_s - arrived_s > plan.timeout_s:
                 _refuse_lot(endpoint, batch, DeadlineExceeded("the run ended after the deadline"), metrics)
                 continue
             endpoint.answer_lot(batch, cut.header, payloads)
-            metrics.answered_batch(rows, len(batch), started_s - arrived_s, run_s)
+            self._tally.append((servable, rows, len(batch), started_s - arrived_s, finished_s - started_s))
+        if len(self._tally) >= TALLY_LOTS:
+            self.fold_tally()
 
     def _enqueue(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
         arrived_s = self._clock.monotonic_s()
