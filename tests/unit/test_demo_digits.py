@@ -103,3 +103,11 @@ def test_an_image_is_drawn_as_eight_lines_darker_where_there_is_more_ink() -> No
     assert [len(line) for line in lines] == [16] * 8
     assert lines[0].startswith("@@ ")
     assert lines[7] == " " * 14 + "=="
+
+
+def test_the_scan_of_the_readmes_tour_is_a_held_out_seven() -> None:
+    held_out = load_held_out()
+    scan = np.array(json.loads(REPORT_FILE.with_name("seven.json").read_text()))
+    assert scan.shape == (1, 64)
+    (row,) = np.flatnonzero((held_out.images == scan).all(axis=1))
+    assert held_out.labels[row] == 7
