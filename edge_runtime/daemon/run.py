@@ -24,6 +24,7 @@ from edge_runtime.daemon.assemble import Core, assemble_core
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.serving.infer import Infer
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
@@ -56,7 +57,9 @@ class Daemon:
         control = ControlFrontend(
             core.servables, core.loader, self._stats, lambda: self._is_ready, config.zmq.max_frame_bytes
         )
-        self._frontend = InferFrontend(core.servables, core.lobby, control, core.clock, core.metrics)
+        self._frontend = InferFrontend(
+            core.servables, Infer(core.servables, core.lobby), control, core.clock, core.metrics
+        )
         self._bound: list[BoundSocket] = []
         self._zap: ZapResponder | None = None
         self._metrics_server: Any = None

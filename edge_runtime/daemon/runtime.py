@@ -6,7 +6,7 @@ Owns: the core it assembled. Thread: every method may be called from any thread;
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +15,10 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.errors import Cancelled, Draining, EdgeRuntimeError, NotReady
+from edge_runtime.errors import Cancelled, EdgeRuntimeError
 from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
+from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
@@ -25,9 +26,6 @@ from edge_runtime.wire.codec import RequestHeader, TensorHeader
 
 PLANS = 256
 """Checked headers that are kept; one for each combination of model, shapes and options in use."""
-
-RESOLVE_TRIES = 8
-"""A request whose version was swapped out meanwhile is resolved again."""
 
 CLOSE_S = 10.0
 """`close` answers what was admitted for at most this long."""
@@ -46,10 +44,12 @@ class InferFuture(Future[InferResult]):
         servable, request = self._servable, self._request
         return servable is not None and request is not None and servable.cancel(request)
 
-    def _admitted(self, servable: Servable, request: Pending) -> None:
+    def admitted(self, servable: Servable, request: Pending) -> None:
+        """The request is about to be submitted there; from now on it can be taken back."""
         self._servable, self._request = servable, request
 
-    def _settle(self, outcome: InferResult | EdgeRuntimeError) -> None:
+    def settle(self, outcome: InferResult | EdgeRuntimeError) -> None:
+        """End it, once."""
         if isinstance(outcome, Cancelled):
             super().cancel()
             self.set_running_or_notify_cancel()
@@ -57,6 +57,41 @@ class InferFuture(Future[InferResult]):
             self.set_exception(outcome)
         else:
             self.set_result(outcome)
+
+
+class _Call:
+    """One call on its way in."""
+
+    __slots__ = ("_given", "_runtime", "arrived_s", "future", "header", "nbytes", "used_plan")
+
+    def __init__(
+        self, runtime: Runtime, header: RequestHeader, given: list[Array], arrived_s: float, future: InferFuture
+    ) -> None:
+        self._runtime = runtime
+        self._given = given
+        self.header = header
+        self.nbytes = sum(array.nbytes for array in given)
+        self.arrived_s = arrived_s
+        self.future = future
+        self.used_plan: RequestPlan | None = None
+
+    def plan(self) -> RequestPlan:
+        return self._runtime.plan(self.header)
+
+    def request(self, plan: RequestPlan) -> Pending:
+        self.used_plan = plan
+        request = Pending(
+            [self._given[index] for index in plan.order], plan.rows, self.nbytes, plan.shape, plan.priority,
+            self.arrived_s, plan.timeout_s, _settle, self,
+        )  # fmt: skip
+        self.future.admitted(plan.servable, request)
+        return request
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        self.future.settle(error)
+
+    def resume(self, enter: Callable[[], None]) -> None:
+        enter()
 
 
 class Runtime:
@@ -75,6 +110,7 @@ class Runtime:
         self._plans: dict[object, RequestPlan] = {}
         self._generation = -1
         self._is_closed = False
+        self._infer = Infer(self._core.servables, self._core.lobby)
         self._core.start()
         self._core.loader.has_settled.wait()
 
@@ -112,18 +148,18 @@ class Runtime:
         """Like `infer`, returning at once. A refusal is the future's exception, never raised here."""
         future = InferFuture()
         try:
-            self._submit(
-                RequestHeader(
-                    model=model,
-                    version=version,
-                    outputs=None if outputs is None else tuple(outputs),
-                    timeout_ms=timeout_ms,
-                    priority=priority,
-                    timing=timing,
-                ),
-                as_tensors(inputs),
-                future,
+            arrays = as_tensors(inputs)
+            header = RequestHeader(
+                model=model,
+                version=version,
+                inputs=tuple(TensorHeader(name, datatype_name(a.dtype), a.shape) for name, a in arrays.items()),
+                outputs=None if outputs is None else tuple(outputs),
+                timeout_ms=timeout_ms,
+                priority=priority,
+                timing=timing,
             )
+            given = [values_to_bits(array) for array in arrays.values()]
+            self._infer.submit(_Call(self, header, given, self._core.clock.monotonic_s(), future))
         except EdgeRuntimeError as error:
             future.set_exception(error)
         return future
@@ -144,6 +180,7 @@ class Runtime:
         """Answer what was admitted, refuse the rest, give the memory back. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            self._infer.close()
             self._core.close(CLOSE_S)
 
     def __enter__(self) -> Runtime:  # noqa: PYI034 (typing.Self is 3.11)
@@ -156,49 +193,21 @@ class Runtime:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, header: RequestHeader, arrays: Mapping[str, Array], future: InferFuture) -> None:
-        if self._is_closed:
-            raise Draining("this Runtime is closed")
-        now_s = self._core.clock.monotonic_s()
-        for _ in range(RESOLVE_TRIES):
-            plan = self._plan(header, arrays)
-            given = [values_to_bits(array) for array in arrays.values()]
-            request = Pending(
-                [given[index] for index in plan.order], plan.rows, sum(array.nbytes for array in given), plan.shape,
-                plan.priority, now_s, plan.timeout_s, _settle, (future, plan),
-            )  # fmt: skip
-            future._admitted(plan.servable, request)  # noqa: SLF001 (same file, one class's two halves)
-            try:
-                plan.servable.submit(request)
-            except Draining:
-                if self._is_closed:
-                    raise
-                continue
-            return
-        raise NotReady(f"model {header.model} is being replaced again and again")
-
-    def _plan(self, header: RequestHeader, arrays: Mapping[str, Array]) -> RequestPlan:
-        tensors = tuple(TensorHeader(name, datatype_name(array.dtype), array.shape) for name, array in arrays.items())
-        key = (header.model, header.version, header.outputs, header.timeout_ms, header.priority, header.timing, tensors)
+    def plan(self, header: RequestHeader) -> RequestPlan:
+        """A header checked against the live servable, kept for the next request like it. Thread: any."""
+        parameters = (header.model, header.version, header.timeout_ms, header.priority, header.timing)
+        key = (*parameters, header.outputs, header.inputs)
         servables = self._core.servables
-        with self._lock:
-            if self._generation != servables.generation or len(self._plans) >= PLANS:
-                self._generation = servables.generation
-                self._plans = {}
-            plan = self._plans.get(key)
-        if plan is not None:
-            return plan
         generation = servables.generation
-        plan = RequestPlan(
-            servables.resolve(header.model, header.version),
-            RequestHeader(
-                model=header.model, version=header.version, inputs=tensors, outputs=header.outputs,
-                timeout_ms=header.timeout_ms, priority=header.priority, timing=header.timing,
-            ),
-        )  # fmt: skip
         with self._lock:
-            if self._generation == generation:
-                self._plans[key] = plan
+            if self._generation != generation or len(self._plans) >= PLANS:
+                self._generation, self._plans = generation, {}
+            plan = self._plans.get(key)
+        if plan is None:
+            plan = RequestPlan(servables.resolve(header.model, header.version), header)
+            with self._lock:
+                if self._generation == generation:
+                    self._plans[key] = plan
         return plan
 
     def _control(self, start: Any) -> None:
@@ -215,12 +224,13 @@ class Runtime:
 
 
 def _settle(request: Pending, outcome: Outcome) -> None:
-    tag: tuple[InferFuture, RequestPlan] = request.tag  # type: ignore[assignment]
-    future, plan = tag
+    call: _Call = request.tag  # type: ignore[assignment]
+    plan = call.used_plan
+    assert plan is not None
     servable = plan.servable
     if not isinstance(outcome, Answer):
         servable.metrics.refused(outcome.code)
-        future._settle(outcome)  # noqa: SLF001
+        call.future.settle(outcome)
         return
     specs = servable.spec.outputs
     timing = Timing(outcome.queue_s * 1e3, outcome.run_s * 1e3, outcome.batch_rows) if plan.wants_timing else None
@@ -228,7 +238,7 @@ def _settle(request: Pending, outcome: Outcome) -> None:
         specs[index].name: bits_to_values(specs[index].datatype, outcome.outputs[index]) for index in plan.outputs
     }
     servable.metrics.answered(outcome.queue_s, outcome.run_s)
-    future._settle(InferResult(servable.model, servable.number, selected, timing))  # noqa: SLF001
+    call.future.settle(InferResult(servable.model, servable.number, selected, timing))
 
 
 def _with_models(config: Config, models: str) -> Config:

@@ -7,12 +7,10 @@ Thread: the I/O thread; `_settle` also runs on workers, where it only encodes an
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import (
     DeadlineExceeded,
     DeadlineUnmeetable,
@@ -20,14 +18,13 @@ from edge_runtime.errors import (
     Draining,
     EdgeRuntimeError,
     Forbidden,
-    NotReady,
     RunFailed,
     Unsupported,
 )
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.forms import Form, Frames, Json
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
-from edge_runtime.serving.lobby import Guest, Lobby
+from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
@@ -49,9 +46,6 @@ SEEN_HEADERS = 16_384
 
 TALLY_LOTS = 32
 """Inline lots that are counted together: right after a reply the cores are wanted for sending it."""
-
-RESOLVE_TRIES = 8
-"""A request whose version was swapped out meanwhile is resolved again; more swaps than this in a row is a bug."""
 
 
 class InferRoute:
@@ -85,17 +79,42 @@ class InferRoute:
 class _Inquiry:
     """One request off the lean path: where its reply goes, in which form, and since when it waits."""
 
-    __slots__ = ("arrived_s", "endpoint", "envelope", "form", "plan")
+    __slots__ = ("_frontend", "arrived_s", "endpoint", "envelope", "form", "header", "packed", "used_plan")
 
-    def __init__(self, endpoint: Endpoint, envelope: tuple[bytes, ...], form: Form, arrived_s: float) -> None:
+    def __init__(
+        self, frontend: InferFrontend, endpoint: Endpoint, envelope: tuple[bytes, ...], form: Form, arrived_s: float
+    ) -> None:
+        self._frontend = frontend
         self.endpoint = endpoint
         self.envelope = envelope
         self.form = form
         self.arrived_s = arrived_s
-        self.plan: RequestPlan | None = None
+        self.header = codec.RequestHeader()
+        self.packed: bytes | None = None
+        self.used_plan: RequestPlan | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.form.nbytes
+
+    def plan(self) -> RequestPlan:
+        return self._frontend.plan(self.header, self.packed)
+
+    def request(self, plan: RequestPlan) -> Pending:
+        self.used_plan = plan
+        return Pending(
+            self.form.arrays(plan), plan.rows, self.form.nbytes, plan.shape, plan.priority, self.arrived_s,
+            plan.timeout_s, _settle, self,
+        )  # fmt: skip
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        self._frontend.count_refusal(error)
+        self.post(self.form.refusal(error))
+
+    def resume(self, enter: Callable[[], None]) -> None:
+        self.endpoint.call(enter)
 
     def post(self, frames: Sequence[Any]) -> None:
-        """Reply. Thread: any."""
         self.endpoint.post(self.envelope, frames)
 
 
@@ -103,10 +122,10 @@ class InferFrontend:
     """The receiver of every infer and control endpoint."""
 
     def __init__(
-        self, servables: Servables, lobby: Lobby, control: ControlFrontend, clock: Clock, metrics: Metrics
+        self, servables: Servables, infer: Infer, control: ControlFrontend, clock: Clock, metrics: Metrics
     ) -> None:
         self._servables = servables
-        self._lobby = lobby
+        self._infer = infer
         self._control = control
         self._clock = clock
         self._metrics = metrics
@@ -114,12 +133,11 @@ class InferFrontend:
         self._routes: dict[bytes, InferRoute] = {}
         self._seen: set[int] = set()
         self._cached_bytes = 0
-        self._is_draining = False
         self._tally: list[tuple[Servable, int, int, float, float]] = []
 
     def drain(self) -> None:
         """Refuse new requests from now on; what was admitted is answered. Thread: I/O."""
-        self._is_draining = True
+        self._infer.close()
         self._forget_routes()
 
     def fold_tally(self) -> None:
@@ -151,7 +169,7 @@ class InferFrontend:
         is_json = len(frames) == 1 and len(first) > 0 and first.bytes[:1] == b"{"
         request_id = frames[1].bytes if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
         form: Form = Json(None) if is_json else Frames(request_id)
-        inquiry = _Inquiry(endpoint, peer.envelope, form, self._clock.monotonic_s())
+        inquiry = _Inquiry(self, endpoint, peer.envelope, form, self._clock.monotonic_s())
         try:
             if is_json:
                 self._json_message(inquiry, first.bytes)
@@ -159,10 +177,10 @@ class InferFrontend:
                 _check_framing(frames)
                 self._binary_message(inquiry, first.bytes, frames[2:])
         except EdgeRuntimeError as error:
-            self._refuse(inquiry, error)
+            inquiry.refuse(error)
         except Exception as error:
             log.exception("a message could not be answered otherwise")
-            self._refuse(inquiry, RunFailed(f"{type(error).__name__}: {error}"))
+            inquiry.refuse(RunFailed(f"{type(error).__name__}: {error}"))
 
     # ---- known headers ----------------------------------------------------------------------------------------------
 
@@ -211,9 +229,9 @@ class InferFrontend:
     def _enqueue(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
         arrived_s = self._clock.monotonic_s()
         for index, entry in enumerate(entries):
-            inquiry = _Inquiry(endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
+            inquiry = _Inquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
             try:
-                self._submit(inquiry, route.plan)
+                route.plan.servable.submit(inquiry.request(route.plan))
             except Draining:
                 self._again(endpoint, route, entries[index:], arrived_s)
                 return
@@ -225,8 +243,9 @@ class InferFrontend:
         """The servable was swapped out between look-up and use: resolve the same header against the live one."""
         header = codec.unpack_request(route.header)
         for entry in entries:
-            inquiry = _Inquiry(endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
-            self._infer_or_refuse(inquiry, header, route.header)
+            inquiry = _Inquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
+            inquiry.header, inquiry.packed = header, route.header
+            self._infer.submit_or_refuse(inquiry)
 
     # ---- other messages ---------------------------------------------------------------------------------------------
 
@@ -238,7 +257,8 @@ class InferFrontend:
         tensors = tuple(frame.bytes if len(frame) < KEEP_FRAME_BYTES else frame for frame in frames)
         assert isinstance(inquiry.form, Frames)
         inquiry.form = Frames(inquiry.form.request_id, tensors)
-        self._infer(inquiry, decoded, header)
+        inquiry.header, inquiry.packed = decoded, header
+        self._infer.submit(inquiry)
 
     def _json_message(self, inquiry: _Inquiry, frame: bytes) -> None:
         try:
@@ -250,7 +270,8 @@ class InferFrontend:
         if request.header.op != "infer":
             self._op(inquiry, request.header)
             return
-        self._infer(inquiry, request.header)
+        inquiry.header = request.header
+        self._infer.submit(inquiry)
 
     def _op(self, inquiry: _Inquiry, header: codec.RequestHeader) -> None:
         if header.op in ControlFrontend.CONTROL_OPS and not inquiry.endpoint.is_control:
@@ -266,59 +287,9 @@ class InferFrontend:
             ),
         )
 
-    # ---- one request ------------------------------------------------------------------------------------------------
+    # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def _infer(self, inquiry: _Inquiry, header: codec.RequestHeader, packed: bytes | None = None) -> None:
-        """Resolve and admit one request, or let it wait for its model. Raises EdgeRuntimeError."""
-        for _ in range(RESOLVE_TRIES):
-            if self._is_draining:
-                raise Draining("the daemon is stopping; send it again after its restart")
-            try:
-                plan = self._plan(header, packed)
-            except NotReady:
-                if not self._servables.is_coming(header.model, header.version):
-                    raise
-                self._wait(inquiry, header, packed)
-                return
-            try:
-                self._submit(inquiry, plan)
-            except Draining:
-                continue
-            return
-        raise NotReady(f"model {header.model} is being replaced again and again")
-
-    def _infer_or_refuse(self, inquiry: _Inquiry, header: codec.RequestHeader, packed: bytes | None) -> None:
-        try:
-            self._infer(inquiry, header, packed)
-        except EdgeRuntimeError as error:
-            self._refuse(inquiry, error)
-
-    def _submit(self, inquiry: _Inquiry, plan: RequestPlan) -> None:
-        inquiry.plan = plan
-        request = Pending(
-            inquiry.form.arrays(plan), plan.rows, inquiry.form.nbytes, plan.shape, plan.priority, inquiry.arrived_s,
-            plan.timeout_s, self._settle, inquiry,
-        )  # fmt: skip
-        plan.servable.submit(request)
-
-    def _wait(self, inquiry: _Inquiry, header: codec.RequestHeader, packed: bytes | None) -> None:
-        """Let a request wait in its model's lobby; it enters on the I/O thread."""
-        self._lobby.wait(
-            header.model,
-            Guest(
-                enter=lambda: inquiry.endpoint.call(lambda: self._infer_or_refuse(inquiry, header, packed)),
-                fail=lambda error: self._refuse(inquiry, error),
-            ),
-            arrived_s=inquiry.arrived_s,
-            timeout_s=math.inf if header.timeout_ms is None else header.timeout_ms / 1e3,
-            nbytes=inquiry.form.nbytes,
-            priority=header.priority or DEFAULT_PRIORITY,
-        )
-        if not self._servables.is_coming(header.model, header.version):
-            # The load ended between the look at the table and the lobby's door.
-            self._lobby.open(header.model, None)
-
-    def _plan(self, header: codec.RequestHeader, packed: bytes | None) -> RequestPlan:
+    def plan(self, header: codec.RequestHeader, packed: bytes | None) -> RequestPlan:
         """The plan of a header, from the cache or made now; a packed header is kept when it is seen a second time."""
         routes = self.routes()
         route = routes.get(packed) if packed is not None else None
@@ -343,24 +314,23 @@ class InferFrontend:
     def _forget_routes(self) -> None:
         self._routes, self._cached_bytes = {}, 0
 
-    # ---- replies ----------------------------------------------------------------------------------------------------
-
-    def _settle(self, request: Pending, outcome: Outcome) -> None:
-        """Encode one outcome and post it. Thread: whichever decided the request's fate."""
-        inquiry: _Inquiry = request.tag  # type: ignore[assignment]
-        plan = inquiry.plan
-        assert plan is not None
-        metrics = plan.servable.metrics
-        if not isinstance(outcome, Answer):
-            metrics.refused(outcome.code)
-            inquiry.post(inquiry.form.refusal(outcome))
-            return
-        inquiry.post(inquiry.form.answer(plan, outcome))
-        metrics.answered(outcome.queue_s, outcome.run_s)
-
-    def _refuse(self, inquiry: _Inquiry, error: EdgeRuntimeError) -> None:
+    def count_refusal(self, error: EdgeRuntimeError) -> None:
+        """Count an error of a request that reached no model. Thread: any."""
         self._metrics.count(f"refused_{error.code}")
-        inquiry.post(inquiry.form.refusal(error))
+
+
+def _settle(request: Pending, outcome: Outcome) -> None:
+    """Encode one outcome and post it. Thread: whichever decided the request's fate."""
+    inquiry: _Inquiry = request.tag  # type: ignore[assignment]
+    plan = inquiry.used_plan
+    assert plan is not None
+    metrics = plan.servable.metrics
+    if not isinstance(outcome, Answer):
+        metrics.refused(outcome.code)
+        inquiry.post(inquiry.form.refusal(outcome))
+        return
+    inquiry.post(inquiry.form.answer(plan, outcome))
+    metrics.answered(outcome.queue_s, outcome.run_s)
 
 
 def _check_framing(frames: Sequence[Any]) -> None:
