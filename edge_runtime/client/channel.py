@@ -156,6 +156,11 @@ class Channel:
             self._socket.poll(max(int(left_s * 1e3), 1), POLLOUT)
         return True
 
+    @property
+    def socket(self) -> Any:
+        """The DEALER itself, for a loop that drives it alone (load_generator)."""
+        return self._socket
+
     def missing(self) -> ConnectionError | None:
         """Why there can be no connection, from trying a bare one; None when somebody listens."""
         return probe(self.endpoint)

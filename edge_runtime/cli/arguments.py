@@ -1,0 +1,94 @@
+"""How command lines are read: argparse, with errors as one paragraph, near misses named, and the shared options."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+
+class UsageError(Exception):
+    """The command line is wrong; the message says what, got, wanted. Exit status 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UsageError instead of ending the process, and takes no abbreviated options."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        defaults = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(*arguments, **{**defaults, **options})
+        self.add_argument("--json", action="store_true", help="print JSON")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and name the option that was most likely meant where one is unknown."""
+        arguments, rest = self.parse_known_args(args, namespace)
+        if rest:
+            known = [option for parser in self.all_parsers() for option in parser.options()]
+            self.error(f"{' '.join(rest)} is not understood{nearest(rest[0].split('=')[0], known)}")
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError with the usage line and what to do."""
+        usage = " ".join(self.format_usage().split())
+        raise UsageError(f"{message}\n{usage}\nSee `{self.prog} --help`.")
+
+    def options(self) -> list[str]:
+        """The long options that this parser knows."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+    def all_parsers(self) -> Iterable[Parser]:
+        """This parser and those of its actions (`models list`)."""
+        yield self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 (argparse has no public way to ask)
+                yield from action.choices.values()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` when a known word is near, else nothing."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """The options of every verb that talks to a daemon."""
+    group = parser.add_argument_group("daemon")
+    group.add_argument(
+        "--connect", metavar="E", help="endpoint, ipc:///path or tcp://host:port (default: $EDGE_RUNTIME_ENDPOINT)"
+    )
+    group.add_argument("--control", metavar="E", help="control endpoint (default: <path>.control beside an ipc one)")
+    group.add_argument(
+        "--curve-keys",
+        metavar="FILE",
+        help="TOML file with server_key, public_key and secret_key, for an endpoint guarded by CURVE",
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more."""
+    number = _number(text, int)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted 1 or more")
+    return int(number)
+
+
+def seconds(text: str) -> float:
+    """A length of time above zero."""
+    number = _number(text, float)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
+    return float(number)
+
+
+def positives(text: str) -> list[int]:
+    """Whole numbers of 1 or more, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
+def _number(text: str, kind: type[int | float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted {wanted}") from None

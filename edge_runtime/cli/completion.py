@@ -1,0 +1,129 @@
+"""Print a completion script: verbs, actions, options, and the running daemon's model names.
+
+bash: edge-runtime completion bash > ~/.local/share/bash-completion/completions/edge-runtime
+zsh:  edge-runtime completion zsh > ~/.zfunc/_edge-runtime        (fpath+=~/.zfunc before compinit)
+fish: edge-runtime completion fish > ~/.config/fish/completions/edge-runtime.fish
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from edge_runtime.cli.main import VERBS, parser_of
+from edge_runtime.cli.screen import Screen
+
+MODEL_VERBS = ("infer", "bench")
+MODEL_ACTIONS = ("show", "load", "unload")
+NAMES = "edge-runtime models list --names 2>/dev/null"
+"""What a script runs for model names; silent where no daemon is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shell."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Print the script."""
+    options, actions = _words()
+    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](options, actions)
+    if screen.wants_json:
+        screen.json({"shell": arguments.shell, "script": script})
+    else:
+        screen.line(script)
+    return 0
+
+
+Words = Mapping[str, Sequence[str]]
+
+
+def _words() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Options and actions by verb, from the parsers themselves."""
+    options: dict[str, list[str]] = {}
+    actions: dict[str, list[str]] = {}
+    for verb in VERBS:
+        parsers = list(parser_of(verb).all_parsers())
+        options[verb] = sorted({option for parser in parsers for option in parser.options()})
+        actions[verb] = [parser.prog.split()[-1] for parser in parsers[1:]]
+    actions["completion"] = ["bash", "zsh", "fish"]
+    return options, actions
+
+
+def _bash(options: Words, actions: Words) -> str:
+    return f"""\
+# edge-runtime completion for bash
+_edge_runtime() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}} action=${{COMP_WORDS[2]}} words=
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{" ".join(VERBS)} --help --version"
+  elif [[ $cur == -* ]]; then
+    case $verb in
+{_cases(options)}
+    esac
+  else
+    case $verb:$COMP_CWORD:$action in
+{_cases(actions, suffix=":2:*", skip_empty=True)}
+      {"|".join(f"{verb}:2:*" for verb in MODEL_VERBS)}) words=$({NAMES});;
+      {"|".join(f"models:3:{action}" for action in MODEL_ACTIONS)}) words=$({NAMES});;
+      *) compopt -o default 2>/dev/null; return;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -F _edge_runtime edge-runtime"""
+
+
+def _zsh(options: Words, actions: Words) -> str:
+    return f"""\
+#compdef edge-runtime
+# edge-runtime completion for zsh
+_edge_runtime() {{
+  local verb=$words[2] action=$words[3]
+  if (( CURRENT == 2 )); then
+    local -a verbs=({" ".join(_quoted(f"{verb}:{summary}") for verb, summary in VERBS.items())})
+    _describe verb verbs
+  elif [[ $PREFIX == -* ]]; then
+    case $verb in
+{_cases(options, line="compadd -- {words}")}
+    esac
+  else
+    case $verb:$CURRENT:$action in
+{_cases(actions, suffix=":3:*", line="compadd -- {words}", skip_empty=True)}
+      {"|".join(f"{verb}:3:*" for verb in MODEL_VERBS)}) compadd -- ${{(f)"$({NAMES})"}};;
+      {"|".join(f"models:4:{action}" for action in MODEL_ACTIONS)}) compadd -- ${{(f)"$({NAMES})"}};;
+      *) _files;;
+    esac
+  fi
+}}
+compdef _edge_runtime edge-runtime"""
+
+
+def _fish(options: Words, actions: Words) -> str:
+    lines = ["# edge-runtime completion for fish", "complete -c edge-runtime -n __fish_use_subcommand -f"]
+    for verb, summary in VERBS.items():
+        lines.append(f"complete -c edge-runtime -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
+        seen = _quoted(f"__fish_seen_subcommand_from {verb}")
+        for option in options[verb]:
+            lines.append(f"complete -c edge-runtime -n {seen} -l {option.removeprefix('--')}")
+        if actions[verb]:
+            first = _quoted(f"__fish_seen_subcommand_from {verb}; and test (count (commandline -opc)) -eq 2")
+            lines.append(f"complete -c edge-runtime -n {first} -f -a {_quoted(' '.join(actions[verb]))}")
+    for words in (*MODEL_VERBS, *(f"models {action}" for action in MODEL_ACTIONS)):
+        place = " ".join(f"__fish_seen_subcommand_from {word};" + " and" for word in words.split())
+        where = _quoted(f"{place} test (count (commandline -opc)) -eq {len(words.split()) + 1}")
+        lines.append(f"complete -c edge-runtime -n {where} -f -a {_quoted(f'({NAMES})')}")
+    return "\n".join(lines)
+
+
+def _cases(words: Words, *, suffix: str = "", line: str = 'words="{words}"', skip_empty: bool = False) -> str:
+    return "\n".join(
+        f"      {verb}{suffix}) {line.format(words=' '.join(found))};;"
+        for verb, found in words.items()
+        if found or not skip_empty
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,287 @@
+"""Tensors for a model from what a person has: .npy, .json, raw bytes, pictures, literals, or made-up numbers.
+
+Owns: what a file becomes as a tensor of the model's datatype and shape. The model's metadata decides; nothing is
+resized or converted silently where a value would be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.cli.arguments import UsageError, nearest, positive
+from edge_runtime.cli.pictures import PICTURE_SUFFIXES, picture
+from edge_runtime.cli.screen import Screen, stdin_text
+from edge_runtime.errors import TensorMismatch
+from edge_runtime.model_spec import DYNAMIC, TensorSpec
+from edge_runtime.tensors import DATATYPES, Array, datatype
+
+TOKENS = 10
+"""Made-up integers are below this: inside any vocabulary or table that they may be looked up in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says of inputs. texts: by input name, "" for a model's only one."""
+
+    texts: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    datatypes: Mapping[str, str]
+    fill: str
+    rows: int
+    seed: int
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say what to send."""
+    group = parser.add_argument_group("inputs")
+    group.add_argument(
+        "--input",
+        metavar="[NAME=]FILE",
+        action="append",
+        default=[],
+        help="a .npy, .json, .bin, .png, .jpg or .pgm file, @JSON for a value, or - for JSON on stdin; "
+        "NAME= may be left out where the model has one input",
+    )
+    fill = group.add_mutually_exclusive_group()
+    fill.add_argument("--random", action="store_true", help="made-up values for every input not given")
+    fill.add_argument("--zeros", action="store_true", help="zeros for every input not given")
+    group.add_argument("--rows", metavar="N", type=positive, default=1, help="rows of made-up inputs (default 1)")
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="for --random (default 0)")
+    group.add_argument(
+        "--shape", metavar="[NAME=]N,N,…", action="append", default=[], help="shape of a .bin or made-up input"
+    )
+    group.add_argument("--datatype", metavar="[NAME=]T", action="append", default=[], help="datatype of a .bin input")
+
+
+def given(arguments: argparse.Namespace, *, fill: str = "") -> Given:
+    """Read those options. Raises UsageError."""
+    return Given(
+        texts=_by_name("--input", arguments.input),
+        shapes={name: _shape(text) for name, text in _by_name("--shape", arguments.shape).items()},
+        datatypes={name: _datatype(text) for name, text in _by_name("--datatype", arguments.datatype).items()},
+        fill="random" if arguments.random else "zeros" if arguments.zeros else fill,
+        rows=arguments.rows,
+        seed=arguments.seed,
+    )
+
+
+def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """A model's inputs."""
+    return tuple(
+        TensorSpec(str(spec["name"]), str(spec["datatype"]), tuple(spec["shape"]))
+        for spec in metadata.get("inputs", ())
+    )
+
+
+def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen) -> dict[str, Array]:
+    """One array for each of the model's inputs. Raises UsageError for one that is missing or unknown."""
+    texts = _named(asked.texts, specs, "--input")
+    shapes = _named(asked.shapes, specs, "--shape")
+    datatypes = _named(asked.datatypes, specs, "--datatype")
+    if texts.get("-") == "-":
+        return _from_stdin(specs)
+    random = np.random.default_rng(asked.seed)
+    found: dict[str, Array] = {}
+    for spec in specs:
+        text = texts.get(spec.name)
+        if text is not None:
+            found[spec.name] = _read(text, spec, shapes.get(spec.name), datatypes.get(spec.name), screen)
+        elif asked.fill:
+            found[spec.name] = made_up(
+                spec, shapes.get(spec.name), asked.rows, random if asked.fill == "random" else None
+            )
+        else:
+            wanted = " ".join(f"--input {each.name}=FILE" for each in specs)
+            raise UsageError(f"input {spec.name!r} is missing; the model wants {wanted} (or --random, --zeros)")
+    return found
+
+
+def made_up(spec: TensorSpec, shape: tuple[int, ...] | None, rows: int, random: np.random.Generator | None) -> Array:
+    """A tensor of the right datatype and shape: zeros, or random numbers. Open dimensions: rows first, 1 elsewhere."""
+    lengths = shape or tuple(
+        length if length != DYNAMIC else (rows if axis == 0 else 1) for axis, length in enumerate(spec.shape)
+    )
+    if shape is not None and not spec.fits(shape):
+        raise UsageError(f"--shape of {spec.name!r}: got {list(shape)}, the model wants {list(spec.shape)} (-1: any)")
+    kind = datatype(spec.datatype)
+    if kind.name == "BYTES":
+        texts: Array = np.full(lengths, b"" if random is None else b"edge", dtype=object)
+        return texts
+    if random is None:
+        return np.zeros(lengths, kind.dtype)
+    if kind.dtype.kind == "f":
+        return random.random(lengths, dtype=np.float32).astype(kind.dtype)
+    return random.integers(0, 2 if kind.name == "BOOL" else TOKENS, lengths).astype(kind.dtype)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None, screen: Screen) -> Array:
+    if text.startswith("@"):
+        return _as_tensor(_json(text[1:], f"input {spec.name!r}"), spec)
+    if text == "-":
+        return _as_tensor(_json(stdin_text(), "stdin"), spec)
+    path = Path(text)
+    readers: dict[str, Callable[[], Array]] = {
+        ".npy": lambda: _from_npy(path, spec, screen),
+        ".json": lambda: _as_tensor(_json(path.read_text(encoding="utf-8"), str(path)), spec),
+        ".bin": lambda: _from_bytes(path, spec, shape, kind),
+        ".raw": lambda: _from_bytes(path, spec, shape, kind),
+        **dict.fromkeys(PICTURE_SUFFIXES, lambda: picture(path, spec)),
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(
+            f"input {spec.name!r}: {text} is none of {', '.join(readers)}; a value itself is written @JSON"
+        )
+    return reader()
+
+
+def _from_npy(path: Path, spec: TensorSpec, screen: Screen) -> Array:
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise TensorMismatch(f"{path} is no .npy file of numbers or text: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise TensorMismatch(f"{path} holds several arrays; save each into its own .npy file")
+    wanted = datatype(spec.datatype).dtype
+    if spec.datatype != "BYTES" and array.dtype != wanted and np.can_cast(array.dtype, wanted, "same_kind"):
+        screen.note(f"input {spec.name!r}: {array.dtype} read as {spec.datatype}")
+        array = array.astype(wanted)
+    return _with_rows(array, spec)
+
+
+def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None) -> Array:
+    data = path.read_bytes()
+    dtype = datatype(kind or spec.datatype).dtype
+    if dtype.kind == "O":
+        raise UsageError(f"input {spec.name!r}: BYTES cannot be read from {path}; use .json or @JSON")
+    lengths = shape or _open_filled(spec, len(data) // dtype.itemsize)
+    if lengths is None:
+        raise UsageError(f"input {spec.name!r}: its shape {list(spec.shape)} is not known from {path}; give --shape")
+    if math.prod(lengths) * dtype.itemsize != len(data):
+        wanted = math.prod(lengths) * dtype.itemsize
+        raise TensorMismatch(f"{path} is {len(data)} bytes; {dtype} of shape {list(lengths)} is {wanted}")
+    array: Array = np.frombuffer(data, dtype).reshape(lengths)
+    return array
+
+
+def _open_filled(spec: TensorSpec, elements: int) -> tuple[int, ...] | None:
+    """The spec's shape with its one open dimension worked out; None where that is not the only way."""
+    known = math.prod(length for length in spec.shape if length != DYNAMIC)
+    open_ = spec.shape.count(DYNAMIC)
+    if open_ > 1 or known == 0:
+        return None
+    return tuple(elements // known if length == DYNAMIC else length for length in spec.shape)
+
+
+def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """{"name": data, …}, or the Open Inference Protocol's {"inputs": [{"name", "data", …}]}."""
+    said = _json(stdin_text(), "stdin")
+    if not isinstance(said, dict):
+        raise UsageError('stdin: wanted {"input name": data, …}')
+    if isinstance(said.get("inputs"), list) and all(isinstance(item, dict) for item in said["inputs"]):
+        said = {str(item.get("name", "")): _shaped(item) for item in said["inputs"]}
+    said = _named(said, specs, "stdin")
+    missing = [spec.name for spec in specs if spec.name not in said]
+    if missing:
+        raise UsageError(f"stdin: input {missing[0]!r} is missing")
+    return {spec.name: _as_tensor(said[spec.name], spec) for spec in specs}
+
+
+def _shaped(item: Mapping[str, Any]) -> Any:
+    data, shape = item.get("data"), item.get("shape")
+    if shape is None:
+        return data
+    try:
+        return np.reshape(np.asarray(data, dtype=object), shape).tolist()
+    except (ValueError, TypeError):
+        raise TensorMismatch(f"stdin: data of input {item.get('name')!r} does not have shape {shape}") from None
+
+
+def _as_tensor(value: Any, spec: TensorSpec) -> Array:
+    """JSON values as the model's datatype. Raises TensorMismatch for what does not fit."""
+    kind = datatype(spec.datatype)
+    try:
+        if kind.name == "BYTES":
+            return _with_rows(np.asarray(value, dtype=str).astype(object), spec)
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and kind.dtype.kind != "f"):
+            raise TensorMismatch(f"input {spec.name!r}: {array.dtype} values, the model wants {spec.datatype}")
+        typed: Array = np.array(value, dtype=kind.dtype)
+        return _with_rows(typed, spec)
+    except (ValueError, OverflowError) as error:
+        raise TensorMismatch(f"input {spec.name!r}: {error}") from None
+
+
+def _with_rows(array: Array, spec: TensorSpec) -> Array:
+    """One row that was given without its batch axis gets it; flat data gets the model's shape."""
+    if array.ndim == len(spec.shape) - 1 and spec.has_dynamic_axis_0:
+        return array[None]
+    if array.ndim == 1 and len(spec.shape) > 1:
+        lengths = _open_filled(spec, array.size)
+        if lengths is not None and math.prod(lengths) == array.size:
+            return array.reshape(lengths)
+    return array
+
+
+def _json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{source}: not JSON: {error}") from None
+
+
+def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, has_name, value = text.partition("=")
+        if not has_name or name.startswith(("@", "[", "{")):
+            name, value = ("-" if option == "--input" and text == "-" else ""), text
+        if name in found:
+            raise UsageError(f"{option}: {name or 'the only input'} is given twice")
+        found[name] = value
+    return found
+
+
+def _named(said: Mapping[str, Any], specs: Sequence[TensorSpec], option: str) -> dict[str, Any]:
+    """Values by input name; a value without a name belongs to a model's only input."""
+    names = [spec.name for spec in specs]
+    found: dict[str, Any] = {}
+    for name, value in said.items():
+        if name == "" and len(names) == 1:
+            found[names[0]] = value
+        elif name == "":
+            raise UsageError(f"{option}: the model has {len(names)} inputs, say which: {', '.join(names)}")
+        elif name in names or name == "-":
+            found[name] = value
+        else:
+            raise UsageError(f"{option}: no input {name!r}{nearest(name, names)}; the model wants {', '.join(names)}")
+    return found
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.strip("[]").split(",") if part.strip())
+    except ValueError:
+        lengths = (-1,)
+    if any(length < 0 for length in lengths):
+        raise UsageError(f"--shape: got {text!r}, wanted lengths separated by commas, for example 1,3,224,224")
+    return lengths
+
+
+def _datatype(text: str) -> str:
+    if text.upper() not in DATATYPES:
+        raise UsageError(
+            f"--datatype: got {text!r}{nearest(text.upper(), DATATYPES)}; wanted one of {', '.join(DATATYPES)}"
+        )
+    return text.upper()

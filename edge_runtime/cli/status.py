@@ -1,0 +1,136 @@
+"""How a running daemon does: live and ready, each model's rates and latencies, queues, refusals, memory.
+
+Rates are the average since the daemon's start; with --watch, those of the last interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from edge_runtime.cli.arguments import add_connection, seconds
+from edge_runtime.cli.connection import connected_early
+from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, size_text
+
+DEFAULT_INTERVAL_S = 2.0
+"""How often --watch looks: often enough to follow, seldom enough to cost nothing."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `status`."""
+    text = f"show it again every S seconds (default {DEFAULT_INTERVAL_S:g}) until Ctrl-C"
+    parser.add_argument("--watch", metavar="S", nargs="?", type=seconds, const=DEFAULT_INTERVAL_S, help=text)
+    add_connection(parser)
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Show it once, or again and again."""
+    with connected_early(arguments) as client:
+        before: Mapping[str, Any] | None = None
+        while True:
+            stats = client.stats()
+            if screen.wants_json:
+                screen.json({"endpoint": client.endpoint, **stats})
+            else:
+                if arguments.watch:
+                    screen.clear()
+                print_status(client.endpoint, stats, before, screen)
+            screen.flush()
+            if not arguments.watch:
+                return 0
+            before = stats
+            time.sleep(arguments.watch)
+
+
+def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None, screen: Screen) -> None:
+    """One picture of a daemon's stats; what a daemon does not tell is left out."""
+    is_ready = stats.get("ready")
+    state = screen.painted("ready", "green") if is_ready else screen.painted("live, not ready", "yellow")
+    screen.line(f"{state}  {endpoint}")
+    host = _mapping(stats, "host")
+    temperatures = _mapping(host, "temperatures_celsius")
+    screen.fields(
+        {
+            "version": str(stats.get("version", "")),
+            "profile": str(stats.get("profile", "")),
+            "up for": duration_text(stats.get("uptime_s")),
+            "memory": _memory(host),
+            "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
+            "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",
+        }
+    )
+    rows = [_row(entry, stats, before) for entry in _models(stats)]
+    if rows:
+        screen.line()
+        screen.table(
+            ("model", "version", "state", "requests/s", "p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "refused"),
+            rows,
+            right=("version", "requests/s", "p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "refused"),
+        )
+    _print_refusals(stats, screen)
+
+
+def _row(entry: Mapping[str, Any], stats: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[str]:
+    name = str(entry.get("name", ""))
+    numbers = _mapping(stats, "metrics", "models", name)
+    total = _mapping(numbers, "total_ms")
+    mean = _mapping(numbers, "batch_rows").get("mean")
+    return [
+        name,
+        str(entry.get("version", "")),
+        str(entry.get("state", "")),
+        rate_text(_rate(name, stats, before)),
+        *(ms_text(total.get(quantile)) for quantile in ("p50", "p95", "p99")),
+        "-" if mean is None else f"{mean:.1f}",
+        str(numbers.get("queue_rows", "-")),
+        str(sum(_mapping(numbers, "refused").values())),
+    ]
+
+
+def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:
+    """Answers per second since the last picture, else since the start."""
+    answered = _mapping(stats, "metrics", "models", name).get("answered")
+    uptime_s = stats.get("uptime_s")
+    if answered is None or not uptime_s:
+        return None
+    past = before or {}
+    elapsed_s = uptime_s - past.get("uptime_s", 0.0)
+    since = answered - _mapping(past, "metrics", "models", name).get("answered", 0)
+    return float(since / elapsed_s) if elapsed_s > 0 and since >= 0 else None
+
+
+def _print_refusals(stats: Mapping[str, Any], screen: Screen) -> None:
+    lines = {
+        name: ", ".join(f"{code} {count:,}" for code, count in sorted(_mapping(numbers, "refused").items()))
+        for name, numbers in _mapping(stats, "metrics", "models").items()
+    }
+    counters = {name: f"{count:,}" for name, count in _mapping(stats, "metrics", "counters").items() if count}
+    for title, shown in (("refused", lines), ("counted", counters)):
+        if any(shown.values()):
+            screen.line()
+            screen.heading(title)
+            screen.fields(shown)
+
+
+def _models(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The daemon's models, and those that only its numbers still know."""
+    listed = list(stats.get("models") or ())
+    names = {entry.get("name") for entry in listed}
+    return listed + [{"name": name} for name in _mapping(stats, "metrics", "models") if name not in names]
+
+
+def _memory(host: Mapping[str, Any]) -> str:
+    parts = {"pss": host.get("pss_bytes"), "rss": host.get("rss_bytes"), "free": host.get("memory_available_bytes")}
+    return ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in parts.items() if nbytes is not None)
+
+
+def _mapping(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """A mapping inside mappings; empty where a key is missing, as an older or newer daemon may have it."""
+    for key in keys:
+        found = value.get(key)
+        if not isinstance(found, dict):
+            return {}
+        value = found
+    return value

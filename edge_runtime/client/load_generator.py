@@ -1,0 +1,234 @@
+"""A lean source of load in a process of its own: the same frames again and again over one DEALER.
+
+Owns: the loop behind `edge-runtime bench`. Frames are packed before it starts, replies are told apart by their header
+bytes and not decoded. Closed loop: a number in flight is kept up. Open loop: Poisson arrivals at a rate, and latency
+counts from the moment a request was due, so that a daemon that stalls cannot hide it (coordinated omission).
+
+`measure` runs it as a child; the child reads a plan and the request's frames on stdin and writes one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import zmq
+from zmq.backend import Socket as RawSocket
+from zmq.backend import zmq_poll
+
+from edge_runtime.client.channel import CONNECT_LIMIT_S, Channel, CurveKeys
+from edge_runtime.errors import RunFailed
+from edge_runtime.wire.codec import unpack_reply
+
+NOBLOCK = int(zmq.DONTWAIT)
+MORE = int(zmq.SNDMORE)
+POLLIN = int(zmq.POLLIN)
+
+DRAIN_S = 2.0
+"""After the last request was sent, replies are waited for so long beyond the request's own timeout; then it is lost."""
+
+SLOW_RATE = 5000.0
+"""Below this many requests a second an open loop sleeps up to 1 ms: busy polling takes most of a core from the daemon
+on a small device and spoils what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send and for how long. rate None: closed loop with `in_flight`; else Poisson arrivals a second."""
+
+    endpoint: str
+    in_flight: int = 1
+    rate: float | None = None
+    seconds: float = 5.0
+    warmup_s: float = 0.5
+    timeout_s: float = 30.0
+    seed: int = 0
+    curve: dict[str, str] | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came of it, warm-up left out. latencies_s: of answers, sorted. busy: CPU per wall time of this process."""
+
+    seconds: float = 0.0
+    sent: int = 0
+    answered: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    busy: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+def measure(plan: Plan, frames: Sequence[bytes]) -> Measured:
+    """Run a plan in a process of its own. frames: header and tensors. Raises ConnectionError, RunFailed."""
+    lengths = [len(frame) for frame in frames]
+    head = json.dumps({"plan": asdict(plan), "lengths": lengths}).encode() + b"\n"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "edge_runtime.client.load_generator"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, err = child.communicate(head + b"".join(frames))
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    if child.returncode != 0:
+        raise RunFailed(f"the load generator failed with status {child.returncode}: {err.decode(errors='replace')}")
+    fields = json.loads(out)
+    if "error" in fields:
+        raise ConnectionError(fields["error"])
+    return Measured(**fields)
+
+
+class Generator:
+    """One run of a plan over an open socket. Single-threaded."""
+
+    def __init__(self, socket: Any, plan: Plan, frames: Sequence[bytes]) -> None:
+        self._socket = socket
+        self._plan = plan
+        self._header = frames[0]
+        self._tensors = frames[1:]
+        self._sent_s: dict[bytes, float] = {}
+        self._number = 0
+        self._frames_after: dict[bytes, tuple[int, str]] = {}
+        self._counts_from_s = 0.0
+        self._ends_s = 0.0
+        self.measured = Measured()
+
+    def run(self) -> Measured:
+        """Send for the plan's time, then wait for what is on its way."""
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        self._counts_from_s = began_s + self._plan.warmup_s
+        self._ends_s = self._counts_from_s + self._plan.seconds
+        if self._plan.rate is None:
+            self._closed_loop()
+        else:
+            self._open_loop(self._plan.rate)
+        cpu_s = time.process_time() - began_cpu_s
+        wall_s = time.perf_counter() - began_s
+        self._drain(self._ends_s + self._plan.timeout_s + DRAIN_S)
+        measured = self.measured
+        measured.seconds = self._plan.seconds
+        measured.lost = sum(due_s >= self._counts_from_s for due_s in self._sent_s.values())
+        measured.busy = round(cpu_s / wall_s, 3)
+        measured.latencies_s.sort()
+        return measured
+
+    def _closed_loop(self) -> None:
+        now = time.perf_counter
+        for _ in range(self._plan.in_flight):
+            self._send(now())
+        while (now_s := now()) < self._ends_s:
+            zmq_poll([(self._socket, POLLIN)], 20)
+            for _ in range(self._take(self._plan.in_flight)):
+                now_s = now()
+                if now_s < self._ends_s:
+                    self._send(now_s)
+
+    def _open_loop(self, rate: float) -> None:
+        now = time.perf_counter
+        due = random.Random(self._plan.seed)  # noqa: S311 (arrivals, not secrets)
+        step_ms = 1 if rate < SLOW_RATE else 0
+        due_s = now() + due.expovariate(rate)
+        while (now_s := now()) < self._ends_s:
+            while due_s <= now_s:
+                self._send(due_s)
+                due_s += due.expovariate(rate)
+            zmq_poll([(self._socket, POLLIN)], min(step_ms, max(int((due_s - now()) * 1e3), 0)) if step_ms else 0)
+            self._take(256)
+
+    def _drain(self, end_s: float) -> None:
+        while self._sent_s and time.perf_counter() < end_s:
+            zmq_poll([(self._socket, POLLIN)], 20)
+            self._take(1 << 20)
+
+    def _send(self, due_s: float) -> None:
+        send, socket, tensors = RawSocket.send, self._socket, self._tensors
+        self._number += 1
+        request_id = self._number.to_bytes(8, "little")
+        send(socket, self._header, MORE)
+        send(socket, request_id, MORE if tensors else 0)
+        for frame in tensors[:-1]:
+            send(socket, frame, MORE)
+        if tensors:
+            send(socket, tensors[-1], 0)
+        self._sent_s[request_id] = due_s
+        if due_s >= self._counts_from_s:
+            self.measured.sent += 1
+
+    def _take(self, bound: int) -> int:
+        """Take up to `bound` replies; returns how many."""
+        receive, socket, sent_s = RawSocket.recv, self._socket, self._sent_s
+        measured, counts_from_s, ends_s = self.measured, self._counts_from_s, self._ends_s
+        now = time.perf_counter
+        taken = 0
+        try:
+            while taken < bound:
+                header = receive(socket, NOBLOCK)
+                request_id = receive(socket, NOBLOCK)
+                known = self._frames_after.get(header)
+                if known is None:
+                    known = self._learn(header)
+                after, code = known
+                for _ in range(after):
+                    receive(socket, NOBLOCK)
+                taken += 1
+                due_s = sent_s.pop(request_id, None)
+                if due_s is None or due_s < counts_from_s:
+                    continue
+                now_s = now()
+                if code:
+                    measured.refused[code] = measured.refused.get(code, 0) + 1
+                    continue
+                measured.latencies_s.append(now_s - due_s)
+                if now_s <= ends_s:
+                    measured.answered += 1
+        except zmq.Again:
+            pass
+        return taken
+
+    def _learn(self, header: bytes) -> tuple[int, str]:
+        """How many frames follow this header and its id, and the code when it is an error."""
+        reply = unpack_reply(header)
+        found = (0, str(reply.error.get("code", "internal"))) if reply.error else (len(reply.outputs), "")
+        if len(self._frames_after) > 4096:  # refusals carry forecasts, so their headers differ without end
+            self._frames_after.clear()
+        self._frames_after[header] = found
+        return found
+
+
+def main() -> int:
+    """The child: a plan and frames on stdin, one line of JSON on stdout."""
+    stdin = sys.stdin.buffer
+    head = json.loads(stdin.readline())
+    plan = Plan(**head["plan"])
+    frames = [stdin.read(length) for length in head["lengths"]]
+    channel = Channel(plan.endpoint, CurveKeys(**plan.curve) if plan.curve else None)
+    missing = channel.missing()
+    if missing is None:
+        channel.open()
+        if not channel.wait_connected(CONNECT_LIMIT_S):
+            missing = channel.no_handshake()
+    if missing is not None:
+        channel.close()
+        sys.stdout.write(json.dumps({"error": str(missing)}))
+        return 0
+    try:
+        measured = Generator(channel.socket, plan, frames).run()
+    finally:
+        channel.close()
+    sys.stdout.write(json.dumps(asdict(measured)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
