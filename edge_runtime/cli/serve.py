@@ -7,11 +7,13 @@ everything after is logged on stderr: text on a terminal, JSON otherwise and wit
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.endpoints import client_endpoint
 from edge_runtime.config.loading import load_config
+from edge_runtime.config.settings import Config
 from edge_runtime.errors import ConfigError
 
 
@@ -31,7 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Serve until told to stop; the daemon's exit status."""
-    config = load_config(
+    read_config = partial(_read_config, arguments, screen)
+    config = read_config()
+    if not Path(config.models).is_dir():
+        raise ConfigError(
+            f"models: there is no folder {config.models!r}; name one with --models DIR, "
+            "where each model is DIR/<name>/<version>/model.onnx"
+        )
+    from edge_runtime.daemon.run import serve
+
+    return serve(config, read_config)
+
+
+def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
+    """The configuration file as it is now, with the command line laid over it; read again on SIGHUP."""
+    return load_config(
         arguments.config,
         {
             "models": arguments.models,
@@ -43,11 +59,3 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             "log.format": "json" if screen.wants_json else None,
         },
     )
-    if not Path(config.models).is_dir():
-        raise ConfigError(
-            f"models: there is no folder {config.models!r}; name one with --models DIR, "
-            "where each model is DIR/<name>/<version>/model.onnx"
-        )
-    from edge_runtime.daemon.run import serve
-
-    return serve(config)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from msgspec.structs import replace
+
 from edge_runtime import __version__
 from edge_runtime.config.endpoints import control_endpoint_beside, default_infer_endpoint
 from edge_runtime.config.settings import Config
@@ -39,6 +41,9 @@ SWITCH_INTERVAL_S = 0.0002
 
 BEAT_S = 0.25
 """The I/O loop comes round at least this often, so that a stalled one is noticed."""
+
+RELOADABLE = ("log", "drain_s")
+"""Settings that SIGHUP takes over; sockets, limits and backends are what a running daemon was made of."""
 
 LINGER_MS = 1_000
 """After the last reply was handed over, sockets have this long to send it."""
@@ -93,12 +98,25 @@ class Daemon:
         self._is_ready = True
         self._report_ready()
 
-    def reload(self) -> None:
-        """SIGHUP: look at the models folder and the client keys again."""
+    def reload(self, config: Config) -> None:
+        """SIGHUP: take the settings that may change while serving; look at models and client keys again.
+
+        What else differs is named in a warning: it needs a restart.
+        """
         self._notifier.reloading()
+        needs_restart = [
+            name
+            for name in Config.__struct_fields__
+            if name not in RELOADABLE and getattr(config, name) != getattr(self._config, name)
+        ]
+        if needs_restart:
+            log.warning("changed settings need a restart", extra={"settings": ", ".join(needs_restart)})
+        configure_logging(config.log, sys.stderr)
+        self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
         if self._zap is not None:
             self._loop.call(self._reload_keys)
         self._core.loader.rescan()
+        log.info("configuration reloaded")
         self._notifier.ready()
 
     def stop(self) -> None:
@@ -213,8 +231,11 @@ class Daemon:
         }
 
 
-def serve(config: Config) -> int:
-    """Run a daemon until SIGTERM or SIGINT; the process's exit status. Thread: main."""
+def serve(config: Config, read_config: Callable[[], Config] | None = None) -> int:
+    """Run a daemon until SIGTERM or SIGINT and return the exit status. Thread: main.
+
+    read_config: called on SIGHUP for the settings that may change while serving.
+    """
     configure_logging(config.log, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -227,7 +248,7 @@ def serve(config: Config) -> int:
         gc.collect()
         gc.freeze()
         while signals.get() == signal.SIGHUP:
-            daemon.reload()
+            _reload(daemon, read_config or (lambda: config))
     except ConfigError as error:
         log.error(error.message)
         return 1
@@ -237,6 +258,14 @@ def serve(config: Config) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
+
+
+def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> None:
+    """A configuration that cannot be read leaves the daemon as it is."""
+    try:
+        daemon.reload(read_config())
+    except ConfigError as error:
+        log.error("the configuration is as before", extra={"reason": error.message})
 
 
 Handler = Callable[[int, FrameType | None], Any]

@@ -1,0 +1,172 @@
+"""The daemon as a process: ready only when it can answer, told by signals, watched by systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
+from tests.models import onnx_models
+
+START_S = 30.0
+"""Three times what a start takes on a machine that does ten other things."""
+
+X = floats(1, 16).tobytes()
+
+
+class DaemonProcess:
+    """`edge-runtime serve` with its log, stopped by id when the test ends."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.endpoint = f"ipc://{folder}/i.sock"
+        self._log = (folder / "log").open("w+")
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "edge_runtime", "serve", "--models", str(folder / "models"),
+                "--state", str(folder / "state"), "--zmq", self.endpoint, *arguments,
+            ],
+            stderr=self._log, env={**os.environ, **environment},
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(START_S)
+
+    def log(self) -> list[dict]:
+        self._log.flush()
+        return [json.loads(line) for line in Path(self._log.name).read_text().splitlines()]
+
+    def messages(self) -> list[str]:
+        return [line["message"] for line in self.log()]
+
+
+class SystemdSocket:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(START_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def wait_for(self, word: str) -> str:
+        while True:
+            text = self._socket.recv(4096).decode()
+            if word in text:
+                return text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    put_model(tmp_path / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')
+    return tmp_path
+
+
+def test_systemd_is_told_ready_watchdog_reload_and_stopping(folder):
+    with SystemdSocket(folder) as systemd:
+        environment = {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "500000"}
+        with DaemonProcess(folder, **environment) as daemon:
+            systemd.wait_for("READY=1")
+            with RawClient(daemon.endpoint) as client:
+                assert client.result("ready") is True
+                assert client.ask(header(), b"1", X)[1] == b"1"
+            systemd.wait_for("WATCHDOG=1")
+            daemon.process.send_signal(signal.SIGHUP)
+            systemd.wait_for("RELOADING=1")
+            systemd.wait_for("READY=1")
+            daemon.process.send_signal(signal.SIGTERM)
+            systemd.wait_for("STOPPING=1")
+            assert daemon.process.wait(START_S) == 0
+
+
+def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
+    with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        client.ask(header("queued"), b"first", X)
+        for index in range(200):
+            client.send(header("queued"), b"%d" % index, X)
+        client.receive()
+        assert daemon.stop() == 0
+        kinds = set()
+        while not client.is_silent(200):
+            fields = msgpack.unpackb(client.receive()[0])
+            kinds.add(fields["error"]["code"] if "error" in fields else "answered")
+        assert kinds <= {"answered", "draining"}
+        assert daemon.log()[-1]["message"] == "stopped"
+    assert not (folder / "i.sock").exists()
+
+
+def test_sighup_takes_new_settings_and_a_broken_file_changes_nothing(folder):
+    config = folder / "config.toml"
+    config.write_text('drain_s = 5.0\n[log]\nlevel = "info"\n')
+    with DaemonProcess(folder, "--config", str(config)) as daemon, RawClient(daemon.endpoint) as client:
+        client.ask(header(), b"1", X)
+        config.write_text("drain_s = 3.0\nstart_limit_s = 5.0\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in daemon.messages())
+        assert any("start_limit_s" in str(line.get("settings")) for line in daemon.log())
+        config.write_text("drain_s = \n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "the configuration is as before" in daemon.messages())
+        assert client.ask(header(), b"2", X)[1] == b"2"
+        assert daemon.stop() == 0
+
+
+def test_a_model_dropped_into_the_folder_is_served_without_a_restart(folder):
+    with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        client.ask(header(), b"1", X)
+        put_model(folder / "models", "late", onnx_models.mlp)
+        wait_for(lambda: "model" in msgpack.unpackb(client.ask(header("late"), b"2", X)[0]))
+        assert daemon.stop() == 0
+
+
+def test_killed_and_started_again_it_takes_its_endpoint_back(folder):
+    with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        client.ask(header(), b"1", X)
+        first.process.kill()
+        first.process.wait()
+    with DaemonProcess(folder) as second, RawClient(second.endpoint) as client:
+        assert client.ask(header(), b"2", X)[1] == b"2"
+        assert second.stop() == 0
+
+
+def test_a_wrong_setting_ends_with_status_1_and_one_sentence(folder):
+    (folder / "config.toml").write_text("modles = 'x'\n")
+    with DaemonProcess(folder, "--config", str(folder / "config.toml")) as daemon:
+        assert daemon.process.wait(START_S) == 1
+        text = (folder / "log").read_text()
+    assert "modles" in text
+    assert "models" in text
+    assert "Traceback" not in text
+
+
+def wait_for(is_so) -> None:
+    """Look until it is so; what is waited for takes about a second, the bound is a hang's."""
+    end_s = time.monotonic() + ANSWER_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.05)
