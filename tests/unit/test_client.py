@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
@@ -466,6 +467,32 @@ def test_a_client_can_be_closed_by_a_callback(server: FakeServer) -> None:
 
     client.submit("echo", {"x": X}).add_done_callback(close)
     assert closed.wait(10)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_interrupted_caller_leaves_a_client_that_works(server: FakeServer, client: Client, others: int) -> None:
+    waiting = [client.submit("held", {"x": X}) for _ in range(others)]
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        server.wait_for(others + 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    # Where SIGINT is ignored, as in a shell's background job, Python leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.infer("silent", {"x": X})
+    finally:
+        thread.join(timeout=10)
+        signal.signal(signal.SIGINT, before)
+    np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
+    server.release()
+    for future in waiting:
+        future.result(timeout=10)
+    np.testing.assert_array_equal(client.submit("echo", {"x": X}).result(timeout=10)["x"], X)
 
 
 def test_a_client_never_used_holds_nothing(tmp_path: Path) -> None:
