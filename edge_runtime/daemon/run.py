@@ -79,6 +79,13 @@ class Daemon:
         """Addresses bound so far, control first."""
         return [bound.address for bound in self._bound]
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus looks; None when metrics are off."""
+        if self._metrics_server is None:
+            return None
+        return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
+
     def start(self) -> None:
         """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served."""
         infer, control = _addresses(self._config)
@@ -185,7 +192,7 @@ class Daemon:
         from edge_runtime.telemetry.prometheus import serve_metrics
 
         self._metrics_server = serve_metrics(self._core.metrics, self._host, settings.host, settings.port)
-        log.info("metrics", extra={"url": f"http://{settings.host}:{self._metrics_server.port}/metrics"})
+        log.info("metrics", extra={"url": self.metrics_url})
 
     def _beat(self) -> None:
         """Called by the I/O loop each time round: serving works, so systemd's watchdog is fed from here."""

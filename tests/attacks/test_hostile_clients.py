@@ -1,0 +1,139 @@
+"""Clients that mean harm: the daemon lives, forgets them, and answers everybody else."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
+from tests.models import onnx_models
+
+X = floats(1, 16).tobytes()
+
+GROWTH_BYTES = 20 << 20
+"""Memory that an attack may leave behind (a promise of the security notes), judged after a first round warmed up."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    put_model(models, "mlp", onnx_models.mlp)
+    put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
+    with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def good(daemon):
+    with RawClient(daemon.endpoints[1]) as client:
+        yield client
+
+
+def path_of(daemon) -> str:
+    return daemon.endpoints[1].removeprefix("ipc://")
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def answers(client) -> None:
+    for index in range(20):
+        assert client.ask(header(), b"%d" % index, X)[1] == b"%d" % index
+        assert client.ask(header("queued"), b"q%d" % index, X)[1] == b"q%d" % index
+
+
+def test_200_silent_connections_spoil_nothing(daemon, good):
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(200)]
+    try:
+        for each in silent:
+            each.connect(path_of(daemon))
+        answers(good)
+    finally:
+        for each in silent:
+            each.close()
+    answers(good)
+
+
+def test_connections_of_garbage_are_closed_and_leave_no_memory(daemon, good):
+    generator = random.Random(1)
+
+    def attack():
+        for _ in range(200):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as each:
+                each.connect(path_of(daemon))
+                try:
+                    each.sendall(generator.randbytes(4096))
+                except OSError:
+                    continue
+
+    attack()
+    answers(good)
+    before = resident_bytes()
+    for _ in range(3):
+        attack()
+    answers(good)
+    assert resident_bytes() - before < GROWTH_BYTES
+
+
+def test_half_messages_are_forgotten_with_their_connection(daemon, good):
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+    ready = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as each:
+            each.connect(path_of(daemon))
+            each.sendall(greeting + ready)
+            # A first frame that promises more, and a second cut in the middle.
+            each.sendall(b"\x01\x03abc" + b"\x01\x40" + b"x" * 10)
+    answers(good)
+
+
+def test_25_000_hostile_messages_leave_no_memory(daemon, good):
+    generator = random.Random(2)
+    pieces = [header(), header("queued"), X, b"", b"{", b'{"model":"mlp"}', b"\x80" * 1000, b"\xdf" + b"\xff" * 60_000]
+
+    def attack(count):
+        with RawClient(daemon.endpoints[1]) as hostile:
+            hostile.socket.set(zmq.SNDHWM, 100)
+            for _ in range(count):
+                frames = [generator.choice(pieces) for _ in range(generator.randrange(1, 5))]
+                hostile.send(*frames)
+                while not hostile.is_silent():
+                    hostile.socket.recv_multipart()
+
+    attack(5_000)
+    answers(good)
+    before = resident_bytes()
+    attack(20_000)
+    answers(good)
+    assert resident_bytes() - before < GROWTH_BYTES
+
+
+def test_a_flood_of_new_headers_does_not_grow_the_cache_without_bound(daemon, good):
+    def attack(start):
+        for index in range(start, start + 6_000):
+            good.send(header(timeout_ms=1_000.0 + index / 7, parameters={"pad": "x" * 500}), b"", X)
+            good.receive()
+
+    attack(0)
+    before = resident_bytes()
+    attack(6_000)
+    attack(6_000)
+    assert resident_bytes() - before < GROWTH_BYTES
+
+
+def test_a_deaf_flood_is_bounded_and_others_are_answered(daemon, good):
+    with RawClient(daemon.endpoints[1]) as deaf:
+        deaf.socket.set(zmq.RCVHWM, 1)
+        big = header(shape=(128, 16)), b"", floats(128, 16).tobytes()
+        for _ in range(30_000):
+            try:
+                deaf.socket.send_multipart(big, zmq.DONTWAIT)
+            except zmq.Again:
+                answers(good)
+        answers(good)
