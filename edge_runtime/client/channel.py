@@ -114,7 +114,8 @@ class Channel:
         except zmq.Again:
             return False
         except BaseException:
-            # KeyboardInterrupt between two frames: end the message, so that the next one is not taken for its rest.
+            # KeyboardInterrupt between two frames: end the message, so that the next one is not taken for its rest. If
+            # it was whole already, the daemon refuses this empty one, and that reply belongs to nobody.
             with contextlib.suppress(zmq.ZMQError):
                 _send(socket, b"", NOBLOCK)
             raise

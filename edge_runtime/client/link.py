@@ -341,7 +341,7 @@ def lost(endpoint: str) -> ConnectionError:
 def no_reply(endpoint: str, waited_s: float) -> TimeoutError:
     """What a caller is told when nothing came back in time."""
     return TimeoutError(
-        f"no reply from {endpoint} within {waited_s:.3f} s ; the daemon is stuck, "
+        f"no reply from {endpoint} within {waited_s:.3f} s; the daemon is stuck, "
         "overloaded or gone: see `edge-runtime status`"
     )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.garbage import gc as lent_buffers
 
-from edge_runtime.errors import Forbidden, ModelNotFound, QueueFull
+from edge_runtime.errors import DecodeFailed, Forbidden, ModelNotFound, QueueFull
 from edge_runtime.wire import codec
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ class FakeServer:
                 self._answer(self._router.recv_multipart())
 
     def _answer(self, frames: list[bytes]) -> None:
+        if len(frames) < 3:
+            self._error(frames[0], b"", DecodeFailed("wanted a header, an id, and a frame a tensor"))
+            return
         identity, packed, request_id, *tensors = frames
         received = Received(packed, codec.unpack_request(packed), request_id, tuple(tensors))
         with self._came:
