@@ -5,14 +5,12 @@ Owns: which versions still want their curve, and the second, wide instance where
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import BackendError
-from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.serving.calibration import Curve, CurveCache, measure, measure_rows
@@ -137,6 +135,11 @@ class Calibrator:
         return wide_s if wide_s * WIDE_GAIN <= narrow_s else None
 
     def _key(self, loaded: Loaded) -> str:
+        # Imported here: an inline model never gets this far, and the library behind it takes 3 MB.
+        import hashlib
+
+        from edge_runtime.repository.digest import sha256_of_file
+
         instance = loaded.servable.layouts.narrow
         parts = (
             sha256_of_file(loaded.artifact),
