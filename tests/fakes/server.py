@@ -53,8 +53,9 @@ class Received:
 class FakeServer:
     """Serves one endpoint until `close`; `close` and a second FakeServer on the same path are a restart."""
 
-    def __init__(self, path: Path, *, is_control: bool = False, curve_secret: bytes | None = None) -> None:
-        self.endpoint = f"ipc://{path}"
+    def __init__(
+        self, path: Path, *, is_control: bool = False, curve_secret: bytes | None = None, uses_tcp: bool = False
+    ) -> None:
         self.requests: list[Received] = []
         self.results: dict[str, Any] = {
             "live": True,
@@ -80,7 +81,8 @@ class FakeServer:
         if curve_secret is not None:
             self._router.set(zmq.CURVE_SERVER, 1)
             self._router.set(zmq.CURVE_SECRETKEY, curve_secret)
-        self._router.bind(self.endpoint)
+        self._router.bind("tcp://127.0.0.1:*" if uses_tcp else f"ipc://{path}")
+        self.endpoint = self._router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._serve, name="fake-server")
         self._thread.start()

@@ -163,6 +163,18 @@ def test_a_large_array_may_be_dropped_by_its_owner_while_it_is_on_its_way(client
         assert got[0] == got[-1] == number
 
 
+def test_a_daemon_is_reached_over_tcp_as_over_ipc(tmp_path: Path) -> None:
+    with FakeServer(tmp_path / "unused", uses_tcp=True) as server, Client(server.endpoint) as client:
+        large = np.arange(300_000, dtype=np.float32)
+        np.testing.assert_array_equal(client.infer("echo", {"x": large})["x"], large)
+        lost = client.submit("silent", {"x": X})
+        server.wait_for(3)
+        server.close()
+        assert isinstance(lost.exception(timeout=10), ConnectionError)
+        with pytest.raises(ConnectionError, match="nobody listens"):
+            client.infer("echo", {"x": X})
+
+
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,14 @@ def test_more_replies_than_one_turn_takes_all_arrive(server: FakeServer) -> None
     run(server, body)
 
 
+def test_a_daemon_is_reached_over_tcp_as_over_ipc(tmp_path: Path) -> None:
+    async def body(client: AsyncClient) -> None:
+        np.testing.assert_array_equal((await client.infer("echo", {"x": X}))["x"], X)
+
+    with FakeServer(tmp_path / "unused", uses_tcp=True) as server:
+        run(server, body)
+
+
 def test_errors_are_rebuilt(server: FakeServer) -> None:
     async def body(client: AsyncClient) -> None:
         with pytest.raises(QueueFull) as caught:
