@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 import zmq
 from zmq.backend import Socket as RawSocket
 
+from edge_runtime.transports.zmq_bind import SMALL_REPLY_BYTES, send_messages
+
 log = logging.getLogger(__name__)
 
 NOBLOCK = int(zmq.DONTWAIT)
@@ -38,10 +40,6 @@ HOT_DRAINS = 16
 
 LARGE_REPLY_BYTES = 256 << 10
 """From here a reply frame is sent without copying; below, the copy is cheaper than tracking the buffer."""
-
-MIN_SEND_MESSAGES = 64
-MAX_SEND_MESSAGES = 65_536
-"""Bounds of the send high-water mark, which follows memory: send_bound_bytes over the largest reply seen."""
 
 _receive = RawSocket.recv
 _send = RawSocket.send
@@ -121,12 +119,11 @@ class Endpoint:
         self._loop = loop
         self._receiver = receiver
         self._send_bound_bytes = send_bound_bytes
-        self._largest_reply = 0
+        self._largest_reply = SMALL_REPLY_BYTES
         self._bound = 1
         # Invariant: False only when the last thing done to the socket was a receive that found nothing. A send may
         # take in libzmq's signal that messages came, and its descriptor then stays silent about them.
         self.may_have_messages = True
-        self._watch_reply_size(1024)
 
     def drain(self) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
         """Take what is there, up to the bounds, and answer it."""
@@ -214,7 +211,8 @@ class Endpoint:
         self.may_have_messages = True
         nbytes = sum(len(frame) for frame in frames)
         if nbytes > self._largest_reply:
-            self._watch_reply_size(nbytes)
+            self._largest_reply = nbytes
+            self.refresh_bounds()
         try:
             _send(socket, envelope[0], MORE_NOBLOCK)
         except zmq.ZMQError:
@@ -251,11 +249,10 @@ class Endpoint:
     def _dropped(self, count: int) -> None:
         self._loop.counters.count("replies_dropped", count)
 
-    def _watch_reply_size(self, nbytes: int) -> None:
-        """Keep send_bound_bytes: libzmq counts messages, so the mark is the bound over the largest reply seen."""
-        self._largest_reply = nbytes
-        mark = self._send_bound_bytes // max(nbytes, 1)
-        self.socket.set(zmq.SNDHWM, min(max(mark, MIN_SEND_MESSAGES), MAX_SEND_MESSAGES))
+    def refresh_bounds(self) -> None:
+        """Bound connections made since the last call as replies seen so far ask for. Called at each beat."""
+        if self._largest_reply > SMALL_REPLY_BYTES:
+            self.socket.set(zmq.SNDHWM, send_messages(self._send_bound_bytes, self._largest_reply))
 
 
 class IoLoop:
@@ -291,6 +288,11 @@ class IoLoop:
         self._outbox.append((endpoint, envelope, frames))
         if self._is_asleep:
             self._wake()
+
+    def refresh_bounds(self) -> None:
+        """Bound every connection's unsent replies anew. Thread: I/O, at each beat."""
+        for endpoint in self._endpoints:
+            endpoint.refresh_bounds()
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on the I/O thread soon. Thread: any."""
