@@ -201,7 +201,7 @@ class Daemon:
             return
         self._beat_due_s = now_s + BEAT_S
         self._frontend.fold_tally()
-        self._loop.refresh_bounds()
+        self._loop.sweep()
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is not None and now_s >= self._watchdog_due_s:
             self._watchdog_due_s = now_s + interval_s / 2

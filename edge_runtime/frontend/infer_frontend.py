@@ -221,7 +221,7 @@ class InferFrontend:
             if finished_s - arrived_s > plan.timeout_s:
                 _refuse_lot(endpoint, batch, DeadlineExceeded("the run ended after the deadline"), metrics)
                 continue
-            endpoint.answer_lot(batch, cut.header, payloads)
+            endpoint.answer_lot(batch, cut.header, payloads, cut.nbytes)
             self._tally.append((servable, rows, len(batch), started_s - arrived_s, finished_s - started_s))
         if len(self._tally) >= TALLY_LOTS:
             self.fold_tally()

@@ -21,9 +21,13 @@ from edge_runtime.wire.codec import RequestHeader, TensorHeader, frame_sizes, pa
 
 @dataclass(frozen=True, slots=True)
 class InlineCut:
-    """How to cut a batch's outputs into requests: for each output wanted, its index and one request's share."""
+    """How to cut a batch's outputs into requests: for each output wanted, its index and one request's share.
+
+    nbytes: of one request's outputs together.
+    """
 
     outputs: tuple[tuple[int, Struct], ...]
+    nbytes: int
     header: bytes
 
 
@@ -99,7 +103,7 @@ class RequestPlan:
         if not all(cut.size for _, cut in cuts):
             return None
         header = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes))
-        return InlineCut(cuts, header)
+        return InlineCut(cuts, sum(cut.size for _, cut in cuts), header)
 
 
 def _match_inputs(spec: ModelSpec, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import zmq
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.transports.unsent import TRACKED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +35,8 @@ HANDSHAKE_MS = 2_000
 RECEIVE_MESSAGES = 1_000
 """Messages read ahead of us for each connection: beyond it the backlog sits in the client (DESIGN 3)."""
 
-SMALL_REPLY_BYTES = 1024
-"""What replies are taken to be until a larger one is seen."""
-
 MIN_SEND_MESSAGES = 64
-MAX_SEND_MESSAGES = 65_536
-"""Bounds of the send high-water mark: a few replies always, and never more than a client can sensibly wait for."""
+"""A few small replies may always wait for a peer, however little memory is granted."""
 
 BACKLOG = 512
 """Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
@@ -88,8 +85,9 @@ def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundS
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, settings.max_frame_bytes)
         socket.set(zmq.RCVHWM, RECEIVE_MESSAGES)
-        # Before bind: libzmq gives a new connection the marks that its listener was bound with.
-        socket.set(zmq.SNDHWM, send_messages(settings.send_bound_bytes, SMALL_REPLY_BYTES))
+        # Before bind, and never again: a connection gets the marks its listener was bound with, and lowering the mark
+        # of a live one wedges it. Replies larger than this counts with are bounded in bytes (unsent.py).
+        socket.set(zmq.SNDHWM, max(settings.send_bound_bytes // TRACKED_BYTES, MIN_SEND_MESSAGES))
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.set(zmq.BACKLOG, BACKLOG)
         if settings.curve is not None and not address.startswith("ipc://"):
@@ -98,11 +96,6 @@ def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundS
     except BaseException:
         socket.close(linger=0)
         raise
-
-
-def send_messages(bound_bytes: int, reply_bytes: int) -> int:
-    """The send high-water mark that keeps a connection under `bound_bytes`: libzmq counts messages, memory decides."""
-    return min(max(bound_bytes // max(reply_bytes, 1), MIN_SEND_MESSAGES), MAX_SEND_MESSAGES)
 
 
 class ZapResponder:

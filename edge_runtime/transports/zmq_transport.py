@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import zmq
 from zmq.backend import Socket as RawSocket
 
-from edge_runtime.transports.zmq_bind import SMALL_REPLY_BYTES, send_messages
+from edge_runtime.transports.unsent import TRACKED_BYTES, UnsentReplies
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,6 @@ DRAIN_BYTES = 8 << 20
 
 HOT_DRAINS = 16
 """Drains of one socket before the others are looked at: under a millisecond for small messages."""
-
-LARGE_REPLY_BYTES = 256 << 10
-"""From here a reply frame is sent without copying; below, the copy is cheaper than tracking the buffer."""
 
 _receive = RawSocket.recv
 _send = RawSocket.send
@@ -118,8 +115,7 @@ class Endpoint:
         self.fd = int(socket.get(zmq.FD))
         self._loop = loop
         self._receiver = receiver
-        self._send_bound_bytes = send_bound_bytes
-        self._largest_reply = SMALL_REPLY_BYTES
+        self._unsent = UnsentReplies(send_bound_bytes)
         self._bound = 1
         # Invariant: False only when the last thing done to the socket was a receive that found nothing. A send may
         # take in libzmq's signal that messages came, and its descriptor then stays silent about them.
@@ -186,10 +182,16 @@ class Endpoint:
             self.may_have_messages = bool(_get(socket, EVENTS) & POLLIN)  # type: ignore[operator]
             self._bound = DRAIN_MESSAGES if self.may_have_messages else 1
 
-    def answer_lot(self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]]) -> None:
-        """Send answers of equal header to entries, each with its output frames (at least one)."""
+    def answer_lot(
+        self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]], reply_bytes: int
+    ) -> None:
+        """Send answers of equal header to entries, each with its output frames: at least one, `reply_bytes` in all."""
         socket = self.socket
         self.may_have_messages = True
+        if reply_bytes >= TRACKED_BYTES:
+            for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
+                self.send((identity,), (header, request_id, *frames))
+            return
         for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
             try:
                 _send(socket, identity, MORE_NOBLOCK)
@@ -207,22 +209,28 @@ class Endpoint:
 
     def send(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
         """Send one reply, or drop and count it when its peer is gone or does not read. Thread: I/O."""
-        socket, last = self.socket, len(frames) - 1
+        socket, last, peer = self.socket, len(frames) - 1, envelope[0]
         self.may_have_messages = True
         nbytes = sum(len(frame) for frame in frames)
-        if nbytes > self._largest_reply:
-            self._largest_reply = nbytes
-            self.refresh_bounds()
+        is_tracked = nbytes >= TRACKED_BYTES
+        if is_tracked and not self._unsent.has_room(peer, nbytes):
+            self._dropped(1)
+            return
         try:
-            _send(socket, envelope[0], MORE_NOBLOCK)
+            _send(socket, peer, MORE_NOBLOCK)
         except zmq.ZMQError:
             self._dropped(1)
             return
         for part in envelope[1:]:
             _send(socket, part, MORE)
         for index, frame in enumerate(frames):
-            copy = not isinstance(frame, memoryview) or frame.nbytes < LARGE_REPLY_BYTES
-            _send(socket, frame, MORE if index < last else 0, copy)
+            flags = MORE if index < last else 0
+            if is_tracked and len(frame) >= TRACKED_BYTES:
+                tracked = zmq.Frame(frame, track=True, copy=False)
+                _send(socket, tracked, flags, False)
+                self._unsent.add(peer, tracked.tracker, len(frame))
+            else:
+                _send(socket, frame, flags)
 
     def post(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
         """Hand a reply to the I/O thread. Thread: any."""
@@ -249,10 +257,9 @@ class Endpoint:
     def _dropped(self, count: int) -> None:
         self._loop.counters.count("replies_dropped", count)
 
-    def refresh_bounds(self) -> None:
-        """Bound connections made since the last call as replies seen so far ask for. Called at each beat."""
-        if self._largest_reply > SMALL_REPLY_BYTES:
-            self.socket.set(zmq.SNDHWM, send_messages(self._send_bound_bytes, self._largest_reply))
+    def sweep(self) -> None:
+        """Forget replies that were sent. Called at each beat."""
+        self._unsent.sweep()
 
 
 class IoLoop:
@@ -289,10 +296,10 @@ class IoLoop:
         if self._is_asleep:
             self._wake()
 
-    def refresh_bounds(self) -> None:
-        """Bound every connection's unsent replies anew. Thread: I/O, at each beat."""
+    def sweep(self) -> None:
+        """Let every endpoint forget what it need not keep. Thread: I/O, at each beat."""
         for endpoint in self._endpoints:
-            endpoint.refresh_bounds()
+            endpoint.sweep()
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on the I/O thread soon. Thread: any."""
