@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -358,7 +359,7 @@ def test_a_missing_artifact_fails_to_load(kit: Kit, tmp_path: Path) -> None:
 def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_path: Path) -> None:
     """By slope: each cycle of a model with 4 MiB of weights may keep a tenth of them, after the first few."""
     artifact = kit.artifact("wide", tmp_path)
-    cycles = 6 if kit.backend.name == "python" else 30
+    cycles = 12 if kit.backend.name == "python" else 30
     x = np.zeros((4, 1024), np.float32)
     after: list[int] = []
     for _ in range(cycles):
@@ -372,5 +373,7 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
         gc.collect()
         after.append(resident_bytes())
     settled = after[cycles // 3 :]
-    slope = float(np.polyfit(range(len(settled)), settled, 1)[0])
+    # The median of the slopes between all pairs (Theil-Sen): one page of somebody's arena is not a leak.
+    pairs = combinations(enumerate(settled), 2)
+    slope = float(np.median([(later - sooner) / (j - i) for (i, sooner), (j, later) in pairs]))
     assert slope < 0.4 * (1 << 20), [size >> 10 for size in after]
