@@ -117,9 +117,10 @@ class Endpoint:
         self._receiver = receiver
         self._unsent = UnsentReplies(send_bound_bytes)
         self._bound = 1
-        # Invariant: False only when the last thing done to the socket was a receive that found nothing. A send may
-        # take in libzmq's signal that messages came, and its descriptor then stays silent about them.
-        self.may_have_messages = True
+        self._has_messages = True
+        # Invariant: set by everything done to the socket but a receive that found nothing. A send may take in libzmq's
+        # signal that messages came, and its descriptor then stays silent about them: the socket has to be asked.
+        self._is_unsure = True
 
     def drain(self) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
         """Take what is there, up to the bounds, and answer it."""
@@ -168,7 +169,7 @@ class Endpoint:
                 else:
                     self._message(identity, [first])
         except zmq.Again:
-            self.may_have_messages = False
+            self._has_messages = self._is_unsure = False
         for each in touched:
             entries = each.lot
             if entries:
@@ -176,18 +177,30 @@ class Endpoint:
                 receiver.lot(self, each, entries)
         if taken > 1:
             self._bound = DRAIN_MESSAGES
-        elif self.may_have_messages:
+        elif self._has_messages:
             # A lone request is answered before the next is looked for, and the next is asked for without receiving:
             # a receive that finds nothing raises, which costs as much as all else for a client that sends one by one.
-            self.may_have_messages = bool(_get(socket, EVENTS) & POLLIN)  # type: ignore[operator]
-            self._bound = DRAIN_MESSAGES if self.may_have_messages else 1
+            self._has_messages, self._is_unsure, self._bound = False, True, 1
+
+    def notice(self) -> None:
+        """Its descriptor says that messages may have come."""
+        self._has_messages = True
+
+    def has_messages(self) -> bool:
+        """Whether there is something to drain; cheap when that is known."""
+        if self._is_unsure and not self._has_messages:
+            self._is_unsure = False
+            self._has_messages = bool(_get(self.socket, EVENTS) & POLLIN)  # type: ignore[operator]
+            if self._has_messages:
+                self._bound = DRAIN_MESSAGES
+        return self._has_messages
 
     def answer_lot(
         self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]], reply_bytes: int
     ) -> None:
         """Send answers of equal header to entries, each with its output frames: at least one, `reply_bytes` in all."""
         socket = self.socket
-        self.may_have_messages = True
+        self._is_unsure = True
         if reply_bytes >= TRACKED_BYTES:
             for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
                 self.send((identity,), (header, request_id, *frames))
@@ -210,7 +223,7 @@ class Endpoint:
     def send(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
         """Send one reply, or drop and count it when its peer is gone or does not read. Thread: I/O."""
         socket, last, peer = self.socket, len(frames) - 1, envelope[0]
-        self.may_have_messages = True
+        self._is_unsure = True
         nbytes = sum(len(frame) for frame in frames)
         is_tracked = nbytes >= TRACKED_BYTES
         if is_tracked and not self._unsent.has_room(peer, nbytes):
@@ -341,17 +354,16 @@ class IoLoop:
             if self._outbox or self._calls:
                 self._flush()
             for endpoint in self._endpoints:
-                if endpoint.may_have_messages:
-                    self._drain(endpoint)
-            is_busy = any(endpoint.may_have_messages for endpoint in self._endpoints)
+                self._drain(endpoint)
+            is_busy = any(endpoint.has_messages() for endpoint in self._endpoints)
 
     def _drain(self, endpoint: Endpoint) -> None:
         for _ in range(HOT_DRAINS):
+            if not endpoint.has_messages():
+                return
             endpoint.drain()
             if self._outbox:
                 self._flush()
-            if not endpoint.may_have_messages:
-                return
 
     def _notice(self, fd: int) -> None:
         """A descriptor is readable: a socket may have messages, another thread posted, or ZAP asks."""
@@ -360,7 +372,7 @@ class IoLoop:
         elif fd in self._handlers:
             self._handlers[fd]()
         else:
-            self._by_fd[fd].may_have_messages = True
+            self._by_fd[fd].notice()
 
     def _flush(self) -> None:
         outbox, calls = self._outbox, self._calls
