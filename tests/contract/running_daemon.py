@@ -11,14 +11,11 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import zmq
-from zmq.utils.garbage import gc as lent_buffers
 
 from edge_runtime.config.settings import Config, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.run import Daemon
-
-# pyzmq starts one thread for a process when the first buffer is lent; started here, it is no test's own.
-lent_buffers.start()
+from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 
 ANSWER_S = 20.0
 """How long a reply may take before the test fails: far above anything but a hang."""

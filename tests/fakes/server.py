@@ -16,16 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import zmq
-from zmq.utils.garbage import gc as lent_buffers
 
 from edge_runtime.errors import DecodeFailed, Forbidden, ModelNotFound, QueueFull
 from edge_runtime.wire import codec
+from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-# pyzmq starts one thread for a process when the first buffer is lent; started here, it is no test's own.
-lent_buffers.start()
 
 MAX_FRAME_BYTES = 4 << 20
 
