@@ -203,7 +203,6 @@ class Loader:
             self._asked_for.discard((name, number))
             self._lobby.open(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
             raise
-        self._measured_bytes[name, number] = loaded.servable.memory_bytes
         replaced = self._servables.publish(loaded.servable)
         self._watch_queue(loaded.servable)
         if loaded.note:
@@ -220,13 +219,22 @@ class Loader:
     def _load_beside(self, folder: ModelFolder, version: VersionFolder) -> Loaded:
         """Make room, load, warm up. Raises EdgeRuntimeError only: a library's surprise is a failed load too."""
         try:
-            self._make_room(folder, version)
-            return self._versions.load(folder, version)
+            key = (folder.name, version.number)
+            self._make_room(key, self._measured_bytes.get(key) or self._versions.bytes_wanted(version))
+            loaded = self._versions.load(folder, version)
         except EdgeRuntimeError:
             raise
         except Exception as error:
             log.exception("loading failed unexpectedly", extra={"model": folder.name, "version": version.number})
             raise LoadFailed(f"{type(error).__name__}: {error}") from error
+        self._measured_bytes[key] = loaded.servable.memory_bytes
+        try:
+            # Files are only a guess at what a library makes of them: hold the budget by what was measured.
+            self._make_room(key, loaded.servable.memory_bytes)
+        except LoadFailed:
+            loaded.servable.close(0.0)
+            raise
+        return loaded
 
     def _load_asked(self, model: str, number: int | None) -> None:
         changes = self._watcher.poll(at_once=model)
@@ -279,15 +287,15 @@ class Loader:
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, folder: ModelFolder, version: VersionFolder) -> None:
+    def _make_room(self, key: tuple[str, int], wanted: int) -> None:
+        """Let others leave so that a version of so many bytes fits. Raises LoadFailed when that is not enough."""
         budget = self._settings.budget_bytes
         if budget is None:
             return
-        wanted = self._measured_bytes.get((folder.name, version.number)) or self._versions.bytes_wanted(version)
         residents = [
             Resident(each.model, each.number, each.memory_bytes, each.used_s, each.settings.pinned)
             for each in self._servables.live()
-            if (each.model, each.number) != (folder.name, version.number)
+            if (each.model, each.number) != key
         ]
         plan = plan_eviction(residents, wanted, budget)
         if plan.missing_bytes:
