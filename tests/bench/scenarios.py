@@ -313,6 +313,29 @@ def two_models(bench: Bench) -> None:
         figures.note("two_models", f"{name}: p99 {alone_ms:.2f} ms alone, {beside_ms:.2f} ms beside the flood")
 
 
+HOSTILE_RATE = 1_000
+"""Bad messages a second: more would measure how the generator and the attacker share two cores."""
+
+
+def hostile(bench: Bench) -> None:
+    """A good client beside a hostile one: 200 silent connections, 1 000 bad messages a second, replies never read."""
+    model, figures = makers.mlp(), bench.figures
+    request, daemon = bench.request(model), bench.daemon(model)
+    daemon.start_and_settle(request)
+    attack = [sys.executable, str(Path(__file__).with_name("hostile.py")), daemon.endpoint, str(HOSTILE_RATE)]
+    for _ in bench.rounds("hostile"):
+        _, before_mib = footprint.memory_mib(daemon.pid)
+        alone = bench.generator.closed(daemon.endpoint, request, 16, bench.seconds)
+        attacker = bench.children.start(attack, bench.children.new_name("hostile"))
+        beside = bench.generator.closed(daemon.endpoint, request, 16, bench.seconds, warm_s=1.0)
+        bench.children.stop(attacker)
+        figures.add("hostile.p99_ratio", beside.p99_ms / alone.p99_ms)
+        figures.add("hostile.rate_ratio", beside.rate / alone.rate)
+        figures.add("hostile.failed", beside.refused + beside.lost)
+        figures.add("hostile.growth_mib", footprint.memory_mib(daemon.pid)[1] - before_mib)
+    daemon.stop()
+
+
 # ---- life -----------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +434,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "poisson_small": poisson_small,
     "poisson_images": poisson_images,
     "two_models": two_models,
+    "hostile": hostile,
     "reloads": reloads,
     "cold_start": cold_start,
     "idle": idle,
