@@ -72,8 +72,11 @@ def client_endpoint(asked: str | None = None) -> str:
 
     Looks in every place a daemon may have chosen (one run by systemd has another than one of this user), and returns
     this process's own default when there is no socket in any. A path alone (`/run/x.sock`) means ipc. Makes nothing.
+    Raises ConfigError for a bare word, which is more likely a slip than a socket in the working folder.
     """
     endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
+    if endpoint and "/" not in endpoint:
+        raise ConfigError(f"endpoint {endpoint!r}: wanted ipc:///path/to/socket, tcp://host:port, or a path with a /")
     if endpoint:
         return f"ipc://{Path(endpoint).absolute()}" if "://" not in endpoint else endpoint
     folders = list(_folders())

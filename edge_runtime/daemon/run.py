@@ -60,7 +60,12 @@ class Daemon:
         self._loop = IoLoop(core.metrics)
         self._host = HostProbe()
         control = ControlFrontend(
-            core.servables, core.loader, self._stats, lambda: self._is_ready, config.zmq.max_frame_bytes
+            core.servables,
+            core.loader,
+            core.lobby,
+            stats=self._stats,
+            is_ready=lambda: self._is_ready,
+            max_frame_bytes=config.zmq.max_frame_bytes,
         )
         self._frontend = InferFrontend(
             core.servables, Infer(core.servables, core.lobby), control, core.clock, core.metrics

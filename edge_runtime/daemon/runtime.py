@@ -15,7 +15,7 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.errors import Cancelled, EdgeRuntimeError
+from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.infer import Infer
@@ -104,6 +104,10 @@ class Runtime:
     def __init__(
         self, models: str | Path = "models", *, config: Config | None = None, clock: Clock | None = None
     ) -> None:
+        if not Path(models).is_dir():
+            raise ConfigError(
+                f"models: there is no folder {str(models)!r}; wanted one that holds <name>/<version>/model.onnx"
+            )
         base = config or Config(watch=False)
         self._core = assemble_core(_with_models(base, str(models)), clock)
         self._lock = threading.Lock()

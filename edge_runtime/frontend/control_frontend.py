@@ -6,12 +6,15 @@ the loader's thread when finished.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.config.settings import DEFAULT_PRIORITY
+from edge_runtime.errors import EdgeRuntimeError, NotReady
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.lobby import Guest, Lobby
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
 from edge_runtime.wire.codec import RequestHeader
@@ -29,12 +32,15 @@ class ControlFrontend:
         self,
         servables: Servables,
         loader: Loader,
+        lobby: Lobby,
+        *,
         stats: Callable[[], dict[str, Any]],
         is_ready: Callable[[], bool],
         max_frame_bytes: int,
     ) -> None:
         self._servables = servables
         self._loader = loader
+        self._lobby = lobby
         self._stats = stats
         self._is_ready = is_ready
         self._max_frame_bytes = max_frame_bytes
@@ -49,7 +55,7 @@ class ControlFrontend:
             case "models":
                 reply(self._servables.listing())
             case "metadata":
-                reply(self._metadata(self._servables.resolve(header.model, header.version)))
+                self._answer_metadata(header, reply)
             case "stats":
                 reply(self._stats())
             case "load":
@@ -71,6 +77,30 @@ class ControlFrontend:
             reply(error)
             return
         reply([entry for entry in self._servables.listing() if entry["name"] == header.model])
+
+    def _answer_metadata(self, header: RequestHeader, reply: Reply) -> None:
+        """At once, or after the load of a model on demand, which this asks for like a request would."""
+        try:
+            reply(self._metadata(self._servables.resolve(header.model, header.version)))
+        except NotReady:
+            if not self._servables.is_coming(header.model, header.version):
+                raise
+            self._lobby.wait(
+                header.model,
+                Guest(enter=lambda: self._retry_metadata(header, reply), fail=reply),
+                arrived_s=0.0,
+                timeout_s=math.inf,
+                nbytes=0,
+                priority=DEFAULT_PRIORITY,
+            )
+            if not self._servables.is_coming(header.model, header.version):
+                self._lobby.open(header.model, None)
+
+    def _retry_metadata(self, header: RequestHeader, reply: Reply) -> None:
+        try:
+            reply(self._metadata(self._servables.resolve(header.model, header.version)))
+        except EdgeRuntimeError as error:
+            reply(error)
 
     def _metadata(self, servable: Servable) -> dict[str, Any]:
         """OIP model metadata with the two limits a client needs."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.backends.base import Instance
-from edge_runtime.errors import BackendError
+from edge_runtime.errors import BackendError, StorageFailed
 from edge_runtime.repository.durable import write_atomically
 from edge_runtime.serving.warmup import make_inputs, time_run
 
@@ -118,5 +118,5 @@ class CurveCache:
         fields = {"times": dict(curve.times), "wide_s": curve.wide_s}
         try:
             write_atomically(self._folder / f"{key}.json", json.dumps(fields).encode())
-        except OSError as error:
+        except (OSError, StorageFailed) as error:
             log.warning("the calibration of %s is not kept: %s", key[:12], error)

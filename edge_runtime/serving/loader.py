@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
@@ -75,6 +75,7 @@ class Loader:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._measured_bytes: dict[tuple[str, int], int] = {}
         self._held_back: set[tuple[str, int]] = set()
+        self._reported: set[str] = set()
         self._asked_for: set[tuple[str, int]] = set()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -145,7 +146,16 @@ class Loader:
             self._poll()
 
     def _poll(self) -> None:
-        self._take(self._watcher.poll())
+        changes = self._watcher.poll()
+        self._report_problems()
+        self._take(changes)
+
+    def _report_problems(self) -> None:
+        """Say once what lies in the folder and is not served."""
+        problems = set(map(str, self._watcher.scan.problems))
+        for problem in sorted(problems - self._reported):
+            log.warning("not served: %s", problem)
+        self._reported = problems
 
     def _take(self, changes: list[Change]) -> None:
         for change in changes:
@@ -174,9 +184,23 @@ class Loader:
             is_new = self._servables.find(model, number) is None
             if is_new or number in changed or None in changed:
                 self._load_or_wait(folder, folder.versions[number])
+        has_failed = any(self._servables.has_failed(model, number) for number in selected)
+        if has_failed:
+            self._fall_back(folder, selected)
         for standing in known:
-            if standing.number not in selected:
-                self._unload(model, standing.number, forget=standing.number not in folder.versions)
+            is_gone = standing.number not in folder.versions
+            if is_gone or (standing.number not in selected and not has_failed):
+                self._unload(model, standing.number, forget=is_gone)
+
+    def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
+        """A version that was to be served failed: what serves goes on; where nothing does, the newest that loads."""
+        if folder.settings.versions.specific or any(each.model == folder.name for each in self._servables.live()):
+            return
+        for number in sorted(set(folder.versions) - set(selected), reverse=True):
+            self._load_or_wait(folder, folder.versions[number])
+            if self._servables.find(folder.name, number) is not None:
+                log.warning("an older version serves", extra={"model": folder.name, "version": number})
+                return
 
     def _load_or_wait(self, folder: ModelFolder, version: VersionFolder, *, is_wanted: bool = False) -> None:
         if not is_wanted and folder.settings.on_demand and self._servables.find(folder.name, version.number) is None:
@@ -185,7 +209,7 @@ class Loader:
         try:
             self._load(folder, version)
         except EdgeRuntimeError as error:
-            log.error("not loaded", extra={"model": folder.name, "version": version.number, "reason": error.message})
+            log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
 
     def _load(self, folder: ModelFolder, version: VersionFolder) -> None:
         """Load beside the old one, swap, drain the old one. A failed load leaves the old one serving."""
@@ -249,6 +273,10 @@ class Loader:
         for each in selected:
             self._held_back.discard((model, each))
             self._load(folder, folder.versions[each])
+        if number is None:
+            for servable in self._servables.live():
+                if servable.model == model and servable.number not in selected:
+                    self._unload(model, servable.number, forget=servable.number not in folder.versions)
 
     def _load_wanted(self, model: str, number: int) -> None:
         folder = self._watcher.scan.models.get(model)

@@ -64,8 +64,7 @@ class Servables:
         if standing.state is State.ON_DEMAND and self._want is not None:
             self._want(model, standing.number)
             raise NotReady(f"model {model} version {standing.number} is loading on demand", retry_after_ms=100.0)
-        reason = f": {standing.reason}" if standing.reason else ""
-        raise NotReady(f"model {model} version {standing.number} is {standing.state.value}{reason}")
+        raise NotReady(f"model {model} version {standing.number} {_why_not(standing)}")
 
     def is_coming(self, model: str, number: int | None) -> bool:
         """Whether a version that cannot answer now will be able to after a load that was asked for or is under way."""
@@ -74,6 +73,11 @@ class Servables:
         except ModelNotFound:
             return False
         return standing.state in {State.ON_DEMAND, State.LOADING}
+
+    def has_failed(self, model: str, number: int) -> bool:
+        """Whether a version could not be loaded and nothing answers for it."""
+        standing = self._standings.get(model, {}).get(number)
+        return standing is not None and standing.state is State.FAILED
 
     def publish(self, servable: Servable) -> Servable | None:
         """Make a servable the live one of its version; returns the one it replaces, which the caller closes."""
@@ -164,3 +168,14 @@ class Servables:
             versions = ", ".join(str(each) for each in sorted(known))
             raise ModelNotFound(f"model {model!r} has no version {number}; there are: {versions}")
         return known[number]
+
+
+def _why_not(standing: Standing) -> str:
+    """The end of a sentence that begins with the version."""
+    match standing.state:
+        case State.FAILED:
+            return f"failed to load: {standing.reason}"
+        case State.UNLOADED:
+            return f"is unloaded; load it with: edge-runtime models load {standing.model}"
+        case state:
+            return f"is {state.value.replace('_', ' ')}"

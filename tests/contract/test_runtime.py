@@ -11,6 +11,7 @@ import pytest
 from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import (
+    ConfigError,
     DeadlineUnmeetable,
     Draining,
     LoadFailed,
@@ -164,6 +165,47 @@ def test_a_reload_that_fails_leaves_the_old_one_serving(models, tmp_path):
         (entry,) = [entry for entry in rt.models() if entry["name"] == "mlp"]
         assert entry["state"] == "ready"
         assert "failed to load" in entry["reason"]
+
+
+def test_a_new_version_that_is_broken_leaves_the_old_one_serving(tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "m", onnx_models.mlp, version=1)
+    with runtime(models, tmp_path) as rt:
+        (models / "m" / "2").mkdir()
+        (models / "m" / "2" / "model.onnx").write_bytes(b"rubbish")
+        with pytest.raises(LoadFailed):
+            rt.load("m")
+
+        assert rt.infer("m", {"x": floats(1, 16)}).version == 1
+        assert {entry["version"]: entry["state"] for entry in rt.models()} == {1: "ready", 2: "failed"}
+
+
+def test_loading_a_new_version_lets_the_old_one_go(tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "m", onnx_models.mlp, version=1)
+    with runtime(models, tmp_path) as rt:
+        put_model(models, "m", onnx_models.mlp, version=2)
+        rt.load("m")
+
+        assert rt.infer("m", {"x": floats(1, 16)}).version == 2
+        assert {entry["version"]: entry["state"] for entry in rt.models()} == {1: "unloaded", 2: "ready"}
+
+
+def test_where_the_newest_version_is_broken_from_the_start_the_next_one_serves(tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "m", onnx_models.mlp, version=1)
+    put_model(models, "m", onnx_models.mlp, version=2)
+    (models / "m" / "3").mkdir()
+    (models / "m" / "3" / "model.onnx").write_bytes(b"rubbish")
+    with runtime(models, tmp_path) as rt:
+        assert rt.infer("m", {"x": floats(1, 16)}).version == 2
+        with pytest.raises(NotReady, match="version 3 failed to load"):
+            rt.infer("m", {"x": floats(1, 16)}, version=3)
+
+
+def test_a_folder_of_models_that_is_not_there_is_said_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="there is no folder"):
+        Runtime(tmp_path / "nope")
 
 
 def test_a_reload_takes_the_new_files(models, tmp_path):

@@ -297,6 +297,11 @@ def test_a_request_for_a_model_on_demand_waits_for_its_load(client):
         assert msgpack.unpackb(reply[0])["model"] == model
 
 
+def test_metadata_of_a_model_on_demand_waits_for_its_load_too(models, tmp_path):
+    with running_daemon(models, tmp_path / "run") as daemon, RawClient(daemon.endpoints[1]) as client:
+        assert client.result("metadata", model="sleepy")["inputs"][0]["name"] == "x"
+
+
 def test_requests_pipelined_to_a_model_on_demand_are_all_answered(client, control):
     with RawClient(control) as controller:
         controller.result("unload", model="sleepy")

@@ -144,6 +144,22 @@ def test_a_model_dropped_into_the_folder_is_served_without_a_restart(folder):
         assert daemon.stop() == 0
 
 
+def test_a_broken_version_dropped_in_leaves_the_old_one_serving_over_a_restart_too(folder):
+    with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        client.ask(header(), b"1", X)
+        broken = folder / "models" / "mlp" / "2"
+        broken.mkdir()
+        (broken / "model.onnx").write_bytes(b"rubbish")
+        (folder / "models" / "no name").mkdir()
+        wait_for(lambda: any("mlp version 2 is not loaded" in message for message in daemon.messages()))
+        wait_for(lambda: any("no name" in message for message in daemon.messages()))
+        assert msgpack.unpackb(client.ask(header(), b"2", X)[0])["version"] == 1
+        assert daemon.stop() == 0
+    with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        assert msgpack.unpackb(client.ask(header(), b"3", X)[0])["version"] == 1
+        assert daemon.stop() == 0
+
+
 def test_killed_and_started_again_it_takes_its_endpoint_back(folder):
     with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
         client.ask(header(), b"1", X)
