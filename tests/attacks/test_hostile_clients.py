@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from edge_runtime.config.settings import ZmqSettings
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.models import onnx_models
 
@@ -131,9 +132,11 @@ def test_a_deaf_flood_is_bounded_and_others_are_answered(daemon, good):
     with RawClient(daemon.endpoints[1]) as deaf:
         deaf.socket.set(zmq.RCVHWM, 1)
         big = header(shape=(128, 16)), b"", floats(128, 16).tobytes()
+        before = resident_bytes()
         for _ in range(30_000):
             try:
                 deaf.socket.send_multipart(big, zmq.DONTWAIT)
             except zmq.Again:
                 answers(good)
         answers(good)
+        assert resident_bytes() - before < ZmqSettings().send_bound_bytes + GROWTH_BYTES
