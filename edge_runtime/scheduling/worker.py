@@ -76,8 +76,9 @@ def carry_out(job: Job, dispatcher: Dispatcher, clock: Clock) -> None:
         if job.model.on_run is not None:
             job.model.on_run(job.rows, len(job.batch), run_s)
     except EdgeRuntimeError as error:
-        dispatcher.finish(job, None)
+        # Before its place is given back: the runs one by one are still its own, and the instance may allow no more.
         _settle_failed(job, error, clock)
+        dispatcher.finish(job, None)
         return
     dispatcher.finish(job, run_s)
     for request, parts in zip(job.batch, outputs, strict=True):

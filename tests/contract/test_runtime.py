@@ -134,6 +134,23 @@ def test_every_future_has_one_end_whatever_happens_meanwhile(models, tmp_path):
     assert ends["answered"] > 0
 
 
+def test_requests_that_fail_amid_others_end_once_and_fail_nobody_else(tmp_path):
+    models = tmp_path / "models"
+    body = "if (inputs['x'] < -1.5).any():\n    raise ValueError('negative')"
+    put_model(models, "moody", lambda folder: python_models.on_first_value(folder, body))
+    generator = np.random.default_rng(5)
+    signs = generator.choice([-2.0, 1.0, 1.0, 1.0], 300)
+    with runtime(models, tmp_path, python_models=True) as rt:
+        futures = [rt.submit("moody", {"x": np.full((1, 1), sign, np.float32)}) for sign in signs]
+        cancelled = [future.cancel() for future in futures[::7]]
+
+    for index, (sign, future) in enumerate(zip(signs, futures, strict=True)):
+        if index % 7 == 0 and cancelled[index // 7]:
+            assert end_of(future) == "cancelled"
+        else:
+            assert end_of(future) == ("answered" if sign > 0 else "run_failed")
+
+
 def end_of(future):
     if future.cancelled():
         return "cancelled"
