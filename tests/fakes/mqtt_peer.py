@@ -333,12 +333,14 @@ class Peer:
 class _ClosingSocket(ssl.SSLSocket):
     """Closes itself when its handshake fails; paho leaves that to the collector, which Python warns of."""
 
-    def do_handshake(self, block: bool = False) -> None:
+    def _handshake_or_close(self, block: bool = False) -> None:
         try:
             super().do_handshake(block)
         except OSError:
             self.close()
             raise
+
+    do_handshake = _handshake_or_close
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
