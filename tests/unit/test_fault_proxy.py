@@ -224,16 +224,16 @@ def test_a_black_hole_downwards_lets_the_client_speak(proxy, server):
 def test_delay_holds_each_way_and_keeps_the_order(proxy):
     with connect(proxy) as client:
         assert echo(client) == b"hello"
-        proxy.delay(0.05)
+        proxy.delay(0.15)
         start_s = time.monotonic()
         for digit in b"0123456789":
             client.sendall(bytes([digit]))
         assert receive(client, 10) == b"0123456789"
-        assert 0.1 <= time.monotonic() - start_s < 0.4
+        assert 0.3 <= time.monotonic() - start_s < 1
         proxy.heal()
         start_s = time.monotonic()
         assert echo(client) == b"hello"
-        assert time.monotonic() - start_s < 0.1
+        assert time.monotonic() - start_s < 0.3
 
 
 def test_limit_slows_all_connections_together(proxy):
@@ -246,7 +246,7 @@ def test_limit_slows_all_connections_together(proxy):
         assert receive(one, len(payload)) == receive(other, len(payload)) == payload
         took_s = time.monotonic() - start_s
         # 20 000 bytes up at 100 000 a second; they come down while they still go up.
-        assert 0.19 < took_s < 0.6
+        assert 0.19 < took_s < 1
         proxy.heal()
         assert echo(one, payload) == payload
 
@@ -256,7 +256,7 @@ def test_a_link_slower_than_a_byte_a_slice_still_flows(proxy):
     with connect(proxy) as client:
         start_s = time.monotonic()
         assert echo(client, b"abc") == b"abc"
-        assert 0.06 < time.monotonic() - start_s < 0.5
+        assert 0.06 < time.monotonic() - start_s < 1
 
 
 def test_corrupt_flips_one_bit_in_every_nth_byte_over_all_pieces(proxy):
