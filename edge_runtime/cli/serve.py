@@ -1,4 +1,4 @@
-"""Serve a folder of models over ZeroMQ until SIGTERM or Ctrl-C.
+"""Serve a folder of models over ZeroMQ, and MQTT where a broker is named, until SIGTERM or Ctrl-C.
 
 Each model is a folder <models>/<name>/<version>/ with its artifacts (model.onnx, model.xml + model.bin). Loading and
 everything after is logged on stderr: text on a terminal, JSON otherwise and with --json.
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control", metavar="E", help="control endpoint (default: <path>.control beside the first ipc)"
     )
+    parser.add_argument("--mqtt", metavar="URL", help="also serve through a broker, mqtt[s]://[user@]host[:port][/DEVICE];"
+                        " the device's id is else the host's name")  # fmt: skip
     parser.add_argument("--profile", metavar="NAME", help="device profile (default: the one that fits this device)")
     parser.add_argument("--metrics", metavar="PORT", type=int, help="Prometheus on http://127.0.0.1:PORT/metrics")
 
@@ -55,6 +57,7 @@ def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
             "profile": arguments.profile,
             "zmq.endpoints": [client_endpoint(each) for each in arguments.zmq] if arguments.zmq else None,
             "zmq.control": client_endpoint(arguments.control) if arguments.control else None,
+            "mqtt.url": arguments.mqtt,
             "metrics.port": arguments.metrics,
             "log.format": "json" if screen.wants_json else None,
         },

@@ -7,6 +7,7 @@ holds that every key has its sentence and that the text, uncommented, is the def
 from __future__ import annotations
 
 import textwrap
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,38 @@ CONFIG_KEYS = {
     "zmq.curve": "encryption and the list of clients let in; needed for tcp beyond this machine",
     "zmq.curve.secret_key_file": "file of the daemon's secret key",
     "zmq.curve.client_keys_file": "file of the public keys of clients let in, one a line",
+    "mqtt": "the broker to be reached through; absent: no MQTT. url or host is needed",
+    "mqtt.url": "mqtt[s]://[user@]host[:port][/device]; lies over host, port, username and device_id",
+    "mqtt.host": "the broker's name or address; TLS when ca_file or cert_file is given",
+    "mqtt.port": "absent: 1883, with TLS 8883",
+    "mqtt.device_id": "this device in topics, <prefix>/<device_id>/...; absent: the host's name",
+    "mqtt.prefix": "what the topics of all devices begin with",
+    "mqtt.username": "absent: none, or the one in url",
+    "mqtt.password_file": "file with the password on its first line",
+    "mqtt.ca_file": "certificates that the broker's must be signed by; absent: the system's",
+    "mqtt.cert_file": "this device's certificate, for brokers that want one",
+    "mqtt.key_file": "and its key",
+    "mqtt.keepalive_s": "seconds of silence after which the broker is asked whether it is still there",
+    "mqtt.session_expiry_s": "seconds that the broker keeps QoS 1 requests while this device is away",
+    "mqtt.receive_maximum": "QoS 1 messages that the broker may send before one is acknowledged",
+    "mqtt.max_packet_bytes": "largest request taken; the broker drops larger ones",
+    "mqtt.reconnect_min_s": "about the first wait after a lost connection; it doubles with each failed try",
+    "mqtt.reconnect_max_s": "about the longest",
+    "mqtt.reply_prefixes": "where replies may go; empty: <prefix>/<device_id>/reply/ and reply/",
+    "mqtt.groups": "groups of devices that this one belongs to",
+    "mqtt.state_interval_s": "seconds between two publications of the device's state; changes of models come at once",
+    "mqtt.home_assistant": 'discovery prefix of Home Assistant, most often "homeassistant"; absent: it is not told',
+    "publish": "results published as they come; a table [[publish]] for each rule",
+    "publish.model": "the model",
+    "publish.source": "zmq: what ZeroMQ clients are answered; folder: each file that appears there is run",
+    "publish.folder": "for source = folder: .npy, .json, pictures where Pillow is installed",
+    "publish.topic": "absent: <prefix>/<device_id>/result/<model>",
+    "publish.on": "change: when outputs differ from those published last; interval: the latest of each interval",
+    "publish.interval_s": "for interval, and the least time between two for change",
+    "publish.outputs": "outputs that are compared and published; empty: all",
+    "publish.qos": "0: at most once, 1: at least once",
+    "publish.retain": "the broker keeps the last one for those who come later",
+    "publish.remove": "for source = folder: remove a file once its result was published",
     "metrics": "numbers for Prometheus, at /metrics",
     "metrics.host": "address to serve on; there is no password, so keep it to this machine",
     "metrics.port": "port to serve on, 0 for any free one; absent: not served",
@@ -91,29 +124,42 @@ def model_reference() -> str:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _table(kind: type[msgspec.Struct], keys: Mapping[str, str], path: str) -> Iterator[str]:
-    """Plain keys first, then tables: TOML reads a key after a table's head as the table's."""
+def _table(kind: type[msgspec.Struct], keys: Mapping[str, str], path: str, *, is_on: bool = True) -> Iterator[str]:
+    """Plain keys first, then tables: TOML reads a key after a table's head as the table's.
+
+    is_on: False comments out every key, for a table that is absent unless somebody writes it.
+    """
     fields = msgspec.structs.fields(kind)
     for field in fields:
-        if not is_struct(bare_type(field.type)):
+        if _inner_table(field) is None:
             yield from _comment(keys[path + field.name], wanted(field.type))
-            yield _line(field)
+            yield _line(field, is_on=is_on)
     for field in fields:
-        inner = bare_type(field.type)
-        if is_struct(inner):
+        inner = _inner_table(field)
+        if inner is not None:
             name = path + field.name
-            is_absent = field.default is None
+            is_list = inner is not bare_type(field.type)
+            is_inner_on = is_on and not is_list and field.default is not None
+            head = f"[[{name}]]" if is_list else f"[{name}]"
             yield ""
             yield from _comment(keys[name], "")
-            yield f"# [{name}]" if is_absent else f"[{name}]"
-            yield from _table(inner, keys, f"{name}.")
+            yield head if is_inner_on else f"# {head}"
+            yield from _table(inner, keys, f"{name}.", is_on=is_inner_on)
 
 
-def _line(field: msgspec.structs.FieldInfo) -> str:
+def _inner_table(field: msgspec.structs.FieldInfo) -> type[msgspec.Struct] | None:
+    """The struct of a field that is a table, or a list of tables."""
+    for kind in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
+        if is_struct(kind):
+            return kind  # type: ignore[no-any-return]
+    return None
+
+
+def _line(field: msgspec.structs.FieldInfo, *, is_on: bool) -> str:
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if default is msgspec.NODEFAULT or default is None:
         return f"# {field.name} ="
-    return f"{field.name} = {_value(default)}"
+    return f"{'' if is_on else '# '}{field.name} = {_value(default)}"
 
 
 def _comment(sentence: str, kind: str) -> list[str]:

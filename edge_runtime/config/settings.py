@@ -98,6 +98,72 @@ class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool = False
 
 
+class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[mqtt]`: there when the daemon is to connect to a broker, `url` or `host` saying which (broker.py).
+
+    keepalive_s: a half-open connection is noticed after about twice this. session_expiry_s: the broker keeps QoS 1
+    requests this long while the connection is away; longer than a broker's restart, shorter than a caller's patience.
+    receive_maximum: QoS 1 messages that the broker may send before it must wait for an acknowledgement.
+    max_packet_bytes: the broker drops larger requests; as ZeroMQ's largest frame. reconnect_*: a broker that restarts
+    is found again within seconds, and ten thousand devices do not come back in the same one.
+    """
+
+    url: str | None = None
+    host: str | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    device_id: str | None = None
+    prefix: str = "edge"
+    username: str | None = None
+    password_file: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    keepalive_s: Annotated[int, Meta(ge=1, le=65535)] = 20
+    session_expiry_s: Annotated[int, Meta(ge=0, le=0xFFFFFFFE)] = 60
+    receive_maximum: Annotated[int, Meta(ge=1, le=65535)] = 1024
+    max_packet_bytes: Annotated[int, Meta(ge=1024, le=268_435_455)] = 64 << 20
+    reconnect_min_s: PositiveFloat = 0.5
+    reconnect_max_s: PositiveFloat = 60.0
+    reply_prefixes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    state_interval_s: PositiveFloat = 15.0
+    home_assistant: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("got one of cert_file and key_file; a client certificate needs both")
+        if self.reconnect_min_s > self.reconnect_max_s:
+            raise ValueError(f"reconnect_min_s = {self.reconnect_min_s} is above reconnect_max_s")
+
+
+class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """One `[[publish]]`: results of a model that are published as they come, for those who only want to listen.
+
+    source: "zmq" takes the answers that ZeroMQ clients get; "folder" runs each file that appears in `folder`. on:
+    "change" publishes when the outputs differ from those published last, "interval" the latest of each interval.
+    interval_s: with "change" the least time between two. outputs: empty means all.
+    """
+
+    model: str
+    source: Literal["zmq", "folder"] = "zmq"
+    folder: str | None = None
+    topic: str | None = None
+    on: Literal["change", "interval"] = "change"
+    interval_s: NotNegative = 0.0
+    outputs: tuple[str, ...] = ()
+    qos: Literal[0, 1] = 0
+    retain: bool = False
+    remove: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.folder is None) == (self.source == "folder"):
+            raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
+        if self.on == "interval" and not self.interval_s:
+            raise ValueError('on = "interval" needs interval_s')
+        if self.remove and self.source != "folder":
+            raise ValueError('remove is for source = "folder"')
+
+
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[metrics]`: Prometheus over HTTP, off unless a port is given; loopback unless a host is given."""
 
@@ -133,6 +199,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     state: str | None = None
     profile: str | None = None
     zmq: ZmqSettings = ZmqSettings()
+    mqtt: MqttSettings | None = None
+    publish: tuple[PublishRule, ...] = ()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()

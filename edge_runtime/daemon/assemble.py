@@ -22,6 +22,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.calibration import CurveCache
 from edge_runtime.serving.calibrator import Calibrator, CalibratorSettings
+from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.loader import Loader, LoaderSettings
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
 from edge_runtime.serving.lobby import Lobby
@@ -42,6 +43,7 @@ class Core:
     workers: WorkerPool
     servables: Servables
     lobby: Lobby
+    infer: Infer
     loader: Loader
     state: Path | None
 
@@ -112,6 +114,7 @@ def assemble_core(config: Config, clock: Clock | None = None) -> Core:
         workers=WorkerPool(dispatcher, clock),
         servables=servables,
         lobby=lobby,
+        infer=Infer(servables, lobby),
         loader=loader,
         state=state,
     )

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -26,12 +26,15 @@ from edge_runtime.daemon.assemble import Core, assemble_core
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
-from edge_runtime.serving.infer import Infer
+from edge_runtime.frontend.zmq_frontend import ZmqFrontend
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 from edge_runtime.transports.zmq_bind import BoundSocket, ZapResponder, bind_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+
+if TYPE_CHECKING:
+    from edge_runtime.daemon.mqtt_door import MqttDoor
 
 log = logging.getLogger("edge_runtime")
 
@@ -59,17 +62,15 @@ class Daemon:
         self._context = new_context()
         self._loop = IoLoop(core.metrics)
         self._host = HostProbe()
-        control = ControlFrontend(
+        self._control = ControlFrontend(
             core.servables,
             core.loader,
             core.lobby,
             stats=self._stats,
             is_ready=lambda: self._is_ready,
-            max_frame_bytes=config.zmq.max_frame_bytes,
         )
-        self._frontend = InferFrontend(
-            core.servables, Infer(core.servables, core.lobby), control, core.clock, core.metrics
-        )
+        self._frontend = self._new_frontend()
+        self._mqtt = self._new_mqtt_door()
         self._bound: list[BoundSocket] = []
         self._zap: ZapResponder | None = None
         self._metrics_server: Any = None
@@ -108,6 +109,8 @@ class Daemon:
         for address in infer:
             self._bind(address, is_control=False)
         self._is_ready = True
+        if self._mqtt is not None:
+            self._mqtt.start()
         self._report_ready()
 
     def reload(self, config: Config) -> None:
@@ -141,6 +144,8 @@ class Daemon:
         if self._io_thread is not None:
             self._io_thread.join()
             self._io_thread = None
+        if self._mqtt is not None:
+            self._mqtt.close()
         for bound in self._bound:
             bound.close(LINGER_MS)
         self._bound.clear()
@@ -153,7 +158,9 @@ class Daemon:
         log.info("stopped", extra={"drained": is_drained})
 
     def _stop_admitting(self) -> None:
-        """Wait until the I/O thread refuses newcomers: before that, models must not be closed under them."""
+        """Wait until every door refuses newcomers: before that, models must not be closed under them."""
+        if self._mqtt is not None:
+            self._mqtt.stop_admitting(self._config.drain_s)
         if self._io_thread is None:
             return
         has_stopped = threading.Event()
@@ -169,11 +176,29 @@ class Daemon:
         endpoint = Endpoint(
             self._loop,
             bound.socket,
-            self._frontend,
+            ZmqFrontend(self._frontend),
             send_bound_bytes=self._config.zmq.send_bound_bytes,
+            max_frame_bytes=self._config.zmq.max_frame_bytes,
             is_control=is_control,
         )
         self._loop.call(lambda: self._loop.add(endpoint))
+
+    def _new_frontend(self) -> InferFrontend:
+        """One for each transport's thread, over the same servables and the same door."""
+        core = self._core
+        return InferFrontend(core.servables, core.infer, self._control, core.clock, core.metrics)
+
+    def _new_mqtt_door(self) -> MqttDoor | None:
+        settings = self._config.mqtt
+        if settings is None:
+            if self._config.publish:
+                raise ConfigError("publish: results go to a broker, and none is named; add [mqtt], or --mqtt URL")
+            return None
+        try:
+            from edge_runtime.daemon.mqtt_door import MqttDoor
+        except ImportError as error:
+            raise ConfigError(f"mqtt: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
+        return MqttDoor(settings, self._core, self._new_frontend(), self._host)
 
     def _start_zap(self) -> None:
         curve = self._config.zmq.curve
@@ -231,13 +256,13 @@ class Daemon:
 
     def _stats(self) -> dict[str, Any]:
         core = self._core
-        self._frontend.fold_tally()
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "ready": self._is_ready,
             "profile": core.profile.name,
             "endpoints": self.endpoints,
+            "mqtt": self._mqtt.stats() if self._mqtt is not None else None,
             "models": core.servables.listing(),
             "host": self._host.snapshot(),
             "metrics": core.metrics.snapshot(),

@@ -18,7 +18,6 @@ from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
-from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
@@ -114,7 +113,6 @@ class Runtime:
         self._plans: dict[object, RequestPlan] = {}
         self._generation = -1
         self._is_closed = False
-        self._infer = Infer(self._core.servables, self._core.lobby)
         self._core.start()
         self._core.loader.has_settled.wait()
 
@@ -163,7 +161,7 @@ class Runtime:
                 timing=timing,
             )
             given = [values_to_bits(array) for array in arrays.values()]
-            self._infer.submit(_Call(self, header, given, self._core.clock.monotonic_s(), future))
+            self._core.infer.submit(_Call(self, header, given, self._core.clock.monotonic_s(), future))
         except EdgeRuntimeError as error:
             future.set_exception(error)
         return future
@@ -184,7 +182,7 @@ class Runtime:
         """Answer what was admitted, refuse the rest, give the memory back. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._infer.close()
+            self._core.infer.close()
             self._core.close(CLOSE_S)
 
     def __enter__(self) -> Runtime:  # noqa: PYI034 (typing.Self is 3.11)

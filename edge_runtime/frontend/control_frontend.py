@@ -1,7 +1,7 @@
 """Every op but infer: what the daemon says of itself, and load and unload.
 
-Owns: the shapes of these results (wire v1). Thread: `answer` is called on the I/O thread; load and unload reply from
-the loader's thread when finished.
+Owns: the shapes of these results (wire v1). Thread: `answer` is called on a transport's thread; load and unload reply
+from the loader's thread when finished.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ class ControlFrontend:
         *,
         stats: Callable[[], dict[str, Any]],
         is_ready: Callable[[], bool],
-        max_frame_bytes: int,
     ) -> None:
         self._servables = servables
         self._loader = loader
         self._lobby = lobby
         self._stats = stats
         self._is_ready = is_ready
-        self._max_frame_bytes = max_frame_bytes
 
-    def answer(self, header: RequestHeader, reply: Reply) -> None:
-        """Call `reply` exactly once with the op's result or an EdgeRuntimeError; raises EdgeRuntimeError instead."""
+    def answer(self, header: RequestHeader, reply: Reply, *, max_frame_bytes: int) -> None:
+        """Call `reply` exactly once with the op's result or an EdgeRuntimeError; raises EdgeRuntimeError instead.
+
+        max_frame_bytes: the largest tensor that can come in where this was asked, which `metadata` states.
+        """
         match header.op:
             case "live":
                 reply(True)
@@ -55,7 +56,7 @@ class ControlFrontend:
             case "models":
                 reply(self._servables.listing())
             case "metadata":
-                self._answer_metadata(header, reply)
+                self._answer_metadata(header, reply, max_frame_bytes)
             case "stats":
                 reply(self._stats())
             case "load":
@@ -78,16 +79,16 @@ class ControlFrontend:
             return
         reply([entry for entry in self._servables.listing() if entry["name"] == header.model])
 
-    def _answer_metadata(self, header: RequestHeader, reply: Reply) -> None:
+    def _answer_metadata(self, header: RequestHeader, reply: Reply, max_frame_bytes: int) -> None:
         """At once, or after the load of a model on demand, which this asks for like a request would."""
         try:
-            reply(self._metadata(self._servables.resolve(header.model, header.version)))
+            reply(self._metadata(self._servables.resolve(header.model, header.version), max_frame_bytes))
         except NotReady:
             if not self._servables.is_coming(header.model, header.version):
                 raise
             self._lobby.wait(
                 header.model,
-                Guest(enter=lambda: self._retry_metadata(header, reply), fail=reply),
+                Guest(enter=lambda: self._retry_metadata(header, reply, max_frame_bytes), fail=reply),
                 arrived_s=0.0,
                 timeout_s=math.inf,
                 nbytes=0,
@@ -96,13 +97,13 @@ class ControlFrontend:
             if not self._servables.is_coming(header.model, header.version):
                 self._lobby.open(header.model, None)
 
-    def _retry_metadata(self, header: RequestHeader, reply: Reply) -> None:
+    def _retry_metadata(self, header: RequestHeader, reply: Reply, max_frame_bytes: int) -> None:
         try:
-            reply(self._metadata(self._servables.resolve(header.model, header.version)))
+            reply(self._metadata(self._servables.resolve(header.model, header.version), max_frame_bytes))
         except EdgeRuntimeError as error:
             reply(error)
 
-    def _metadata(self, servable: Servable) -> dict[str, Any]:
+    def _metadata(self, servable: Servable, max_frame_bytes: int) -> dict[str, Any]:
         """OIP model metadata with the two limits a client needs."""
         versions = [each.number for each in self._servables.live() if each.model == servable.model]
         return {
@@ -114,7 +115,7 @@ class ControlFrontend:
             "version": servable.number,
             "batches": servable.batches,
             "max_batch_rows": servable.max_rows,
-            "max_frame_bytes": self._max_frame_bytes,
+            "max_frame_bytes": max_frame_bytes,
         }
 
 

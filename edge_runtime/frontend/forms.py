@@ -1,6 +1,7 @@
 """The two forms a request comes in and is answered in: frames with a msgpack header, and one JSON frame.
 
-Owns: what differs between them, and nothing else; infer_frontend.py treats both alike. Pure. Thread: any.
+Owns: what differs between them, and nothing else; infer_frontend.py treats both alike, over whichever
+transport they came. Pure. Thread: any.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Requests as frames to replies as frames: decode -> resolve -> admit or run -> encode.
+"""What every transport's requests have in common: resolve -> admit or run -> encode -> reply.
 
-Owns: the cache of known headers, valid for one generation of the live table. Every message gets exactly one reply.
-Thread: the I/O thread; `_settle` also runs on workers, where it only encodes and posts.
+Owns: the cache of known headers, valid for one generation of the live table, and the lots that are run inline. How a
+message is cut and decoded is zmq_frontend.py's and mqtt_frontend.py's. Thread: one transport's own, each transport
+having an `InferFrontend`; `_settle` also runs on workers, where it only encodes and posts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
     DeadlineExceeded,
     DeadlineUnmeetable,
-    DecodeFailed,
     Draining,
     EdgeRuntimeError,
     Forbidden,
@@ -22,14 +23,13 @@ from edge_runtime.errors import (
     Unsupported,
 )
 from edge_runtime.frontend.control_frontend import ControlFrontend
-from edge_runtime.frontend.forms import Form, Frames, Json
+from edge_runtime.frontend.forms import Form, Frames
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer
 from edge_runtime.wire import codec
 
 log = logging.getLogger(__name__)
@@ -47,13 +47,46 @@ SEEN_HEADERS = 16_384
 TALLY_LOTS = 32
 """Inline lots that are counted together: right after a reply the cores are wanted for sending it."""
 
+Entry = tuple[Any, bytes, Any]
+"""One request of a known header: where its reply goes, its id, and its tensor (a tuple of tensors for several)."""
+
+
+class Endpoint(Protocol):
+    """Where requests come in, as far as answering them goes. Thread: its transport's, except `post` and `call`."""
+
+    is_control: bool
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest tensor that can come in here."""
+        ...
+
+    def answer_lot(
+        self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]], reply_bytes: int
+    ) -> None:
+        """Send answers of equal header to entries, each with its output frames: `reply_bytes` in all each."""
+        ...
+
+    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send one reply, or drop and count it."""
+        ...
+
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """The same. Thread: any."""
+        ...
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function on the transport's thread soon. Thread: any."""
+        ...
+
 
 class InferRoute:
     """A header this daemon has seen before: its plan, and the requests gathered for it in one drain."""
 
-    __slots__ = ("header", "keeps_frames", "lot", "plan", "single_size", "sizes")
+    __slots__ = ("header", "keeps_frames", "key", "lot", "plan", "single_size", "sizes")
 
-    def __init__(self, header: bytes, plan: RequestPlan) -> None:
+    def __init__(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan) -> None:
+        self.key = key
         self.header = header
         self.plan = plan
         self.sizes = plan.sizes
@@ -76,13 +109,13 @@ class InferRoute:
         return data if isinstance(data, tuple) else (data,)
 
 
-class _Inquiry:
+class TransportInquiry:
     """One request off the lean path: where its reply goes, in which form, and since when it waits."""
 
-    __slots__ = ("_frontend", "arrived_s", "endpoint", "envelope", "form", "header", "packed", "used_plan")
+    __slots__ = ("_frontend", "arrived_s", "endpoint", "envelope", "form", "header", "key", "used_plan")
 
     def __init__(
-        self, frontend: InferFrontend, endpoint: Endpoint, envelope: tuple[bytes, ...], form: Form, arrived_s: float
+        self, frontend: InferFrontend, endpoint: Endpoint, envelope: tuple[Any, ...], form: Form, arrived_s: float
     ) -> None:
         self._frontend = frontend
         self.endpoint = endpoint
@@ -90,17 +123,20 @@ class _Inquiry:
         self.form = form
         self.arrived_s = arrived_s
         self.header = codec.RequestHeader()
-        self.packed: bytes | None = None
+        self.key: bytes | None = None
         self.used_plan: RequestPlan | None = None
 
     @property
     def nbytes(self) -> int:
+        """See serving's Inquiry."""
         return self.form.nbytes
 
     def plan(self) -> RequestPlan:
-        return self._frontend.plan(self.header, self.packed)
+        """See serving's Inquiry."""
+        return self._frontend.plan(self.header, self.key)
 
     def request(self, plan: RequestPlan) -> Pending:
+        """See serving's Inquiry."""
         self.used_plan = plan
         return Pending(
             self.form.arrays(plan), plan.rows, self.form.nbytes, plan.shape, plan.priority, self.arrived_s,
@@ -108,18 +144,21 @@ class _Inquiry:
         )  # fmt: skip
 
     def refuse(self, error: EdgeRuntimeError) -> None:
+        """See serving's Inquiry."""
         self._frontend.count_refusal(error)
         self.post(self.form.refusal(error))
 
     def resume(self, enter: Callable[[], None]) -> None:
+        """See serving's Inquiry."""
         self.endpoint.call(enter)
 
     def post(self, frames: Sequence[Any]) -> None:
+        """Send frames to where the request came from. Thread: any."""
         self.endpoint.post(self.envelope, frames)
 
 
 class InferFrontend:
-    """The receiver of every infer and control endpoint."""
+    """Answers the requests of one transport."""
 
     def __init__(
         self, servables: Servables, infer: Infer, control: ControlFrontend, clock: Clock, metrics: Metrics
@@ -147,8 +186,6 @@ class InferFrontend:
             servable.scheduled.layout.run_times.observe(rows, run_s)
             servable.metrics.answered_batch(rows, requests, queue_s, run_s)
 
-    # ---- the transport's receiver -----------------------------------------------------------------------------------
-
     def routes(self) -> Mapping[bytes, InferRoute]:
         """Known headers; emptied when a version was published or withdrawn, so that a swap forces a new check."""
         if self._generation != self._servables.generation:
@@ -163,19 +200,26 @@ class InferFrontend:
         else:
             self._enqueue(endpoint, route, entries)
 
-    def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> None:
-        """Answer anything else: a header not seen before, another op, JSON, REQ, or what a hostile peer sends."""
-        first = frames[0]
-        is_json = len(frames) == 1 and len(first) > 0 and first.bytes[:1] == b"{"
-        request_id = frames[1].bytes if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
-        form: Form = Json(None) if is_json else Frames(request_id)
-        inquiry = _Inquiry(self, endpoint, peer.envelope, form, self._clock.monotonic_s())
+    def ask(self, inquiry: TransportInquiry, header: codec.RequestHeader, key: bytes | None) -> None:
+        """Admit one decoded request, or answer an op; key: what the same header is known by when it comes again.
+
+        Raises EdgeRuntimeError: refused, and not answered yet.
+        """
+        if header.op != "infer":
+            self._op(inquiry, header)
+            return
+        inquiry.header, inquiry.key = header, key
+        self._infer.submit(inquiry)
+
+    def inquiry(self, endpoint: Endpoint, envelope: tuple[Any, ...], form: Form) -> TransportInquiry:
+        """A request that came in just now."""
+        return TransportInquiry(self, endpoint, envelope, form, self._clock.monotonic_s())
+
+    @contextmanager
+    def answering(self, inquiry: TransportInquiry) -> Iterator[None]:
+        """Whatever is raised inside is the request's answer."""
         try:
-            if is_json:
-                self._json_message(inquiry, first.bytes)
-            else:
-                _check_framing(frames)
-                self._binary_message(inquiry, first.bytes, frames[2:])
+            yield
         except EdgeRuntimeError as error:
             inquiry.refuse(error)
         except Exception as error:
@@ -229,7 +273,7 @@ class InferFrontend:
     def _enqueue(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
         arrived_s = self._clock.monotonic_s()
         for index, entry in enumerate(entries):
-            inquiry = _Inquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
+            inquiry = TransportInquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
             try:
                 route.plan.servable.submit(inquiry.request(route.plan))
             except Draining:
@@ -241,71 +285,47 @@ class InferFrontend:
 
     def _again(self, endpoint: Endpoint, route: InferRoute, entries: Sequence[Entry], arrived_s: float) -> None:
         """The servable was swapped out between look-up and use: resolve the same header against the live one."""
-        header = codec.unpack_request(route.header)
         for entry in entries:
-            inquiry = _Inquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
-            inquiry.header, inquiry.packed = header, route.header
+            inquiry = TransportInquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
+            inquiry.header, inquiry.key = route.header, route.key
             self._infer.submit_or_refuse(inquiry)
 
-    # ---- other messages ---------------------------------------------------------------------------------------------
-
-    def _binary_message(self, inquiry: _Inquiry, header: bytes, frames: Sequence[Any]) -> None:
-        decoded = codec.unpack_request(header)
-        if decoded.op != "infer":
-            self._op(inquiry, decoded)
-            return
-        tensors = tuple(frame.bytes if len(frame) < KEEP_FRAME_BYTES else frame for frame in frames)
-        assert isinstance(inquiry.form, Frames)
-        inquiry.form = Frames(inquiry.form.request_id, tensors)
-        inquiry.header, inquiry.packed = decoded, header
-        self._infer.submit(inquiry)
-
-    def _json_message(self, inquiry: _Inquiry, frame: bytes) -> None:
-        try:
-            request = codec.unpack_json_request(frame)
-        except EdgeRuntimeError:
-            inquiry.form = Json(codec.json_id(frame))
-            raise
-        inquiry.form = Json(request.id, request.arrays)
-        if request.header.op != "infer":
-            self._op(inquiry, request.header)
-            return
-        inquiry.header = request.header
-        self._infer.submit(inquiry)
-
-    def _op(self, inquiry: _Inquiry, header: codec.RequestHeader) -> None:
+    def _op(self, inquiry: TransportInquiry, header: codec.RequestHeader) -> None:
         if header.op in ControlFrontend.CONTROL_OPS and not inquiry.endpoint.is_control:
             raise Forbidden(f"{header.op} is answered on the control endpoint only")
         if header.op not in ControlFrontend.OPS:
             known = ", ".join(("infer", *sorted(ControlFrontend.OPS)))
             raise Unsupported(f"unknown op {header.op!r}; wanted one of {known}")
+        if header.op == "stats":
+            self.fold_tally()
         form = inquiry.form
         self._control.answer(
             header,
             lambda result: inquiry.post(
                 form.refusal(result) if isinstance(result, EdgeRuntimeError) else form.result(result)
             ),
+            max_frame_bytes=inquiry.endpoint.max_frame_bytes,
         )
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def plan(self, header: codec.RequestHeader, packed: bytes | None) -> RequestPlan:
-        """The plan of a header, from the cache or made now; a packed header is kept when it is seen a second time."""
+    def plan(self, header: codec.RequestHeader, key: bytes | None) -> RequestPlan:
+        """The plan of a header, from the cache or made now; one with a key is kept when it is seen a second time."""
         routes = self.routes()
-        route = routes.get(packed) if packed is not None else None
+        route = routes.get(key) if key is not None else None
         if route is not None:
             return route.plan
         plan = RequestPlan(self._servables.resolve(header.model, header.version), header)
-        if packed is not None:
-            self._remember(packed, plan)
+        if key is not None:
+            self._remember(key, header, plan)
         return plan
 
-    def _remember(self, packed: bytes, plan: RequestPlan) -> None:
-        mark = hash(packed)
+    def _remember(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan) -> None:
+        mark = hash(key)
         if mark in self._seen:
-            if self._cached_bytes + len(packed) <= CACHE_BYTES:
-                self._routes[packed] = InferRoute(packed, plan)
-                self._cached_bytes += len(packed)
+            if self._cached_bytes + len(key) <= CACHE_BYTES:
+                self._routes[key] = InferRoute(key, header, plan)
+                self._cached_bytes += len(key)
             return
         if len(self._seen) >= SEEN_HEADERS:
             self._seen.clear()
@@ -321,7 +341,7 @@ class InferFrontend:
 
 def _settle(request: Pending, outcome: Outcome) -> None:
     """Encode one outcome and post it. Thread: whichever decided the request's fate."""
-    inquiry: _Inquiry = request.tag  # type: ignore[assignment]
+    inquiry: TransportInquiry = request.tag  # type: ignore[assignment]
     plan = inquiry.used_plan
     assert plan is not None
     metrics = plan.servable.metrics
@@ -331,15 +351,6 @@ def _settle(request: Pending, outcome: Outcome) -> None:
         return
     inquiry.post(inquiry.form.answer(plan, outcome))
     metrics.answered(outcome.queue_s, outcome.run_s)
-
-
-def _check_framing(frames: Sequence[Any]) -> None:
-    if len(frames[0]) > codec.MAX_HEADER_BYTES:
-        raise DecodeFailed(f"the header is {len(frames[0])} bytes; at most {codec.MAX_HEADER_BYTES} are read")
-    if len(frames) < 2:
-        raise DecodeFailed("one frame that is no JSON object; wanted a header, an id, and one frame a tensor")
-    if len(frames[1]) > codec.MAX_ID_BYTES:
-        raise DecodeFailed(f"the id is {len(frames[1])} bytes; at most {codec.MAX_ID_BYTES} are echoed")
 
 
 def _refuse_lot(endpoint: Endpoint, entries: Sequence[Entry], error: EdgeRuntimeError, metrics: ModelMetrics) -> None:

@@ -108,9 +108,11 @@ class Endpoint:
         receiver: Receiver[Any],
         *,
         send_bound_bytes: int,
+        max_frame_bytes: int,
         is_control: bool,
     ) -> None:
         self.socket = socket
+        self.max_frame_bytes = max_frame_bytes
         self.is_control = is_control
         self.fd = int(socket.get(zmq.FD))
         self._loop = loop

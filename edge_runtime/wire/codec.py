@@ -1,5 +1,8 @@
 """Wire v1 frames: header maps to values and back. The only user of msgpack, and the door to the JSON form beside it.
 
+Over MQTT, which has one payload where ZeroMQ has frames, a request or reply is a msgpack array of the same header and
+one `bin` a tensor: `unpack_array` and `pack_array` cut and join, so that a header is the same bytes on both.
+
 Pure: bytes in, values out; whatever the bytes, what is raised is an EdgeRuntimeError. Limits of a request: a header is
 at most 64 KiB and an id at most 64 bytes (DESIGN 5), because objects take up to 70 times the bytes that make them; the
 JSON form has its own. A reply comes from a daemon that the caller chose to trust, and may be larger.
@@ -10,6 +13,7 @@ Where a map names a key twice, the last one counts, in both forms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from struct import pack as pack_struct
 from typing import Any, NoReturn
 
 import msgpack
@@ -40,6 +44,7 @@ from edge_runtime.wire.json_form import (
     MAX_JSON_BYTES,
     JsonRequest,
     json_id,
+    json_reply_fields,
     pack_json_answer,
     pack_json_error,
     pack_json_result,
@@ -47,7 +52,9 @@ from edge_runtime.wire.json_form import (
 )
 
 __all__ = [
+    "ARRAY_FIRST_BYTES",
     "JSON_FIRST_BYTE",
+    "MAX_ARRAY_FRAMES",
     "MAX_DIMENSION",
     "MAX_HEADER_BYTES",
     "MAX_HEADER_ENTRIES",
@@ -66,7 +73,9 @@ __all__ = [
     "error_fields",
     "frame_sizes",
     "json_id",
+    "json_reply_fields",
     "pack_answer",
+    "pack_array",
     "pack_error",
     "pack_json_answer",
     "pack_json_error",
@@ -74,9 +83,13 @@ __all__ = [
     "pack_request",
     "pack_result",
     "request_from_fields",
+    "short",
+    "reply_fields",
+    "unpack_array",
     "unpack_json_request",
     "unpack_reply",
     "unpack_request",
+    "with_id",
 ]
 
 MAX_HEADER_ENTRIES = 64
@@ -84,6 +97,12 @@ MAX_HEADER_ENTRIES = 64
 
 MAX_HEADER_ITEMS = 4096
 """Entries of one list in a header: inputs, outputs, a shape."""
+
+MAX_ARRAY_FRAMES = 1 + MAX_HEADER_ITEMS
+"""Elements of a request in array form: the header and as many tensors as it can name."""
+
+ARRAY_FIRST_BYTES = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+"""What a msgpack array begins with."""
 
 MAX_REPLY_HEADER_BYTES = 16 << 20
 """A reply's frame 0 as a client reads it: `models` and `stats` of thousands of versions stay under it."""
@@ -170,6 +189,81 @@ def unpack_reply(frame: bytes) -> ReplyHeader:
     )
 
 
+# ---- the array form, for transports that carry one payload ----------------------------------------------------------
+
+
+def unpack_array(payload: bytes, max_header_bytes: int = MAX_HEADER_BYTES) -> tuple[bytes, list[bytes]]:
+    """Cut `[header map, bin, …]` into the header's own bytes and the tensors. Raises DecodeFailed.
+
+    The header is not decoded: the same bytes mean the same request, which is what a cache of headers lives on.
+    """
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=0, max_array_len=MAX_ARRAY_FRAMES, max_map_len=max_header_bytes, ext_hook=_refuse_extension
+    )
+    try:
+        unpacker.feed(payload)
+        count = unpacker.read_array_header()
+        begin = unpacker.tell()
+        if not count or not _begins_map(payload[begin]):
+            raise DecodeFailed("the payload's first element is not a header map")
+        unpacker.skip()
+        end = unpacker.tell()
+        frames = [unpacker.unpack() for _ in range(count - 1)]
+        length = unpacker.tell()
+    except DecodeFailed:
+        raise
+    except Exception as error:  # noqa: BLE001 (as in _unpack_map)
+        reason = f"{type(error).__name__} {str(error)[:200]}".strip()
+        raise DecodeFailed(f"the payload is not a msgpack array of a header and one bin a tensor: {reason}") from None
+    if end - begin > max_header_bytes:
+        raise DecodeFailed(f"the header is {end - begin} bytes; at most {max_header_bytes} are read")
+    if length != len(payload):
+        raise DecodeFailed(f"{len(payload) - length} bytes follow the array; wanted one array and nothing else")
+    for frame in frames:
+        if type(frame) is not bytes:
+            raise DecodeFailed(f"a tensor is a msgpack {type(frame).__name__}, wanted bin")
+    return payload[begin:end], frames
+
+
+def pack_array(header: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """Join a packed header and tensors to `[header map, bin, …]`."""
+    count = 1 + len(frames)
+    parts: list[bytes | bytearray | memoryview] = [
+        bytes((0x90 | count,)) if count < 16 else pack_struct(">BH", 0xDC, count),
+        header,
+    ]
+    for frame in frames:
+        length = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        if length < 1 << 8:
+            parts.append(bytes((0xC4, length)))
+        elif length < 1 << 16:
+            parts.append(pack_struct(">BH", 0xC5, length))
+        else:
+            parts.append(pack_struct(">BI", 0xC6, length))
+        parts.append(frame)
+    return b"".join(parts)
+
+
+def reply_fields(header: bytes) -> tuple[str | None, bytes | str | int | None]:
+    """`reply_to` and `id` of a header map, for protocols that have no place for them elsewhere (MQTT 3.1.1).
+
+    Raises DecodeFailed: not a map, a reply_to that is no text, an id over 64 bytes.
+    """
+    fields = _unpack_map(header, MAX_HEADER_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
+    request_id = fields.get("id")
+    if request_id is not None and (not isinstance(request_id, bytes | str | int) or isinstance(request_id, bool)):
+        raise DecodeFailed(f"id: got {type(request_id).__name__}, wanted bytes, text or an integer")
+    if isinstance(request_id, bytes | str):
+        check_id(request_id if isinstance(request_id, bytes) else request_id.encode("utf-8", "surrogatepass"))
+    return typed(fields, "reply_to", str, None), request_id
+
+
+def with_id(header: bytes, request_id: bytes | str | int) -> bytes:
+    """A packed reply header of fewer than 15 entries with an `id` beside them."""
+    assert 0x80 <= header[0] < 0x8F
+    return b"".join((bytes((header[0] + 1,)), header[1:], msgpack.packb("id"), msgpack.packb(request_id)))
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +287,10 @@ def _pack(fields: Mapping[str, Any]) -> bytes:
     except OverflowError as error:
         raise DecodeFailed(f"a number is too large for the wire, which has 64 bits: {error}") from None
     return packed
+
+
+def _begins_map(byte: int) -> bool:
+    return 0x80 <= byte <= 0x8F or byte in {0xDE, 0xDF}
 
 
 def _refuse_extension(code: int, data: bytes) -> NoReturn:  # noqa: ARG001 (the signature is msgpack's)

@@ -40,19 +40,31 @@ parsing text holds up everybody else, and its objects take 20 times its bytes.""
 
 @dataclass(frozen=True, slots=True)
 class JsonRequest:
-    """A decoded JSON request: the same header, the caller's own id, and each input's data as an array."""
+    """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
+
+    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1).
+    """
 
     header: RequestHeader
     id: Any
     arrays: tuple[Array, ...]
+    reply_to: str | None = None
 
 
 def json_id(frame: bytes) -> Any:
     """The `id` of a JSON request that could not be decoded otherwise, so that its error can still be matched."""
+    return json_reply_fields(frame)[1]
+
+
+def json_reply_fields(frame: bytes) -> tuple[str | None, Any]:
+    """`reply_to` and `id` of a JSON request, as far as they can be read, whatever is wrong with the rest."""
+    reply_to: str | None = None
     try:
-        return _json_id(_loads(frame).get("id"))
+        fields = _loads(frame)
+        reply_to = typed(fields, "reply_to", str, None)
+        return reply_to, _json_id(fields.get("id"))
     except DecodeFailed:
-        return None
+        return reply_to, None
 
 
 def unpack_json_request(frame: bytes) -> JsonRequest:
@@ -70,7 +82,7 @@ def unpack_json_request(frame: bytes) -> JsonRequest:
     arrays = tuple(
         _array_from_json(tensor, item.get("data")) for tensor, item in zip(header.inputs, items, strict=True)
     )
-    return JsonRequest(header, request_id, arrays)
+    return JsonRequest(header, request_id, arrays, typed(fields, "reply_to", str, None))
 
 
 def pack_json_answer(

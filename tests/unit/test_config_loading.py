@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,8 +243,9 @@ def keys_of(kind: type[msgspec.Struct], path: str = "") -> set[str]:
     found = set()
     for field in msgspec.structs.fields(kind):
         found.add(path + field.name)
-        if is_struct(bare_type(field.type)):
-            found |= keys_of(bare_type(field.type), f"{path}{field.name}.")
+        for inner in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
+            if is_struct(inner):
+                found |= keys_of(inner, f"{path}{field.name}.")
     return found
 
 

@@ -1,0 +1,107 @@
+"""The daemon's door to a broker: transport, frontend and presence put together, and when each begins and ends.
+
+Imported only when `[mqtt]` is there, and with it paho. Thread: main, except what the parts say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from edge_runtime.config.broker import broker_access
+from edge_runtime.config.settings import MqttSettings
+from edge_runtime.daemon.assemble import Core
+from edge_runtime.fleet.identity import check_groups, device_topics, reply_prefixes
+from edge_runtime.fleet.status import Presence, last_will
+from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.frontend.mqtt_frontend import MqttFrontend
+from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.transports.mqtt_connection import Session, Subscription
+from edge_runtime.transports.mqtt_transport import RECEIVE_BUFFER_BYTES, MqttTransport
+
+log = logging.getLogger(__name__)
+
+
+class MqttDoor:
+    """One broker. Raises ConfigError for settings that cannot be."""
+
+    def __init__(self, settings: MqttSettings, core: Core, frontend: InferFrontend, host: HostProbe) -> None:
+        access = broker_access(settings)
+        self.topics = device_topics(settings, access.address)
+        check_groups(settings)
+        self._frontend = frontend
+        self._mqtt_frontend = MqttFrontend(
+            frontend,
+            self.topics,
+            reply_prefixes(settings, self.topics),
+            core.clock,
+            core.metrics,
+            max_packet_bytes=settings.max_packet_bytes,
+        )
+        self.transport = MqttTransport(
+            access,
+            Session(
+                client_id=f"edge-{self.topics.device_id}",
+                subscriptions=(Subscription(self.topics.requests),),
+                will=last_will(self.topics),
+                keepalive_s=settings.keepalive_s,
+                session_expiry_s=settings.session_expiry_s,
+                receive_maximum=settings.receive_maximum,
+                max_packet_bytes=settings.max_packet_bytes,
+                receive_buffer_bytes=RECEIVE_BUFFER_BYTES,
+            ),
+            self._mqtt_frontend,
+            core.metrics,
+            reconnect_min_s=settings.reconnect_min_s,
+            reconnect_max_s=settings.reconnect_max_s,
+            clock=core.clock,
+        )
+        self._presence = Presence(
+            self.topics,
+            self.transport.retain,
+            servables=core.servables,
+            metrics=core.metrics,
+            host=host,
+            clock=core.clock,
+            profile=core.profile.name,
+            interval_s=settings.state_interval_s,
+        )
+        self._mqtt_frontend.every_beat(self._presence.beat)
+        core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
+
+    def start(self) -> None:
+        """Begin to connect, and say `online` once the broker listens: the daemon is ready."""
+        address = self.transport.access.address
+        if not address.is_tls and not address.is_this_machine:
+            log.warning(
+                "MQTT without TLS beyond this machine: whoever is on the way can read and forge requests; use mqtts://",
+                extra={"broker": address.url},
+            )
+        self._presence.ready()
+        self.transport.start()
+
+    def stop_admitting(self, limit_s: float) -> None:
+        """Refuse newcomers, and wait until the transport's thread does; say `stopped`."""
+        self._presence.stopping()
+        if not self.transport.is_running:
+            return
+        has_stopped = threading.Event()
+        self.transport.call(self._frontend.drain)
+        self.transport.call(has_stopped.set)
+        has_stopped.wait(limit_s)
+
+    def close(self) -> None:
+        """Send what is left and say goodbye. Idempotent."""
+        self.transport.close()
+
+    def stats(self) -> dict[str, Any]:
+        """What `stats` says of the broker."""
+        return {
+            "broker": self.transport.access.address.url,
+            "device_id": self.topics.device_id,
+            "topics": f"{self.topics.base}/",
+            "connected": self.transport.is_online,
+            "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
+            "reason": self.transport.reason,
+        }

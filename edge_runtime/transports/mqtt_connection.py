@@ -1,0 +1,397 @@
+"""One connection to a broker over paho, from its socket to its end; the next one is a new object.
+
+Owns: how paho is set up (TLS, credentials, will, session, limits) and how what it says is put in words. paho never runs
+a thread here and keeps nothing over a loss: its owner (mqtt_transport.py) reads, writes and decides. paho's own loop
+would read one message at each wake-up, and its queue of unsent messages has no bound.
+"""
+
+from __future__ import annotations
+
+import socket as sockets
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from edge_runtime.config.broker import BrokerAccess
+from edge_runtime.errors import ConfigError
+from edge_runtime.transports.outbox import Outgoing
+
+CONNECT_LIMIT_S = 5.0
+"""For each step of a connection: TCP, TLS, CONNACK, SUBACK. A broker on the site answers in milliseconds."""
+
+PROTOCOLS = {5: paho.MQTTv5, 4: paho.MQTTv311}
+UNSUPPORTED_PROTOCOL = 0x84
+SESSION_TAKEN_OVER = 0x8E
+QOS1_IN_FLIGHT = 64
+"""QoS 1 messages sent and not acknowledged, at most; a broker that says less with its Receive Maximum gets less."""
+
+NO_LIMIT = 268_435_455
+"""The largest MQTT packet there can be (MQTT 5, 2.1.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A filter, its QoS, and whether the retain flag of live messages is kept (MQTT 5)."""
+
+    filter: str
+    qos: int = 1
+    retain_as_published: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a client is to its broker; see `MqttSettings` for the numbers."""
+
+    client_id: str
+    subscriptions: tuple[Subscription, ...] = ()
+    will: Outgoing | None = None
+    keepalive_s: int = 20
+    session_expiry_s: int = 0
+    receive_maximum: int = 1024
+    max_packet_bytes: int = 64 << 20
+    receive_buffer_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Inbound:
+    """One message that came, with what MQTT 5 says beside it."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    response_topic: str | None = None
+    correlation: bytes | None = None
+    content_type: str | None = None
+    expiry_s: int | None = None
+    user_properties: Sequence[tuple[str, str]] = ()
+
+
+class PackedProperties(Properties):  # type: ignore[misc]
+    """Properties of a PUBLISH that are packed already: paho's own packing takes longer than all else in a reply."""
+
+    def __init__(self, packed: bytes) -> None:
+        object.__setattr__(self, "packetType", PacketTypes.PUBLISH)
+        object.__setattr__(self, "packed", packed)
+
+    def pack(self) -> bytes:
+        """See Properties."""
+        return self.packed  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        return ""
+
+
+class MqttConnection:
+    """A connection attempt, and the connection it became. Thread: its owner's, every method.
+
+    received: called inside `read` for each message. Raises ConfigError for files that cannot be used.
+    """
+
+    def __init__(
+        self,
+        access: BrokerAccess,
+        session: Session,
+        received: Callable[[Inbound], None],
+        *,
+        protocol: int,
+        is_first: bool,
+    ) -> None:
+        self.protocol = protocol
+        self.packet_limit = NO_LIMIT
+        self.is_accepted = False
+        self.is_subscribed = False
+        self.reason = ""
+        self.is_protocol_refused = False
+        self.in_flight: dict[int, Outgoing] = {}
+        self.refused_publishes = 0
+        self._access = access
+        self._session = session
+        self._received = received
+        self._is_first = is_first
+        self._in_flight_limit = QOS1_IN_FLIGHT
+        self._steps = 0
+        self._client = self._new_client()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect and send CONNECT; blocks up to CONNECT_LIMIT_S for TCP and again for TLS. Raises OSError."""
+        session, options = self._session, dict[str, Any]()
+        if self.protocol == 5:
+            properties = Properties(PacketTypes.CONNECT)
+            properties.ReceiveMaximum = session.receive_maximum
+            properties.MaximumPacketSize = session.max_packet_bytes
+            if session.session_expiry_s:
+                properties.SessionExpiryInterval = session.session_expiry_s
+            options = {"clean_start": self._is_first or not session.session_expiry_s, "properties": properties}
+        address = self._access.address
+        self._client.connect(address.host, address.port, session.keepalive_s, **options)
+
+    def close(self) -> None:
+        """Say goodbye where there is somebody to hear it, and give the socket back. Idempotent."""
+        if self._client.is_connected():
+            self._client.disconnect()
+            self._client.loop_write()
+        socket = self._client.socket()
+        if socket is not None:
+            # paho closes only what it has said goodbye on; a connection that is only half there is closed here.
+            socket.close()
+
+    def break_off(self) -> None:
+        """Give the socket back without a goodbye: the broker then publishes the will."""
+        socket = self._client.socket()
+        if socket is not None:
+            socket.close()
+
+    @property
+    def fd(self) -> int:
+        """The socket's descriptor; -1 when there is none any more."""
+        socket = self._client.socket()
+        return -1 if socket is None else int(socket.fileno())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a socket."""
+        return self.fd >= 0
+
+    # ---- reading and writing ----------------------------------------------------------------------------------------
+
+    def read(self, max_messages: int) -> bool:
+        """Take what is there, up to so many packets. False when the connection is lost; `reason` then says why."""
+        client = self._client
+        for _ in range(max_messages):
+            before = self._steps
+            if client.loop_read() != paho.MQTT_ERR_SUCCESS or client.socket() is None:
+                return False
+            if self._steps == before and not self.has_pending():
+                break
+        return True
+
+    def has_pending(self) -> bool:
+        """Whether TLS holds bytes that the descriptor no longer tells of."""
+        pending = getattr(self._client.socket(), "pending", None)
+        return bool(pending is not None and pending())
+
+    def wants_write(self) -> bool:
+        """Whether bytes wait for the socket."""
+        return bool(self._client.want_write())
+
+    def write(self) -> bool:
+        """Send what waits. False when the connection is lost."""
+        return bool(self._client.loop_write() == paho.MQTT_ERR_SUCCESS) and self._client.socket() is not None
+
+    def keep_alive(self) -> bool:
+        """Ask a silent broker whether it is there; to be called each second. False when it did not answer in time."""
+        return bool(self._client.loop_misc() == paho.MQTT_ERR_SUCCESS)
+
+    def may_publish_qos1(self) -> bool:
+        """Whether one more message may be under way without its acknowledgement."""
+        return len(self.in_flight) < self._in_flight_limit
+
+    def publish(self, message: Outgoing) -> None:
+        """Hand a message to the socket, or to paho's queue when the socket takes no more (`wants_write`)."""
+        properties = PackedProperties(message.properties) if self.protocol == 5 else None
+        info = self._client.publish(message.topic, message.payload, message.qos, message.retain, properties)
+        if message.qos:
+            # Not before: paho makes objects for this callback for each QoS 0 message as well.
+            self._client.on_publish = self._on_publish
+            self.in_flight[info.mid] = message
+
+    def lost(self, reason: str) -> None:
+        """Say why it ended, unless it is known already."""
+        self.reason = self.reason or reason
+
+    # ---- paho -------------------------------------------------------------------------------------------------------
+
+    def _new_client(self) -> paho.Client:
+        access, session = self._access, self._session
+        is_v5 = self.protocol == 5
+        client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2,
+            client_id=session.client_id,
+            protocol=PROTOCOLS[self.protocol],
+            clean_session=None if is_v5 else True,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = CONNECT_LIMIT_S
+        client.max_inflight_messages_set(0)  # bounded here, by `may_publish_qos1`
+        username = access.address.username or access.username
+        if username is not None:
+            client.username_pw_set(username, access.password())
+        if access.address.is_tls:
+            client.tls_set_context(_tls(access))
+        if session.will is not None:
+            will = session.will
+            client.will_set(will.topic, will.payload, will.qos, will.retain)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message_v5 if is_v5 else self._on_message_v3
+        client.on_socket_open = self._on_socket_open
+        return client
+
+    def _on_socket_open(self, client: Any, userdata: Any, socket: Any) -> None:  # noqa: ARG002 (paho's signature)
+        # Without it each lone reply waits for the acknowledgement of the one before: 12 QoS 1 round trips a second.
+        socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+        # A peer that acknowledges nothing is gone: without this the kernel tries for a quarter of an hour.
+        socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, self._session.keepalive_s * 1000)
+        if self._session.receive_buffer_bytes is not None:
+            socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, self._session.receive_buffer_bytes)
+
+    def _on_connect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
+        self._steps += 1
+        if reason.is_failure:
+            self.reason = _refusal(reason, self._access)
+            self.is_protocol_refused = reason.value == UNSUPPORTED_PROTOCOL
+            return
+        self.is_accepted = True
+        if self.protocol == 5:
+            self.packet_limit = getattr(properties, "MaximumPacketSize", NO_LIMIT)
+            self._in_flight_limit = min(QOS1_IN_FLIGHT, getattr(properties, "ReceiveMaximum", QOS1_IN_FLIGHT))
+        wanted = self._session.subscriptions
+        if not wanted:
+            self.is_subscribed = True
+        elif self.protocol == 5:
+            client.subscribe([
+                (each.filter, SubscribeOptions(qos=each.qos, retainAsPublished=each.retain_as_published))
+                for each in wanted
+            ])  # fmt: skip
+        else:
+            client.subscribe([(each.filter, each.qos) for each in wanted])
+
+    def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
+        self._steps += 1
+        refused = [
+            f"{each.filter} ({reason})"
+            for each, reason in zip(self._session.subscriptions, reasons, strict=False)
+            if reason.is_failure
+        ]
+        if refused:
+            self.reason = f"the broker refuses to let this client listen to {', '.join(refused)}; see the broker's ACL"
+            return
+        self.is_subscribed = True
+
+    def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:  # noqa: ARG002
+        if self.in_flight.pop(mid, None) is not None:
+            self._steps += 1
+            if reason.is_failure:
+                self.refused_publishes += 1
+
+    def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
+        if reason.value == SESSION_TAKEN_OVER:
+            self.reason = (
+                f"another client took over the session {self._session.client_id!r}: two devices with one device_id?"
+            )
+        elif reason.is_failure:
+            self.lost(f"the connection ended: {reason}")
+
+    def _on_message_v5(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002
+        self._steps += 1
+        said = message.properties.__dict__
+        self._received(
+            Inbound(
+                _topic(message),
+                bytes(message.payload),
+                message.qos,
+                message.retain,
+                said.get("ResponseTopic"),
+                said.get("CorrelationData"),
+                said.get("ContentType"),
+                said.get("MessageExpiryInterval"),
+                said.get("UserProperty", ()),
+            )
+        )
+
+    def _on_message_v3(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002
+        self._steps += 1
+        self._received(Inbound(_topic(message), bytes(message.payload), message.qos, message.retain))
+
+
+def connect_failure(error: Exception, access: BrokerAccess) -> str:
+    """Why no connection came about, in words."""
+    match error:
+        case ConfigError():
+            return error.message
+        case ssl.SSLCertVerificationError():
+            why = f"the broker's certificate is not trusted: {error.verify_message}; check ca_file and the host name"
+        case ssl.SSLError():
+            why = f"TLS failed: {error.reason or error}; does the broker want a client certificate, or no TLS?"
+        case sockets.gaierror():
+            why = f"the name is not known: {error.strerror}"
+        case TimeoutError():
+            why = f"no answer within {CONNECT_LIMIT_S:.0f} s"
+        case ConnectionRefusedError():
+            why = "nobody listens there; is the broker running?"
+        case _:
+            why = f"{getattr(error, 'strerror', None) or error or type(error).__name__}"
+    return f"{access.address.url}: {why}"
+
+
+def packed_properties(*parts: bytes) -> bytes:
+    """Properties of a PUBLISH from packed ones, with their length before them (MQTT 5, 2.2.2)."""
+    body = b"".join(parts)
+    length, head = len(body), bytearray()
+    while True:
+        length, byte = length >> 7, length & 0x7F
+        head.append(byte | (0x80 if length else 0))
+        if not length:
+            return bytes(head) + body
+
+
+def text_property(identifier: int, value: str | bytes) -> bytes:
+    """One property that is text or binary data: its identifier, two bytes of length, the bytes."""
+    raw = value.encode() if isinstance(value, str) else value
+    return b"%c%c%c%b" % (identifier, len(raw) >> 8, len(raw) & 0xFF, raw)
+
+
+CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION_DATA, USER_PROPERTY = 0x03, 0x08, 0x09, 0x26
+"""Identifiers of properties (MQTT 5, 2.2.2.2)."""
+
+UTF8_PAYLOAD = b"\x01\x01"
+"""Payload Format Indicator: the payload is UTF-8 text."""
+
+
+def expiry_property(seconds: int) -> bytes:
+    """Message Expiry Interval."""
+    return b"\x02" + seconds.to_bytes(4, "big")
+
+
+def user_property(name: str, value: str) -> bytes:
+    """One User Property."""
+    return text_property(USER_PROPERTY, name) + text_property(0, value)[1:]
+
+
+def _tls(access: BrokerAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if access.cert_file is not None:
+            context.load_cert_chain(access.cert_file, access.key_file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        names = ", ".join(str(each) for each in (access.ca_file, access.cert_file, access.key_file) if each)
+        raise ConfigError(f"mqtt: the certificates cannot be used ({names}): {reason}") from None
+    return context
+
+
+def _topic(message: Any) -> str:
+    try:
+        return str(message.topic)
+    except UnicodeDecodeError:
+        return ""  # no broker lets this through; nothing listens to it
+
+
+def _refusal(reason: Any, access: BrokerAccess) -> str:
+    advice = {
+        "Bad user name or password": "; check username and password_file",
+        "Not authorized": "; check username, password_file and the client certificate",
+        "Client identifier not valid": "; another device_id may help",
+    }.get(str(reason), "")
+    return f"{access.address.url}: the broker refuses the connection: {reason}{advice}"

@@ -1,0 +1,139 @@
+"""MQTT names: what a device listens to, what it tells, and where a reply may go (DESIGN 5).
+
+Pure: text in, text out; whatever the text, what is raised is an EdgeRuntimeError. Nothing here names a path or a URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_runtime.errors import ConfigError, DecodeFailed, Forbidden
+from edge_runtime.wire.headers import MAX_VERSION, short
+
+MAX_REPLY_TOPIC_BYTES = 512
+"""Far above any sane topic; a topic may have 65 535 bytes, and each request in the queue keeps its own."""
+
+DEFAULT_PREFIX = "edge"
+
+ID_RULE = "1 to 64 letters, digits, '_' or '-'"
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f+#\ud800-\udfff]")
+_SPOKEN_FOR = frozenset(("infer", "command", "status", "state", "error", "result"))
+"""Below a device: what others rely on to come from that device, or to be meant for it."""
+
+
+def is_id(text: str) -> bool:
+    """Whether a text may name a device or a group: `[A-Za-z0-9_-]{1,64}`, whole."""
+    return _ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What the topic of a request asks for. No model: an op of the daemon itself."""
+
+    model: str = ""
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTopics:
+    """The topics of one device: `<prefix>/<device_id>/…`."""
+
+    device_id: str
+    prefix: str = DEFAULT_PREFIX
+
+    @property
+    def base(self) -> str:
+        """What all topics of this device begin with."""
+        return f"{self.prefix}/{self.device_id}"
+
+    @property
+    def requests(self) -> str:
+        """The filter of all requests."""
+        return f"{self.base}/infer/#"
+
+    @property
+    def status(self) -> str:
+        """Retained `online`, `stopped` or, as last will, `offline`."""
+        return f"{self.base}/status"
+
+    @property
+    def state(self) -> str:
+        """Retained JSON of what the device is and does."""
+        return f"{self.base}/state"
+
+    @property
+    def errors(self) -> str:
+        """Refusals that have no other address: a request without a reply topic, or with one that is not allowed."""
+        return f"{self.base}/error"
+
+    def infer(self, model: str = "", version: int | None = None) -> str:
+        """Where a request is sent; without a model, for an op of the daemon itself."""
+        return "/".join([f"{self.base}/infer", *([model] if model else []), *([str(version)] if version else [])])
+
+    def result(self, model: str) -> str:
+        """Where a model's results are published when a rule names no topic."""
+        return f"{self.base}/result/{model}"
+
+    def reply_prefixes(self) -> tuple[str, ...]:
+        """Where replies may go when nothing is configured."""
+        return (f"{self.base}/reply/", "reply/")
+
+    def address(self, topic: str) -> Address:
+        """What a request's topic asks for: `infer`, `infer/<model>` or `infer/<model>/<version>` below this device.
+
+        Raises DecodeFailed for any other topic. Whether there is such a model is not known here.
+        """
+        levels = topic.removeprefix(f"{self.base}/").split("/")
+        if not topic.startswith(f"{self.base}/infer") or levels[0] != "infer" or len(levels) > 3:
+            raise DecodeFailed(f"topic {short(topic)}: wanted {self.base}/infer/<model>[/<version>]")
+        if len(levels) == 1:
+            return Address()
+        if not levels[1]:
+            raise DecodeFailed(f"topic {short(topic)} names no model; wanted {self.base}/infer/<model>[/<version>]")
+        if len(levels) == 2:
+            return Address(levels[1])
+        if not _VERSION.fullmatch(levels[2]) or int(levels[2]) > MAX_VERSION:
+            raise DecodeFailed(f"topic {short(topic)}: version {short(levels[2])}, wanted a positive integer")
+        return Address(levels[1], int(levels[2]))
+
+
+def wake_topic(group: str) -> str:
+    """Where a group of devices is told to look for updates."""
+    return f"fleet/{group}/wake"
+
+
+def check_reply_topic(topic: str, prefixes: Sequence[str], device_prefix: str = DEFAULT_PREFIX) -> None:
+    """Raise Forbidden for a topic that a request may not have its reply sent to.
+
+    It lies under one of `prefixes`, has no wildcard or control character, and names nothing that others rely on to
+    come from somebody else: no device's requests, commands, status, state or results, no wake, no `$` topic.
+    """
+    length = len(topic.encode("utf-8", "surrogatepass"))
+    if length > MAX_REPLY_TOPIC_BYTES:
+        raise Forbidden(f"the reply topic has {length} bytes; at most {MAX_REPLY_TOPIC_BYTES} are used")
+    if _FORBIDDEN_CHARACTERS.search(topic):
+        raise Forbidden(f"reply topic {short(topic)}: a wildcard or control character cannot be published to")
+    if not any(topic.startswith(prefix) and len(topic) > len(prefix) for prefix in prefixes):
+        raise Forbidden(
+            f"reply topic {short(topic)} is not allowed; wanted one that begins with {' or '.join(prefixes)} "
+            "(mqtt.reply_prefixes)"
+        )
+    below = topic.removeprefix(f"{device_prefix}/").split("/")
+    is_spoken_for = topic.startswith(f"{device_prefix}/") and len(below) > 1 and below[1] in _SPOKEN_FOR
+    if is_spoken_for or topic.startswith(("$", "fleet/")):
+        raise Forbidden(f"reply topic {short(topic)}: devices listen to it or speak on it, so no reply goes there")
+
+
+def check_prefix(key: str, prefix: str) -> str:
+    """A configured beginning of topics, without a slash at its end. Raises ConfigError."""
+    bare = prefix.rstrip("/")
+    if not bare or bare.startswith(("/", "$")) or "//" in bare or _FORBIDDEN_CHARACTERS.search(bare):
+        raise ConfigError(f"{key}: got {prefix!r}, wanted levels of a topic like {DEFAULT_PREFIX!r} or 'site/line1'")
+    if len(bare.encode()) > MAX_REPLY_TOPIC_BYTES // 2:
+        raise ConfigError(f"{key}: got {len(bare.encode())} bytes, wanted at most {MAX_REPLY_TOPIC_BYTES // 2}")
+    return bare
