@@ -1,15 +1,13 @@
 """Tensors for a model from what a person has: .npy, .json, raw bytes, pictures, literals, or made-up numbers.
 
-Owns: what a file becomes as a tensor of the model's datatype and shape. The model's metadata decides; nothing is
-resized or converted silently where a value would be lost.
+Owns: what the command line's words mean; how a file is read is client/input_files.py's. The model's metadata decides.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.cli.arguments import UsageError, nearest, positive
-from edge_runtime.cli.pictures import PICTURE_SUFFIXES, picture
 from edge_runtime.cli.screen import Screen, stdin_text
+from edge_runtime.client.input_files import INPUT_SUFFIXES, filled_shape, json_value, tensor_from_file, tensor_from_json
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, datatype
+
+RAW_SUFFIXES = (".bin", ".raw")
+"""Bytes and nothing else: shape and datatype are the model's, or said beside them."""
 
 TOKENS = 10
 """Made-up integers are below this: inside any vocabulary or table that they may be looked up in."""
@@ -127,37 +128,20 @@ def made_up(spec: TensorSpec, shape: tuple[int, ...] | None, rows: int, random: 
 
 def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None, screen: Screen) -> Array:
     if text.startswith("@"):
-        return _as_tensor(_json(text[1:], f"input {spec.name!r}"), spec)
+        return tensor_from_json(_json(text[1:], f"input {spec.name!r}"), spec)
     if text == "-":
-        return _as_tensor(_json(stdin_text(), "stdin"), spec)
+        return tensor_from_json(_json(stdin_text(), "stdin"), spec)
     path = Path(text)
-    readers: dict[str, Callable[[], Array]] = {
-        ".npy": lambda: _from_npy(path, spec, screen),
-        ".json": lambda: _as_tensor(_json(path.read_text(encoding="utf-8"), str(path)), spec),
-        ".bin": lambda: _from_bytes(path, spec, shape, kind),
-        ".raw": lambda: _from_bytes(path, spec, shape, kind),
-        **dict.fromkeys(PICTURE_SUFFIXES, lambda: picture(path, spec)),
-    }
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix in RAW_SUFFIXES:
+        return _from_bytes(path, spec, shape, kind)
+    if suffix not in INPUT_SUFFIXES:
         raise UsageError(
-            f"input {spec.name!r}: {text} is none of {', '.join(readers)}; a value itself is written @JSON"
+            f"input {spec.name!r}: {text} is none of {', '.join((*INPUT_SUFFIXES, *RAW_SUFFIXES))}; "
+            "a value itself is written @JSON"
         )
-    return reader()
-
-
-def _from_npy(path: Path, spec: TensorSpec, screen: Screen) -> Array:
-    try:
-        array: Array = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise TensorMismatch(f"{path} is no .npy file of numbers or text: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise TensorMismatch(f"{path} holds several arrays; save each into its own .npy file")
-    wanted = datatype(spec.datatype).dtype
-    if spec.datatype != "BYTES" and array.dtype != wanted and np.can_cast(array.dtype, wanted, "same_kind"):
-        screen.note(f"input {spec.name!r}: {array.dtype} read as {spec.datatype}")
-        array = array.astype(wanted)
-    return _with_rows(array, spec)
+    with path.open("rb") as content:
+        return tensor_from_file(content, text, spec, screen.note)
 
 
 def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None) -> Array:
@@ -165,7 +149,7 @@ def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kin
     dtype = datatype(kind or spec.datatype).dtype
     if dtype.kind == "O":
         raise UsageError(f"input {spec.name!r}: BYTES cannot be read from {path}; use .json or @JSON")
-    lengths = shape or _open_filled(spec, len(data) // dtype.itemsize)
+    lengths = shape or filled_shape(spec, len(data) // dtype.itemsize)
     if lengths is None:
         raise UsageError(f"input {spec.name!r}: its shape {list(spec.shape)} is not known from {path}; give --shape")
     if math.prod(lengths) * dtype.itemsize != len(data):
@@ -173,15 +157,6 @@ def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kin
         raise TensorMismatch(f"{path} is {len(data)} bytes; {dtype} of shape {list(lengths)} is {wanted}")
     array: Array = np.frombuffer(data, dtype).reshape(lengths)
     return array
-
-
-def _open_filled(spec: TensorSpec, elements: int) -> tuple[int, ...] | None:
-    """The spec's shape with its one open dimension worked out; None where that is not the only way."""
-    known = math.prod(length for length in spec.shape if length != DYNAMIC)
-    open_ = spec.shape.count(DYNAMIC)
-    if open_ > 1 or known == 0:
-        return None
-    return tuple(elements // known if length == DYNAMIC else length for length in spec.shape)
 
 
 def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
@@ -195,7 +170,7 @@ def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
     missing = [spec.name for spec in specs if spec.name not in said]
     if missing:
         raise UsageError(f"stdin: input {missing[0]!r} is missing")
-    return {spec.name: _as_tensor(said[spec.name], spec) for spec in specs}
+    return {spec.name: tensor_from_json(said[spec.name], spec) for spec in specs}
 
 
 def _shaped(item: Mapping[str, Any]) -> Any:
@@ -208,37 +183,11 @@ def _shaped(item: Mapping[str, Any]) -> Any:
         raise TensorMismatch(f"stdin: data of input {item.get('name')!r} does not have shape {shape}") from None
 
 
-def _as_tensor(value: Any, spec: TensorSpec) -> Array:
-    """JSON values as the model's datatype. Raises TensorMismatch for what does not fit."""
-    kind = datatype(spec.datatype)
-    try:
-        if kind.name == "BYTES":
-            return _with_rows(np.asarray(value, dtype=str).astype(object), spec)
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and kind.dtype.kind != "f"):
-            raise TensorMismatch(f"input {spec.name!r}: {array.dtype} values, the model wants {spec.datatype}")
-        typed: Array = np.array(value, dtype=kind.dtype)
-        return _with_rows(typed, spec)
-    except (ValueError, OverflowError) as error:
-        raise TensorMismatch(f"input {spec.name!r}: {error}") from None
-
-
-def _with_rows(array: Array, spec: TensorSpec) -> Array:
-    """One row that was given without its batch axis gets it; flat data gets the model's shape."""
-    if array.ndim == len(spec.shape) - 1 and spec.has_dynamic_axis_0:
-        return array[None]
-    if array.ndim == 1 and len(spec.shape) > 1:
-        lengths = _open_filled(spec, array.size)
-        if lengths is not None and math.prod(lengths) == array.size:
-            return array.reshape(lengths)
-    return array
-
-
 def _json(text: str, source: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: not JSON: {error}") from None
+        return json_value(text, source)
+    except TensorMismatch as error:
+        raise UsageError(error.message) from None
 
 
 def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:

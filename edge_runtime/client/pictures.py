@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -19,21 +18,30 @@ from edge_runtime.tensors import Array, datatype
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".pgm")
 
+MAX_PIXELS = 64 << 20
+"""A few kB of PNG can unpack to gigabytes; this is twice what the largest cameras of today take."""
 
-def picture(path: Path, spec: TensorSpec) -> Array:
-    """One picture as one row of the model's input. Raises TensorMismatch when the layout is not known."""
+
+def picture(content: IO[bytes], name: str, spec: TensorSpec) -> Array:
+    """One picture as one row of the model's input; `name` is for messages.
+
+    Raises TensorMismatch when the layout is not known, or it is no picture, or one of more than MAX_PIXELS.
+    """
     try:
         images: Any = import_module("PIL.Image")
     except ImportError:
         raise TensorMismatch(
-            f"{path}: reading pictures needs Pillow, which is not installed: pip install pillow, "
+            f"{name}: reading pictures needs Pillow, which is not installed: pip install pillow, "
             "or give the pixels as .npy"
         ) from None
-    channels, height, width, layout = _layout(spec, path)
+    channels, height, width, layout = _layout(spec, name)
     try:
-        image = images.open(path).convert("L" if channels == 1 else "RGB")
-    except (OSError, ValueError) as error:
-        raise TensorMismatch(f"{path} is no picture that Pillow can read: {error}") from None
+        image = images.open(content)
+        if image.size[0] * image.size[1] > MAX_PIXELS:
+            raise TensorMismatch(f"{name}: {image.size[0]} x {image.size[1]} pixels; at most {MAX_PIXELS} are read")
+        image = image.convert("L" if channels == 1 else "RGB")
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
+        raise TensorMismatch(f"{name} is no picture that Pillow can read: {error}") from None
     if layout == "flat":
         side = math.isqrt(width)
         size = image.size if image.size[0] * image.size[1] == width else (side, side)
@@ -45,7 +53,7 @@ def picture(path: Path, spec: TensorSpec) -> Array:
     return _laid_out(scaled, layout, spec)
 
 
-def _layout(spec: TensorSpec, path: Path) -> tuple[int, int, int, str]:
+def _layout(spec: TensorSpec, name: str) -> tuple[int, int, int, str]:
     """Channels, height, width and the layout's name."""
     inner = spec.shape[1:] if spec.shape[:1] in ((DYNAMIC,), (1,)) else spec.shape
     match inner:
@@ -58,7 +66,7 @@ def _layout(spec: TensorSpec, path: Path) -> tuple[int, int, int, str]:
         case (int(pixels),) if pixels > 0 and math.isqrt(pixels) ** 2 == pixels:
             return 1, DYNAMIC, pixels, "flat"
     raise TensorMismatch(
-        f"{path}: a picture does not fit input {spec.name!r} of shape {list(spec.shape)}; wanted [N, 1 or 3, H, W], "
+        f"{name}: a picture does not fit input {spec.name!r} of shape {list(spec.shape)}; wanted [N, 1 or 3, H, W], "
         "[N, H, W, 1 or 3], [N, H, W] or [N, pixels of a square]; give the pixels as .npy"
     )
 
