@@ -19,10 +19,14 @@ from typing import Any
 import psutil
 import zmq
 
+from tests.bench import mqtt_scenarios, scenarios
 from tests.bench.bars import MAX_GENERATOR_SHARE, Figures, rows, table, write_json
 from tests.bench.load import Generator, find_generator
-from tests.bench.scenarios import HERE, QUICK, SCENARIOS, Bench, say
+from tests.bench.scenarios import HERE, Bench, say
 from tests.bench.servers import BenchError, Children, free_folder
+
+SCENARIOS = {**scenarios.SCENARIOS, **mqtt_scenarios.SCENARIOS}
+QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS)
 
 BUSY_SHARE = 0.05
 """Other work on the machine above this share of all cores makes a scenario's figures doubtful."""
@@ -37,6 +41,10 @@ def main(arguments: list[str]) -> int:
     generator = find_generator(options.load_generator)
     say(f"load generator: {generator.kind}")
     for name in options.only:
+        if name in mqtt_scenarios.SCENARIOS and (missing := mqtt_scenarios.missing()):
+            figures.note(name, missing)
+            say(f"{name} {missing}")
+            continue
         watch = OtherWork()
         with Children(free_folder()) as children:
             try:
@@ -82,8 +90,10 @@ class OtherWork:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of under 90 s; its figures mean little")
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of two minutes; its figures mean little")
+    parser.add_argument(
+        "--only", metavar="NAME[,NAME]", help=f"of {', '.join(SCENARIOS)}; or the first word of several, as mqtt"
+    )
     parser.add_argument("--rounds", type=int, help="interleaved rounds (3)")
     parser.add_argument("--seconds", type=float, help="of each closed-loop measurement (3)")
     parser.add_argument(
@@ -97,13 +107,21 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the JSON file instead")
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else (QUICK if options.quick else SCENARIOS)
+    names = [each for name in names for each in _scenarios_of(name)]
     if unknown := [name for name in names if name not in SCENARIOS]:
         parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     for file in (options.bare_loop, options.load_generator):
         if file is not None and not file.is_file():
             parser.error(f"{file} is not a file")
-    options.only = list(names)
+    options.only = names
     return options
+
+
+def _scenarios_of(name: str) -> list[str]:
+    """A scenario, or those that a first word has in common: `mqtt`, `poisson`."""
+    if name in SCENARIOS:
+        return [name]
+    return [each for each in SCENARIOS if each.startswith(f"{name}_")] or [name]
 
 
 def _bench(options: argparse.Namespace, children: Children, generator: Generator, figures: Figures) -> Bench:
@@ -122,7 +140,7 @@ def _bench(options: argparse.Namespace, children: Children, generator: Generator
 
 def _about(options: argparse.Namespace, generator: str, took_s: float) -> dict[str, Any]:
     versions = {}
-    for name in ("edge-runtime", "numpy", "pyzmq", "msgpack", "onnxruntime", "openvino"):
+    for name in ("edge-runtime", "numpy", "pyzmq", "msgpack", "onnxruntime", "openvino", "paho-mqtt"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -106,6 +106,39 @@ def _poisson_bars(
     ]
 
 
+def _mqtt_bars() -> list[Bar]:
+    at_64 = "mqtt, QoS 0, mlp, 64 in flight"
+    bars = [
+        Bar("mqtt.64.rate_ratio", f"{at_64}: rate ÷ bare paho echo's", "≥", 0.75, 0.9),
+        Bar("mqtt.64.rate", f"{at_64}: rate", unit="/s"),
+        Bar("mqtt.64.echo_rate", f"{at_64}: rate of the echo", unit="/s"),
+        Bar("mqtt.64.lean.rate_ratio", f"{at_64}, asked by a client leaner than paho: rate ÷ echo's"),
+        Bar("mqtt.64.lean.rate", f"{at_64}, asked by it: rate", unit="/s"),
+        Bar("mqtt.64.qos1.rate_ratio", "mqtt, QoS 1, mlp, 64 in flight: rate ÷ bare paho echo's"),
+        Bar("mqtt.1.added_p50_ms", "mqtt, mlp, one at a time: p50 − bare paho echo's", "≤", 0.5, unit="ms"),
+        Bar("mqtt.1.p50_ms", "mqtt, mlp, one at a time: p50", unit="ms"),
+        Bar("mqtt.rate.failed", "requests refused, lost or answered twice over these", "=", 0, rounds="sum"),
+    ]
+    for name in ("mlp", "small5ms"):
+        key, what = f"mqtt.overload.{name}", f"mqtt, {name}, 2 × capacity"
+        bars += [
+            Bar(f"{key}.late", f"{what}: answered late", "=", 0, rounds="sum"),
+            Bar(f"{key}.lost", f"{what}: no reply, beyond what the broker dropped", "=", 0, rounds="sum"),
+            Bar(f"{key}.dropped", f"{what}: dropped by the broker (QoS 0)", rounds="sum"),
+            Bar(f"{key}.duplicated", f"{what}: answered twice", "=", 0, rounds="sum"),
+            Bar(f"{key}.goodput_ratio", f"{what}: answered ÷ capacity"),
+            Bar(f"{key}.p99_ms", f"{what}: p99 of answers, from when they were due", unit="ms"),
+        ]
+    return [
+        *bars,
+        Bar("mqtt.devices.devices", "mqtt, client devices asking once a second"),
+        Bar("mqtt.devices.lost", "their requests: lost", "=", 0, rounds="sum"),
+        Bar("mqtt.devices.duplicated", "their requests: answered twice", "=", 0, rounds="sum"),
+        Bar("mqtt.devices.refused", "their requests: refused", rounds="sum"),
+        Bar("mqtt.devices.p99_ms", "their requests: p99", unit="ms"),
+    ]
+
+
 BARS: tuple[Bar, ...] = (
     *_mlp_bars(),
     Bar("overload.served_ratio", "mlp offered 10 × what it can serve: served ÷ own rate at 256 in flight", "≥", 0.9),
@@ -126,6 +159,7 @@ BARS: tuple[Bar, ...] = (
     Bar("hostile.rate_ratio", "the same: rate ÷ alone"),
     Bar("hostile.failed", "the same: lost or failed", "=", 0, rounds="sum"),
     Bar("hostile.growth_mib", "memory that a round of it left behind", "≤", 20, unit="MiB"),
+    *_mqtt_bars(),
     Bar("reloads.done", "reloads of mlp under load", unit=""),
     Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
     Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),

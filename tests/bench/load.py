@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from edge_runtime.wire.codec import RequestHeader, TensorHeader, pack_request
+from edge_runtime.wire.codec import RequestHeader, TensorHeader, pack_array, pack_request
 from tests.bench.makers import BenchModel, cache_folder
 from tests.bench.servers import OK_BYTE, BenchError
 
@@ -108,21 +108,26 @@ def find_generator(external: Path | None) -> Generator:
 
 def write_request(path: Path, model: BenchModel, *, served_as: str = "", timeout_ms: float | None = None) -> Path:
     """The frames of one request for one row of `model`, in load.c's file format; values are 0.5 everywhere."""
-    header = pack_request(
-        RequestHeader(
-            model=served_as or model.name,
-            inputs=(TensorHeader("x", "FP32", (1, *model.row_shape)),),
-            timeout_ms=timeout_ms,
-        )
-    )
-    tensor = struct.pack("<f", 0.5) * (model.row_bytes // 4)
+    header, tensor = _request(model, served_as or model.name, timeout_ms)
     with path.open("wb") as file:
         for frame in (header, bytes(8), tensor):
             file.write(struct.pack("I", len(frame)) + frame)
     return path
 
 
+def mqtt_payload(model: BenchModel, *, timeout_ms: float | None = None) -> bytes:
+    """The same request in the array form, for a broker."""
+    header, tensor = _request(model, model.name, timeout_ms)
+    return pack_array(header, [tensor])
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _request(model: BenchModel, served_as: str, timeout_ms: float | None) -> tuple[bytes, bytes]:
+    tensors = (TensorHeader("x", "FP32", (1, *model.row_shape)),)
+    header = pack_request(RequestHeader(model=served_as, inputs=tensors, timeout_ms=timeout_ms))
+    return header, struct.pack("<f", 0.5) * (model.row_bytes // 4)
 
 
 def _load(words: Mapping[str, Any]) -> Load:

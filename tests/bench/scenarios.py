@@ -65,9 +65,9 @@ class Bench:
             self.requests[name] = write_request(self.children.folder / name, model, timeout_ms=timeout_ms)
         return self.requests[name]
 
-    def daemon(self, *models: BenchModel, state: Path | None = None, settings: str = "") -> Daemon:
-        """A daemon that serves `models`, not started."""
-        return Daemon(self.children, {model.name: (model, settings) for model in models}, state=state)
+    def daemon(self, *models: BenchModel, state: Path | None = None, settings: str = "", mqtt: str = "") -> Daemon:
+        """A daemon that serves `models`, through a broker too where `mqtt` is its URL; not started."""
+        return Daemon(self.children, {model.name: (model, settings) for model in models}, state=state, mqtt=mqtt)
 
     def bare(self, model: BenchModel, max_rows: int = 32) -> Yardstick:
         """The bare loop on `model`."""

@@ -90,8 +90,9 @@ class Daemon:
         models: Mapping[str, tuple[BenchModel, str]] | Sequence[BenchModel],
         *,
         state: Path | None = None,
+        mqtt: str = "",
     ) -> None:
-        """models: what to serve, or name -> (model, its model.toml)."""
+        """models: what to serve, or name -> (model, its model.toml). mqtt: a broker's URL."""
         self._children = children
         self._name = children.new_name("d")
         self._folder = children.folder / self._name
@@ -107,6 +108,7 @@ class Daemon:
         self.state = state or self._folder / "state"
         self.endpoint = f"ipc://{self._folder}/infer.sock"
         self.control_endpoint = f"{self.endpoint}.control"
+        self._mqtt = ("--mqtt", mqtt) if mqtt else ()
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -120,7 +122,7 @@ class Daemon:
         self._child = self._children.start(
             [
                 *(sys.executable, "-m", "edge_runtime", "serve"),
-                *("--models", str(self.models), "--zmq", self.endpoint, "--state", str(self.state)),
+                *("--models", str(self.models), "--zmq", self.endpoint, "--state", str(self.state), *self._mqtt),
             ],
             self._name,
         )
