@@ -66,7 +66,7 @@ class Daemon:
             core.servables,
             core.loader,
             core.lobby,
-            stats=self._stats,
+            stats=self.stats,
             is_ready=lambda: self._is_ready,
         )
         self._frontend = self._new_frontend()
@@ -254,7 +254,7 @@ class Daemon:
             },
         )
 
-    def _stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         core = self._core
         return {
             "version": __version__,

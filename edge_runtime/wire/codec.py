@@ -85,11 +85,13 @@ __all__ = [
     "request_from_fields",
     "short",
     "reply_fields",
+    "reply_id",
     "unpack_array",
     "unpack_json_request",
     "unpack_reply",
     "unpack_request",
     "with_id",
+    "with_reply_fields",
 ]
 
 MAX_HEADER_ENTRIES = 64
@@ -206,6 +208,8 @@ def unpack_array(payload: bytes, max_header_bytes: int = MAX_HEADER_BYTES) -> tu
         begin = unpacker.tell()
         if not count or not _begins_map(payload[begin]):
             raise DecodeFailed("the payload's first element is not a header map")
+        if count > MAX_ARRAY_FRAMES:
+            raise DecodeFailed(f"the payload has {count} elements; at most {MAX_ARRAY_FRAMES} are read")
         unpacker.skip()
         end = unpacker.tell()
         frames = [unpacker.unpack() for _ in range(count - 1)]
@@ -260,8 +264,17 @@ def reply_fields(header: bytes) -> tuple[str | None, bytes | str | int | None]:
 
 def with_id(header: bytes, request_id: bytes | str | int) -> bytes:
     """A packed reply header of fewer than 15 entries with an `id` beside them."""
-    assert 0x80 <= header[0] < 0x8F
-    return b"".join((bytes((header[0] + 1,)), header[1:], msgpack.packb("id"), msgpack.packb(request_id)))
+    return _with_entries(header, {"id": request_id})
+
+
+def with_reply_fields(header: bytes, reply_to: str, request_id: bytes) -> bytes:
+    """A packed request header with what `reply_fields` reads, for protocols that have no place for them elsewhere."""
+    return _with_entries(header, {"reply_to": reply_to, "id": request_id})
+
+
+def reply_id(header: bytes) -> Any:
+    """The `id` in a packed reply header (client side), None without one. Raises DecodeFailed: not a map."""
+    return _unpack_map(header, MAX_REPLY_HEADER_BYTES, MAX_REPLY_HEADER_BYTES, MAX_REPLY_HEADER_BYTES).get("id")
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -287,6 +300,14 @@ def _pack(fields: Mapping[str, Any]) -> bytes:
     except OverflowError as error:
         raise DecodeFailed(f"a number is too large for the wire, which has 64 bits: {error}") from None
     return packed
+
+
+def _with_entries(header: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A packed map with more entries at its end; fewer than 16 in all, so that its length stays in the first byte."""
+    count = header[0] + len(fields)
+    assert 0x80 <= header[0] <= count <= 0x8F
+    packed = (msgpack.packb(item) for pair in fields.items() for item in pair)
+    return b"".join((bytes((count,)), header[1:], *packed))
 
 
 def _begins_map(byte: int) -> bool:
