@@ -37,11 +37,15 @@ NO_LIMIT = 268_435_455
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A filter, its QoS, and whether the retain flag of live messages is kept (MQTT 5)."""
+    """A filter, its QoS, and whether the retain flag of live messages is kept (MQTT 5).
+
+    is_needed: whether there is no connection where the broker refuses it.
+    """
 
     filter: str
     qos: int = 1
     retain_as_published: bool = True
+    is_needed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class MqttConnection:
         self._is_first = is_first
         self._in_flight_limit = QOS1_IN_FLIGHT
         self._steps = 0
+        self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
         self._client = self._new_client()
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -204,6 +209,27 @@ class MqttConnection:
             self._client.on_publish = self._on_publish
             self.in_flight[info.mid] = message
 
+    def fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
+        """Receive what the broker retains there; `done` is told "" after the last one, else why it went wrong.
+
+        The sign of the end is the UNSUBACK that follows: a broker serves a client's packets in their order. It needs no
+        time to be guessed, and no right to publish, which a client does not have on what it reads.
+        """
+        if self.protocol == 5:
+            code, mid = self._client.subscribe([(each, SubscribeOptions(qos=0)) for each in filters])
+        else:
+            code, mid = self._client.subscribe([(each, 0) for each in filters])
+        if mid is None:
+            done(f"the connection ended: {paho.error_string(code)}")
+            return
+        self._fetches[mid] = filters, done
+
+    def end_fetches(self) -> None:
+        """Tell those who wait for something retained that it will not come."""
+        fetches, self._fetches = self._fetches, {}
+        for _, done in fetches.values():
+            done(self.reason)
+
     def lost(self, reason: str) -> None:
         """Say why it ended, unless it is known already."""
         self.reason = self.reason or reason
@@ -233,6 +259,7 @@ class MqttConnection:
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
+        client.on_unsubscribe = self._on_unsubscribe
         client.on_message = self._on_message_v5 if is_v5 else self._on_message_v3
         client.on_socket_open = self._on_socket_open
         return client
@@ -268,15 +295,37 @@ class MqttConnection:
 
     def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
         self._steps += 1
+        if mid in self._fetches:
+            self._fetched(mid, reasons)
+            return
         refused = [
             f"{each.filter} ({reason})"
             for each, reason in zip(self._session.subscriptions, reasons, strict=False)
-            if reason.is_failure
+            if reason.is_failure and each.is_needed
         ]
         if refused:
             self.reason = f"the broker refuses to let this client listen to {', '.join(refused)}; see the broker's ACL"
             return
         self.is_subscribed = True
+
+    def _fetched(self, mid: int, reasons: Sequence[Any]) -> None:
+        """What is retained is on its way: the next thing to come after it is the acknowledgement asked for here."""
+        filters, done = self._fetches.pop(mid)
+        refused = [f"{each} ({reason})" for each, reason in zip(filters, reasons, strict=False) if reason.is_failure]
+        if refused:
+            done(f"the broker refuses to let this client listen to {', '.join(refused)}; see the broker's ACL")
+            return
+        code, end = self._client.unsubscribe(list(filters))
+        if end is None:
+            done(f"the connection ended: {paho.error_string(code)}")
+            return
+        self._fetches[end] = filters, done
+
+    def _on_unsubscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
+        self._steps += 1
+        fetch = self._fetches.pop(mid, None)
+        if fetch is not None:
+            fetch[1]("")
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:  # noqa: ARG002
         if self.in_flight.pop(mid, None) is not None:
@@ -312,6 +361,19 @@ class MqttConnection:
     def _on_message_v3(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002
         self._steps += 1
         self._received(Inbound(_topic(message), bytes(message.payload), message.qos, message.retain))
+
+
+class ClosingSocket(ssl.SSLSocket):
+    """Closes itself when its handshake fails; paho leaves that to the collector."""
+
+    def _handshake_or_close(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+    do_handshake = _handshake_or_close
 
 
 def connect_failure(error: Exception, access: BrokerAccess) -> str:
@@ -372,6 +434,7 @@ def _tls(access: BrokerAccess) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=access.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = ClosingSocket
         if access.cert_file is not None:
             context.load_cert_chain(access.cert_file, access.key_file)
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ from typing import Protocol
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import ConfigError
-from edge_runtime.transports.backoff import Backoff
+from edge_runtime.transports.backoff import STEADY_S, Backoff
 from edge_runtime.transports.mqtt_connection import (
     CONNECT_LIMIT_S,
     NO_LIMIT,
@@ -44,6 +44,9 @@ OUTBOX_BYTES = 16 << 20
 BEAT_S = 0.25
 LINGER_S = 2.0
 """How long `close` tries to send what was posted."""
+
+SUSPECT_CONNECTIONS = 3
+"""So many connections that ended within seconds, one after the other, are no accident."""
 
 RECEIVE_BUFFER_BYTES = 128 << 10
 """Of the socket: what floods in waits where the broker bounds it (and counts what it drops), not in the kernel."""
@@ -92,7 +95,14 @@ class MqttTransport:
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
         name: str = "edge-mqtt",
+        outbox_bytes: int = OUTBOX_BYTES,
+        attempt_failed: Callable[[str], None] | None = None,
+        log_level: int = logging.WARNING,
     ) -> None:
+        """attempt_failed: told, on the thread, why a try to connect came to nothing; losses are `Receiver.offline`'s.
+
+        log_level: how loudly the log says that there is no broker.
+        """
         self.access = access
         self.reason = "not connected yet"
         self.packet_limit = NO_LIMIT
@@ -101,7 +111,9 @@ class MqttTransport:
         self._counters = counters
         self._clock = clock or SystemClock()
         self._backoff = Backoff(reconnect_min_s, reconnect_max_s, jitter)
-        self._outbox = Outbox(OUTBOX_BYTES, lambda what, count: counters.count(f"mqtt_replies_{what}", count))
+        self._outbox = Outbox(outbox_bytes, lambda what, count: counters.count(f"mqtt_replies_{what}", count))
+        self._attempt_failed = attempt_failed or (lambda _: None)
+        self._log_level = log_level
         self._retained: dict[str, Outgoing] = {}
         self._inbox: list[Inbound] = []
         self._posted: deque[Outgoing] = deque()
@@ -112,7 +124,10 @@ class MqttTransport:
         self._is_first = True
         self._is_online = threading.Event()
         self._is_stopping = False
+        self._frees_itself = False  # closed on the thread, which then gives its descriptor back
         self._linger_end_s = float("inf")
+        self._online_s = 0.0
+        self._short_connections = 0
         self._beat_due_s = 0.0
         self._keep_alive_due_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -124,15 +139,20 @@ class MqttTransport:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what was posted and retained within LINGER_S, say goodbye, end the thread. Idempotent."""
+        """Send what was posted and retained within LINGER_S, say goodbye, end the thread. Idempotent.
+
+        On the thread itself it returns at once, and the thread ends soon.
+        """
         if self._wake_fd < 0:
             return
         self._is_stopping = True
+        if threading.current_thread() is self._thread:
+            self._frees_itself = True
+            return
         if self._thread.is_alive():
             self._wake()
             self._thread.join(2 * CONNECT_LIMIT_S + LINGER_S)
-        os.close(self._wake_fd)
-        self._wake_fd = -1
+        self._free()
 
     @property
     def is_running(self) -> bool:
@@ -168,17 +188,24 @@ class MqttTransport:
         self._calls.append(function)
         self._wake()
 
+    def fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
+        """Have what the broker retains under filters handed to the receiver, then call `done("")`, or `done(reason)`.
+
+        `done` is called on the transport's thread, and not at all once `close` was called.
+        """
+        self.call(lambda: self._fetch_retained(filters, done))
+
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._is_stopping:
             connection = self._connect()
             if connection is not None:
-                began_s = self._clock.monotonic_s()
                 self._converse(connection)
-                self._backoff.lasted(self._clock.monotonic_s() - began_s)
             if not self._is_stopping:
                 self._idle(self._backoff.next_s())
+        if self._frees_itself:
+            self._free()
 
     def _connect(self) -> MqttConnection | None:
         """A connection whose CONNECT is sent, or None with the reason."""
@@ -193,6 +220,7 @@ class MqttTransport:
                 connection.break_off()
             self._say(connect_failure(error, self.access))
             self._counters.count("mqtt_connect_failures")
+            self._attempt_failed(self.reason)
             return None
         return connection
 
@@ -233,6 +261,7 @@ class MqttTransport:
         self.packet_limit = connection.packet_limit
         self._counters.count("mqtt_connections")
         self.reason = ""
+        self._online_s = self._clock.monotonic_s()
         self._is_online.set()
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
         self._receiver.online()
@@ -331,18 +360,35 @@ class MqttTransport:
         now_s = self._clock.monotonic_s()
         again = [message for message in connection.in_flight.values() if message.expires_s >= now_s]
         self._outbox.put_back([message for message in again if not message.retain])
-        if connection.is_protocol_refused and self._protocol == 5:
-            log.warning("the broker does not speak MQTT 5; going on with 3.1.1")
+        is_protocol_refused = connection.is_protocol_refused and self._protocol == 5
+        if is_protocol_refused:
+            log.log(self._log_level, "the broker does not speak MQTT 5; going on with 3.1.1")
             self._protocol = 4
         if self._is_stopping:
             return
+        connection.end_fetches()
+        if self.is_online:
+            self._account_for_loss(connection, now_s - self._online_s)
+        self._say(connection.reason)
         if self.is_online:
             self._is_online.clear()
             self._counters.count("mqtt_connections_lost")
             self._receiver.offline(connection.reason)
         else:
             self._counters.count("mqtt_connect_failures")
-        self._say(connection.reason)
+            if not is_protocol_refused:
+                self._attempt_failed(connection.reason)
+
+    def _account_for_loss(self, connection: MqttConnection, lasted_s: float) -> None:
+        """Begin with short waits again after a good connection; after some bad ones in a row, say what it may be."""
+        self._backoff.lasted(lasted_s)
+        self._short_connections = 0 if lasted_s >= STEADY_S else self._short_connections + 1
+        if self._short_connections >= SUSPECT_CONNECTIONS:
+            # Not every broker says which: mosquitto 2.0.11 just closes.
+            connection.reason += (
+                f"; so did the {self._short_connections} before it, within seconds: "
+                f"do two devices have the id {self._session.client_id!r}, or does the broker shed load?"
+            )
 
     def _idle(self, wait_s: float) -> None:
         """Wait for the next try; requests that were admitted still end, and what grows old is dropped."""
@@ -366,12 +412,24 @@ class MqttTransport:
         if self.is_online:
             self._outbox.add(message)
 
+    def _fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
+        connection = self._connection
+        if connection is None or not self.is_online:
+            done(self.reason)
+            return
+        # By way of `call`, because what was read together with the end is not delivered yet.
+        connection.fetch_retained(filters, lambda reason: self.call(lambda: done(reason)))
+
     def _say(self, reason: str) -> None:
         """Log why there is no connection, when it is news."""
         if reason != self.reason:
             self.reason = reason
-            log.warning("no MQTT broker; trying again and again", extra={"reason": reason})
+            log.log(self._log_level, "no MQTT broker; trying again and again", extra={"reason": reason})
 
     def _wake(self) -> None:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
+
+    def _free(self) -> None:
+        wake_fd, self._wake_fd = self._wake_fd, -1
+        os.close(wake_fd)
