@@ -13,14 +13,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from edge_runtime.client.asyncio_client import AsyncClient
+    from edge_runtime.client.mqtt_client import MqttClient
     from edge_runtime.client.zmq_client import Client
     from edge_runtime.daemon.runtime import Runtime
 
-__all__ = ["AsyncClient", "Client", "Runtime", "__version__"]
+__all__ = ["AsyncClient", "Client", "MqttClient", "Runtime", "__version__"]
 
 _PUBLIC = {
     "AsyncClient": "edge_runtime.client.asyncio_client",
     "Client": "edge_runtime.client.zmq_client",
+    "MqttClient": "edge_runtime.client.mqtt_client",
     "Runtime": "edge_runtime.daemon.runtime",
 }
 

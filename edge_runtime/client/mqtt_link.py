@@ -1,0 +1,508 @@
+"""Requests and replies between many threads and one device behind a broker.
+
+Owns: what is pending, how many may be, and what becomes of it when an answer comes, time is up or the connection goes.
+The transport's thread reads and writes; whoever asked waits for it, except that a future is completed on that thread.
+
+Invariant: whoever takes a request out of `_pending` ends it, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from edge_runtime.client.frames import Frame
+from edge_runtime.config.broker import BrokerAccess
+from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
+from edge_runtime.transports.mqtt_connection import (
+    CONNECT_LIMIT_S,
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    RESPONSE_TOPIC,
+    Inbound,
+    Session,
+    Subscription,
+    expiry_property,
+    packed_properties,
+    text_property,
+)
+from edge_runtime.transports.mqtt_transport import MqttTransport
+from edge_runtime.transports.outbox import Outgoing
+from edge_runtime.wire import codec
+from edge_runtime.wire.topics import DeviceTopics
+
+MSGPACK_TYPE = "application/msgpack"
+
+PACKET_SLACK_BYTES = 64
+"""What a PUBLISH has beside topic, properties and payload is under this."""
+
+MAX_EXPIRY_S = 0xFFFF_FFFF
+"""The longest Message Expiry Interval (MQTT 5, 3.3.2.3.3), 136 years."""
+
+RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
+"""A broker that restarts is found again within a second; a missing one costs a try a second."""
+
+OUTBOX_BYTES = 1 << 62
+"""No bound here: what is in flight is bounded in requests, and none may be dropped without a word."""
+
+WITHDRAWN_S = -math.inf
+"""A message that expired here is not sent any more: its caller has been told that it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent. expiry_s: whole seconds after which the broker need not deliver it; None: no bound."""
+
+    topic: str
+    header: bytes
+    tensors: Sequence[Frame] = ()
+    expiry_s: int | None = None
+
+
+class Part:
+    """One part of a payload, as `frames.ReplyDecoder` takes a frame of ZeroMQ's."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self, data: bytes) -> None:
+        self.bytes = data
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    @property
+    def buffer(self) -> bytearray:
+        """Memory of its own, writable."""
+        return bytearray(self.bytes)
+
+
+class _Asked:
+    """One request in flight. When it has ended, exactly one of `payload` and `error` is set."""
+
+    __slots__ = ("deadline_s", "decode", "error", "future", "gate", "message", "number", "payload", "topic", "wait_s")
+
+    def __init__(self, topic: str, wait_s: float) -> None:
+        self.topic = topic
+        self.wait_s = wait_s
+        self.deadline_s = time.monotonic() + wait_s
+        self.number = b""
+        self.message: Outgoing | None = None
+        self.payload = b""
+        self.error: Exception | None = None
+        self.gate: threading.Lock | None = None
+        self.future: Future[Any] | None = None
+        self.decode: Callable[[list[Part]], Any] | None = None
+
+
+class MqttLink:
+    """Thread-safe requests through one broker, and what it retains. Connects at the first use; `close` is idempotent.
+
+    device: whose status is followed; None where only `retained` is used. qos: of requests, and so of their replies.
+    """
+
+    def __init__(
+        self,
+        access: BrokerAccess,
+        client_id: str,
+        reply_topic: str,
+        device: DeviceTopics | None,
+        *,
+        qos: int,
+        max_in_flight: int,
+    ) -> None:
+        self.reply_topic = reply_topic
+        self.device_status = ""
+        self._access = access
+        self._client_id = client_id
+        self._device = device
+        self._qos = qos
+        self._max_in_flight = max_in_flight
+        # From where nobody can guess it: other clients and devices may know the reply topic.
+        self._numbers = count(int.from_bytes(os.urandom(7), "big"))
+        self._pending: dict[bytes, _Asked] = {}
+        self._fetches: list[_Fetch] = []
+        self._slots = threading.Semaphore(max_in_flight)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._transport: MqttTransport | None = None
+        self._thread_id: int | None = None  # the transport's, which must never wait
+        self._is_online = False
+        self._is_closed = False
+        self._failed_attempts = 0
+        self._reason = ""
+        self._properties: dict[int | None, bytes] = {}
+
+    # ---- any thread -------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The broker."""
+        return self._access.address.url
+
+    @property
+    def is_online(self) -> bool:
+        """Whether there is a connection now."""
+        return self._is_online
+
+    def ask(self, request: Request, wait_s: float) -> list[Part]:
+        """Send one request and wait for its reply: header, an empty id, tensors.
+
+        Raises TimeoutError after wait_s seconds, ConnectionError when there is no broker or the connection is lost
+        meanwhile, TensorMismatch for what the broker does not take, RuntimeError inside a future's callback.
+        """
+        self._check_may_wait()
+        asked = _Asked(request.topic, wait_s)
+        asked.gate = gate = threading.Lock()
+        gate.acquire()
+        self._start(asked, request)
+        try:
+            is_over = gate.acquire(timeout=_limit_s(asked.deadline_s))
+            if not is_over and self._give_up(asked):
+                raise self._no_reply(asked)
+            if not is_over:
+                gate.acquire()  # its end came just now, and is being told
+        except BaseException:  # KeyboardInterrupt, most likely
+            self._give_up(asked)
+            raise
+        if asked.error is not None:
+            raise asked.error
+        return _parts(asked.payload)
+
+    def submit(self, request: Request, wait_s: float, decode: Callable[[list[Part]], Any]) -> Future[Any]:
+        """Send one request; the future gets `decode(parts)`, or the error. Blocks while `max_in_flight` are pending.
+
+        Raises as `ask` when it cannot be sent, and QueueFull inside a future's callback, which must not block.
+        """
+        asked = _Asked(request.topic, wait_s)
+        asked.decode = decode
+        asked.future = future = Future[Any]()
+        self._start(asked, request)
+        return future
+
+    def retained(self, filters: Sequence[str], limit_s: float) -> list[Inbound]:
+        """What the broker retains under some filters. Raises ConnectionError, TimeoutError, RuntimeError as `ask`."""
+        self._check_may_wait()
+        transport = self._wait_online(time.monotonic() + limit_s)
+        fetch = _Fetch()
+        with self._lock:
+            self._fetches.append(fetch)
+        try:
+            transport.fetch_retained(filters, fetch.end)
+            if not fetch.is_over.wait(limit_s):
+                raise TimeoutError(f"{self.url} did not tell within {limit_s:.1f} s what it retains; is it overloaded?")
+        finally:
+            with self._lock:
+                self._fetches.remove(fetch)
+        if fetch.reason:
+            raise ConnectionError(fetch.reason)
+        return fetch.messages
+
+    def close(self) -> None:
+        """Fail what is pending with ConnectionError, say goodbye to the broker, end the thread. Thread: any."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._is_online = False
+            fetches = list(self._fetches)
+            self._changed.notify_all()
+        self._fail_all("closed before an answer was there")
+        for fetch in fetches:
+            fetch.end("the client was closed")
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def _start(self, asked: _Asked, request: Request) -> None:
+        self._take_slot(asked)
+        try:
+            transport = self._wait_online(asked.deadline_s)
+            asked.number = next(self._numbers).to_bytes(8, "big")
+            asked.message = self._message(transport, asked, request)
+            with self._lock:
+                if not self._is_online:
+                    raise ConnectionError(self._lost(self._reason))
+                self._pending[asked.number] = asked
+        except BaseException:
+            self._slots.release()
+            raise
+        transport.post(asked.message)
+
+    def _take_slot(self, asked: _Asked) -> None:
+        if self._slots.acquire(blocking=False):
+            return
+        if threading.get_ident() == self._thread_id:
+            raise QueueFull(
+                f"{self._max_in_flight} requests are in flight, as many as this client may have, and a future's "
+                "callback cannot wait for one of them; submit from another thread or raise max_in_flight"
+            )
+        if not self._slots.acquire(timeout=_limit_s(asked.deadline_s)):
+            raise TimeoutError(
+                f"{self._max_in_flight} requests were in flight for {asked.wait_s:.3f} s, as many as this client "
+                "may have; raise max_in_flight, or ask less often"
+            )
+
+    def _message(self, transport: MqttTransport, asked: _Asked, request: Request) -> Outgoing:
+        if transport.protocol == 5:
+            header, properties = request.header, self._packed_properties(request.expiry_s, asked.number)
+        else:
+            header, properties = codec.with_reply_fields(request.header, self.reply_topic, asked.number), b""
+        message = Outgoing(
+            request.topic,
+            codec.pack_array(header, request.tensors),
+            self._qos,
+            properties=properties,
+            expires_s=asked.deadline_s,
+        )
+        nbytes = len(message.payload) + len(message.topic.encode()) + len(properties) + PACKET_SLACK_BYTES
+        if nbytes > transport.packet_limit:
+            raise TensorMismatch(
+                f"the request takes {nbytes} bytes and the broker {self.url} takes at most {transport.packet_limit} in "
+                "one message; send fewer rows at once, or use ZeroMQ, which is made for large tensors"
+            )
+        return message
+
+    def _packed_properties(self, expiry_s: int | None, number: bytes) -> bytes:
+        """Those of a request; all but the number at their end are the same again and again."""
+        packed = self._properties.get(expiry_s)
+        if packed is None:
+            parts = [text_property(RESPONSE_TOPIC, self.reply_topic), text_property(CONTENT_TYPE, MSGPACK_TYPE)]
+            if expiry_s is not None:
+                parts.append(expiry_property(expiry_s))
+            packed = packed_properties(*parts, text_property(CORRELATION_DATA, bytes(8)))[:-8]
+            if len(self._properties) > 64:
+                self._properties.clear()
+            self._properties[expiry_s] = packed
+        return packed + number
+
+    def _check_may_wait(self) -> None:
+        if threading.get_ident() == self._thread_id:
+            raise RuntimeError(
+                "a future's callback runs on the thread that reads replies, so it cannot wait for one; use submit "
+                "there, or ask from another thread"
+            )
+
+    # ---- the connection ---------------------------------------------------------------------------------------------
+
+    def _wait_online(self, deadline_s: float) -> MqttTransport:
+        """The transport once there is a connection. Raises ConnectionError when the next try to get one fails."""
+        if self._is_online:
+            assert self._transport is not None
+            return self._transport
+        with self._changed:
+            self._check_open()
+            transport = self._transport
+            if transport is None:
+                transport = self._transport = self._new_transport()
+                transport.start()
+            failed = self._failed_attempts
+            may_wait = threading.get_ident() != self._thread_id
+            self._changed.wait_for(
+                lambda: self.is_online or self._is_closed or self._failed_attempts > failed,
+                min(CONNECT_LIMIT_S, _limit_s(deadline_s)) if may_wait else 0.0,
+            )
+            self._check_open()
+            if not self.is_online:
+                raise ConnectionError(self._reason or f"{self.url}: no connection yet; {transport.reason}")
+            return transport
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionError("the client is closed; make a new one")
+
+    def _new_transport(self) -> MqttTransport:
+        # Live messages come without the retain flag, so that what has it is what the broker kept.
+        subscriptions = [Subscription(self.reply_topic, retain_as_published=False)]
+        if self._device is not None:
+            subscriptions.append(Subscription(self._device.status, 0, retain_as_published=False, is_needed=False))
+        return MqttTransport(
+            self._access,
+            Session(client_id=self._client_id, subscriptions=tuple(subscriptions)),
+            self,
+            _NoCounters(),
+            reconnect_min_s=RECONNECT_MIN_S,
+            reconnect_max_s=RECONNECT_MAX_S,
+            name="edge-runtime-client",
+            outbox_bytes=OUTBOX_BYTES,
+            attempt_failed=self._attempt_failed,
+            log_level=logging.DEBUG,
+        )
+
+    def _lost(self, reason: str) -> str:
+        return (
+            f"the connection to {self.url} was lost before an answer was there: {reason or 'no reason was given'}; "
+            "it is safe to ask again"
+        )
+
+    # ---- the transport's receiver, on its thread --------------------------------------------------------------------
+
+    def messages(self, transport: MqttTransport, messages: Sequence[Inbound]) -> None:
+        """See Receiver."""
+        is_v5 = transport.protocol == 5
+        for message in messages:
+            if message.topic == self.reply_topic:
+                self._reply(message.correlation if is_v5 else _body_id(message.payload), message)
+            else:
+                self._told(message)
+
+    def online(self) -> None:
+        """See Receiver."""
+        with self._changed:
+            self._thread_id = threading.get_ident()
+            self._is_online = not self._is_closed
+            self._reason = ""
+            self._changed.notify_all()
+
+    def offline(self, reason: str) -> None:
+        """See Receiver."""
+        with self._changed:
+            self._is_online = False
+            self._reason = reason
+        self.device_status = ""
+        self._fail_all(self._lost(reason))
+
+    def beat(self) -> None:
+        """See Receiver: futures whose time is up; who waits in `ask` looks at the clock alone."""
+        now_s = time.monotonic()
+        for asked in list(self._pending.values()):
+            if asked.deadline_s <= now_s and asked.future is not None and self._give_up(asked, is_over=False):
+                asked.error = self._no_reply(asked)
+                self._end(asked)
+
+    def _attempt_failed(self, reason: str) -> None:
+        with self._changed:
+            self._failed_attempts += 1
+            self._reason = reason
+            self._changed.notify_all()
+
+    def _reply(self, number: Any, message: Inbound) -> None:
+        if message.retain or type(number) is not bytes:
+            return  # nobody's reply is retained; what has no number is no reply of a daemon
+        asked = self._pending.pop(number, None)
+        if asked is not None:  # else its caller gave up, or it came twice, as QoS 1 may
+            asked.payload = message.payload
+            self._end(asked)
+
+    def _told(self, message: Inbound) -> None:
+        if self._device is not None and message.topic == self._device.status:
+            self.device_status = message.payload[:32].decode("utf-8", "replace")
+        if message.retain and self._fetches:
+            with self._lock:
+                for fetch in self._fetches:
+                    fetch.messages.append(message)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _end(self, asked: _Asked) -> None:
+        """Tell who waits. Only for who took it out of `_pending`."""
+        self._slots.release()
+        if asked.gate is not None:
+            asked.gate.release()
+        else:
+            _complete(asked)
+
+    def _give_up(self, asked: _Asked, *, is_over: bool = True) -> bool:
+        """Take a request back; False when it has ended already. is_over: nobody is to be told."""
+        if self._pending.pop(asked.number, None) is None:
+            return False
+        _withdraw(asked)
+        if is_over:
+            self._slots.release()
+        return True
+
+    def _fail_all(self, reason: str) -> None:
+        for number in list(self._pending):
+            asked = self._pending.pop(number, None)
+            if asked is not None:
+                _withdraw(asked)
+                asked.error = ConnectionError(reason)
+                self._end(asked)
+
+    def _no_reply(self, asked: _Asked) -> TimeoutError:
+        who = asked.topic.partition("/infer")[0]
+        match self.device_status:
+            case "":
+                why = (
+                    "the broker retains no status of it: check the device's id and the prefix, and that the broker's "
+                    f"ACL lets this client publish to {asked.topic} and read {self.reply_topic}"
+                )
+            case "online":
+                why = (
+                    f"it is online: it is overloaded or stuck, the broker dropped a message, or the broker's ACL keeps "
+                    f"this client from publishing to {asked.topic} or reading {self.reply_topic}"
+                )
+            case status:
+                why = f"its retained status is {status!r}: it does not answer until it is online again"
+        return TimeoutError(f"no reply from {who} through {self.url} within {asked.wait_s:.3f} s; {why}")
+
+
+class _Fetch:
+    """What one `retained` waits for."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self.reason = ""
+        self.messages: list[Inbound] = []
+
+    def end(self, reason: str) -> None:
+        """It is complete, or for some reason will not be. Thread: any."""
+        if not self.is_over.is_set():
+            self.reason = reason
+            self.is_over.set()
+
+
+class _NoCounters:
+    """A client counts nothing."""
+
+    def count(self, name: str, count: int = 1) -> None:
+        """See Counters."""
+
+
+def _withdraw(asked: _Asked) -> None:
+    assert asked.message is not None
+    asked.message.expires_s = WITHDRAWN_S
+
+
+def _limit_s(deadline_s: float) -> float:
+    return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+
+def _parts(payload: bytes) -> list[Part]:
+    """A reply as frames. Raises DecodeFailed."""
+    header, tensors = codec.unpack_array(payload, codec.MAX_REPLY_HEADER_BYTES)
+    return [Part(header), Part(b""), *map(Part, tensors)]
+
+
+def _body_id(payload: bytes) -> Any:
+    """The id inside a reply of MQTT 3.1.1; None when there is none to be read."""
+    try:
+        return codec.reply_id(codec.unpack_array(payload, codec.MAX_REPLY_HEADER_BYTES)[0])
+    except DecodeFailed:
+        return None
+
+
+def _complete(asked: _Asked) -> None:
+    """Give a future its result or error; its callbacks run here."""
+    future, decode = asked.future, asked.decode
+    assert future is not None
+    assert decode is not None
+    if not future.set_running_or_notify_cancel():
+        return
+    if asked.error is not None:
+        future.set_exception(asked.error)
+        return
+    try:
+        result = decode(_parts(asked.payload))
+    except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
+        future.set_exception(error)
+    else:
+        future.set_result(result)
