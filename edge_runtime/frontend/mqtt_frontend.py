@@ -51,8 +51,8 @@ KNOWN_TOPICS = 1024
 ERROR_INTERVAL_S = 1.0
 """Refusals that have no address are published at most so often, whatever floods in; all are counted."""
 
-PACKET_SLACK_BYTES = 64
-"""What a PUBLISH has beside topic, properties and payload is under this."""
+LEAST_PACKET_BYTES = 512
+"""A broker that takes no payload of this size is of no use, so a smaller one is sent unmeasured."""
 
 JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
 _JSON_PROPERTIES = UTF8_PAYLOAD + text_property(CONTENT_TYPE, JSON_TYPE)
@@ -111,16 +111,16 @@ class MqttEndpoint:
         """See Endpoint. Thread: any."""
         address: ReplyAddress = envelope[0]
         payload = _payload(address, frames)
-        limit, nbytes = self._transport.packet_limit, len(payload) + len(address.topic) + len(address.properties)
-        if nbytes + PACKET_SLACK_BYTES > limit:
-            error = TensorMismatch(
-                f"the answer takes {nbytes} bytes, and the broker takes at most {limit} a message; ask for fewer "
-                "outputs or rows, or over ZeroMQ"
-            )
-            payload = _payload(address, address.refusal(error))
-        self._transport.post(
-            Outgoing(address.topic, payload, address.qos, properties=address.properties, expires_s=address.expires_s)
+        message = Outgoing(
+            address.topic, payload, address.qos, properties=address.properties, expires_s=address.expires_s
         )
+        if len(payload) > LEAST_PACKET_BYTES and message.packet_bytes > self._transport.packet_limit:
+            error = TensorMismatch(
+                f"the answer takes {message.packet_bytes} bytes, and the broker takes at most "
+                f"{self._transport.packet_limit} a message; ask for fewer outputs or rows, or over ZeroMQ"
+            )
+            message.payload = _payload(address, address.refusal(error))
+        self._transport.post(message)
 
     send = post
 
@@ -216,7 +216,6 @@ class MqttFrontend:
             or message.retain
             or topic not in self._allowed
             or message.user_properties
-            or message.expiry_s is not None
             or not payload
             or payload[0] not in codec.ARRAY_FIRST_BYTES
             or message.content_type not in {None, MSGPACK_TYPE}
@@ -228,6 +227,8 @@ class MqttFrontend:
             return None
         route = routes.get(_key(message.topic, header))
         if route is None or len(message.correlation or b"") > MAX_CORRELATION_BYTES:
+            return None
+        if message.expiry_s is not None and _tightens(message.expiry_s, route.header):
             return None
         sizes = route.sizes
         if len(sizes) != len(frames) or any(len(frame) != size for frame, size in zip(frames, sizes, strict=True)):
@@ -379,8 +380,14 @@ def _read_array(payload: bytes) -> _Body:
 
 def _is_plain(message: Inbound, body: _Body) -> bool:
     """Whether the same topic and header mean the same request again, whatever else comes with them."""
-    has_own = bool(message.user_properties) or message.expiry_s is not None
+    expiry_s = message.expiry_s
+    has_own = bool(message.user_properties) or (expiry_s is not None and _tightens(expiry_s, body.header))
     return body.packed is not None and not has_own and body.reply_to is None and body.body_id is None
+
+
+def _tightens(expiry_s: int, header: codec.RequestHeader) -> bool:
+    """Whether a message's expiry says more than the timeout in its header, which it is rounded up from otherwise."""
+    return header.timeout_ms is None or expiry_s * 1e3 < header.timeout_ms
 
 
 def _is_json(message: Inbound) -> bool:

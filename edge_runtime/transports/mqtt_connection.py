@@ -121,6 +121,7 @@ class MqttConnection:
         self._is_first = is_first
         self._in_flight_limit = QOS1_IN_FLIGHT
         self._steps = 0
+        self._socket_error = ""
         self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
         self._client = self._new_client()
 
@@ -232,6 +233,9 @@ class MqttConnection:
 
     def lost(self, reason: str) -> None:
         """Say why it ended, unless it is known already."""
+        if self._socket_error:
+            advice = "; does the broker want another client certificate?" if "SSL" in self._socket_error else ""
+            reason = f"{reason}: {self._socket_error}{advice}"
         self.reason = self.reason or reason
 
     # ---- paho -------------------------------------------------------------------------------------------------------
@@ -262,7 +266,13 @@ class MqttConnection:
         client.on_unsubscribe = self._on_unsubscribe
         client.on_message = self._on_message_v5 if is_v5 else self._on_message_v3
         client.on_socket_open = self._on_socket_open
+        client.on_log = self._on_log
         return client
+
+    def _on_log(self, client: Any, userdata: Any, level: int, text: str) -> None:  # noqa: ARG002 (paho's signature)
+        """paho tells what the socket said only in its log; with TLS 1.3 a certificate is refused after `connect`."""
+        if level == paho.MQTT_LOG_ERR:
+            self._socket_error = text.removeprefix("failed to receive on socket: ")
 
     def _on_socket_open(self, client: Any, userdata: Any, socket: Any) -> None:  # noqa: ARG002 (paho's signature)
         # Without it each lone reply waits for the acknowledgement of the one before: 12 QoS 1 round trips a second.
@@ -284,7 +294,7 @@ class MqttConnection:
             self._in_flight_limit = min(QOS1_IN_FLIGHT, getattr(properties, "ReceiveMaximum", QOS1_IN_FLIGHT))
         wanted = self._session.subscriptions
         if not wanted:
-            self.is_subscribed = True
+            self._introduced()
         elif self.protocol == 5:
             client.subscribe([
                 (each.filter, SubscribeOptions(qos=each.qos, retainAsPublished=each.retain_as_published))
@@ -306,7 +316,12 @@ class MqttConnection:
         if refused:
             self.reason = f"the broker refuses to let this client listen to {', '.join(refused)}; see the broker's ACL"
             return
+        self._introduced()
+
+    def _introduced(self) -> None:
+        """Nothing more is needed to be of use."""
         self.is_subscribed = True
+        self._client.on_log = None  # it makes text of every message
 
     def _fetched(self, mid: int, reasons: Sequence[Any]) -> None:
         """What is retained is on its way: the next thing to come after it is the acknowledgement asked for here."""
@@ -338,7 +353,7 @@ class MqttConnection:
             self.reason = (
                 f"another client took over the session {self._session.client_id!r}: two devices with one device_id?"
             )
-        elif reason.is_failure:
+        elif reason.is_failure and self.is_subscribed:
             self.lost(f"the connection ended: {reason}")
 
     def _on_message_v5(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002

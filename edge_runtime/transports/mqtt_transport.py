@@ -243,6 +243,9 @@ class MqttTransport:
 
     def _introduce(self, connection: MqttConnection) -> bool:
         """CONNACK and SUBACK; False when they do not come."""
+        if not connection.is_open:
+            connection.lost(f"{self.access.address.url}: the connection ended at once")
+            return False
         poller = self._new_poller(connection)
         end_s = self._clock.monotonic_s() + CONNECT_LIMIT_S
         while not connection.is_subscribed:
@@ -298,7 +301,11 @@ class MqttTransport:
             inbox = list(self._inbox)
             self._inbox.clear()
             self._counters.count("mqtt_messages", len(inbox))
-            self._receiver.messages(self, inbox)
+            try:
+                self._receiver.messages(self, inbox)
+            except Exception:  # a receiver's bug must not end the connection, and with it everybody's requests
+                log.exception("messages were not answered")
+                self._counters.count("mqtt_errors")
 
     def _work(self) -> None:
         """What other threads asked for."""
@@ -324,11 +331,18 @@ class MqttTransport:
             message = self._outbox.take(now_s, with_qos1=connection.may_publish_qos1())
             if message is None:
                 return
+            if message.packet_bytes > connection.packet_limit:
+                # Sent all the same, it would end the connection.
+                self._unsendable(message, f"{message.packet_bytes} bytes; the broker takes {connection.packet_limit}")
+                continue
             try:
                 connection.publish(message)
             except ValueError as error:
-                self._counters.count("mqtt_replies_unsendable")
-                log.warning("a message cannot be published", extra={"topic": message.topic, "reason": str(error)})
+                self._unsendable(message, str(error))
+
+    def _unsendable(self, message: Outgoing, reason: str) -> None:
+        self._counters.count("mqtt_replies_unsendable")
+        log.warning("a message cannot be published", extra={"topic": message.topic, "reason": reason})
 
     def _has_sent_all(self, connection: MqttConnection) -> bool:
         self._linger_end_s = min(self._linger_end_s, self._clock.monotonic_s() + LINGER_S)
@@ -348,6 +362,10 @@ class MqttTransport:
         self._keep_alive_due_s = now_s + 1.0
         if connection.refused_publishes:
             self._counters.count("mqtt_publish_refused", connection.refused_publishes)
+            log.warning(
+                "the broker refuses what this client publishes; see its access list",
+                extra={"client_id": self._session.client_id, "messages": connection.refused_publishes},
+            )
             connection.refused_publishes = 0
         if connection.keep_alive():
             return True

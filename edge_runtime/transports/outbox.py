@@ -13,6 +13,9 @@ from dataclasses import dataclass
 MESSAGE_BYTES = 512
 """What a message costs beside its payload: its objects here and in paho."""
 
+PACKET_HEAD_BYTES = 9
+"""A PUBLISH's fixed header, with its length in four bytes, the topic's length and the packet's number (MQTT 5, 3.3)."""
+
 
 @dataclass(slots=True)
 class Outgoing:
@@ -24,6 +27,11 @@ class Outgoing:
     retain: bool = False
     properties: bytes = b"\x00"
     expires_s: float = float("inf")
+
+    @property
+    def packet_bytes(self) -> int:
+        """Length of its packet, or a few bytes more."""
+        return PACKET_HEAD_BYTES + len(self.topic.encode()) + len(self.properties) + len(self.payload)
 
     @property
     def nbytes(self) -> int:

@@ -223,9 +223,16 @@ def test_a_second_device_of_the_same_id_is_suspected_when_connections_end_again_
     with device(models, tmp_path / "one", broker.port) as first, Peer(broker.url) as peer:
         Statuses(peer).wait(b"online")
         with device(models, tmp_path / "two", broker.port) as second:
-            end_s = time.monotonic() + ANSWER_S
-            while not any("do two devices have the id 'edge-dev1'" in reason(daemon) for daemon in (first, second)):
-                assert time.monotonic() < end_s
+            suspicion = "do two devices have the id 'edge-dev1'"
+            eventually(lambda: any(suspicion in reason(daemon) for daemon in (first, second)))
+
+
+def eventually(holds):
+    """Wait for what another thread is about to make true."""
+    end_s = time.monotonic() + ANSWER_S
+    while not holds():
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.005)
 
 
 def reason(daemon):
