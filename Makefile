@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo test bench lint format lock wheel clean
+.PHONY: help demo test bench lint format lock wheel clean mosquitto
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -26,7 +26,7 @@ help: ## this list
 demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real images, show answers and latencies
 	@$(RUN) -m demo.run_demo $(ARGS)
 
-test: $(READY) ## all tests (ARGS="-k words -x" is passed to pytest)
+test: $(READY) mosquitto ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -51,6 +51,14 @@ lock: ## resolve requirements.lock again (maintainers; UPGRADE=--upgrade takes n
 
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist
+
+mosquitto: # the broker that the tests of MQTT run; without it they are left out, and the demo leaves out MQTT
+	@if { command -v mosquitto || [ -x /usr/sbin/mosquitto ]; } >/dev/null && command -v mosquitto_rr >/dev/null; then exit 0; fi
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	  echo "set-up: installing mosquitto, for the tests of MQTT"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mosquitto mosquitto-clients >/dev/null && exit 0
+	fi
+	echo "set-up: no mosquitto, so the tests of MQTT are left out. Do: sudo apt-get install mosquitto mosquitto-clients" >&2
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,8 +2,9 @@
 
     make demo        or, once set up:  python -m demo.run_demo [--quick]
 
-Everything goes through the public door: `edge-runtime serve` as a process of its own, `edge_runtime.Client` over
-ZeroMQ. Each step is bounded in time, and the daemon is stopped however this program ends.
+Everything goes through the public doors: `edge-runtime serve` as a process of its own, `edge_runtime.Client` over
+ZeroMQ, and where mosquitto is installed, a broker of our own and no library of ours at all. Each step is bounded in
+time, and the daemon is stopped however this program ends.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from demo.broker import own_broker
 from demo.digits import Digits, as_text, load_held_out
 from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
 from demo.make_vision_model import PICTURE_SHAPE
@@ -71,11 +73,12 @@ def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
     short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a folder of our own in it)
     with tempfile.TemporaryDirectory(prefix="edge-demo-", dir=short) as folder:
         digits = load_held_out()
-        with _daemon(screen, Path(folder)) as daemon:
+        with own_broker(Path(folder)) as port, _daemon(screen, Path(folder), port) as daemon:
             with Client(daemon.endpoint, max_in_flight=1024) as client:
                 is_right = _show_digits(screen, client, digits)
                 capacity_per_s = _show_latencies(screen, client, digits, rounds, seconds)
                 _show_overload(screen, client, digits, capacity_per_s, 4 * seconds)
+            is_right = _show_mqtt(screen, digits, port) and is_right
             return _stop(screen, daemon) and is_right
 
 
@@ -85,7 +88,7 @@ def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
 class _Daemon:
     """The daemon's process, its endpoint and its log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, broker_port: int | None) -> None:
         self.socket = folder / "infer.sock"
         self.endpoint = f"ipc://{self.socket}"
         self.log = folder / "daemon.log"
@@ -93,6 +96,8 @@ class _Daemon:
         self.command = [
             str(program), "serve", "--models", str(MODELS), "--zmq", self.endpoint, "--state", str(folder)
         ]  # fmt: skip
+        if broker_port is not None:
+            self.command += ["--mqtt", f"mqtt://127.0.0.1:{broker_port}/demo"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -101,9 +106,9 @@ class _Daemon:
 
 
 @contextmanager
-def _daemon(screen: Screen, folder: Path) -> Iterator[_Daemon]:
+def _daemon(screen: Screen, folder: Path, broker_port: int | None) -> Iterator[_Daemon]:
     """The daemon, ready; gone at the end whatever happened."""
-    daemon = _Daemon(folder)
+    daemon = _Daemon(folder, broker_port)
     try:
         with screen.step("The daemon starts: one process, a folder of two models, one socket"):
             _wait_until_ready(screen, daemon)
@@ -276,6 +281,30 @@ def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_
             f"  {found.asked} asked at {2 * capacity_per_s:,.0f} a second, "
             f"{len(found.answered_ms) / found.seconds:,.0f} a second answered, every one accounted for"
         )
+
+
+# ---- MQTT -----------------------------------------------------------------------------------------------------------
+
+
+def _show_mqtt(screen: Screen, digits: Digits, port: int | None) -> bool:
+    """One digit asked for through a broker from the shell, as any language would. Returns whether it was answered."""
+    with screen.step("The same through an MQTT broker: JSON in, JSON out, from a shell"):
+        program = shutil.which("mosquitto_rr")
+        if port is None or program is None:
+            screen.line("  left out: no mosquitto here; sudo apt-get install mosquitto mosquitto-clients")
+            return True
+        image = {"name": "image", "shape": [1, 64], "datatype": "FP32", "data": digits.images[0].ravel().tolist()}
+        command = ["-V", "5", "-W", "10", "-p", str(port), "-t", "edge/demo/infer/digits", "-e", "reply/me", "-m"]
+        screen.line(screen.paint(f'  $ mosquitto_rr {" ".join(command)} \'{{"inputs": [{{"name": "image", …', "bold"))
+        request = json.dumps({"inputs": [image]})
+        asked = subprocess.run([program, *command, request], capture_output=True, text=True, timeout=20, check=False)
+        if asked.returncode != 0:
+            raise DemoFailed(f"no answer through the broker: {asked.stderr.strip() or asked.returncode}")
+        answer = json.loads(asked.stdout)
+        found = next(each["data"][0] for each in answer["outputs"] if each["name"] == "digit")
+        screen.line(f"  {asked.stdout.strip()[:150]} …")
+        screen.line(f"  digit {screen.paint(str(found), 'green')}; the scan shows a {digits.labels[0]}")
+        return True
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""A mosquitto of the demonstration's own, where one is installed: on this machine only, on a port that was free.
+
+Owns: the child process and its folder. Nothing of a broker that runs already is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_LIMIT_S = 10.0
+
+
+def find_mosquitto() -> str | None:
+    """The program, which Debian puts where users do not look; None when it is not installed."""
+    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def own_broker(folder: Path) -> Iterator[int | None]:
+    """A running broker's port; None where there is no mosquitto, or it does not start."""
+    program = find_mosquitto()
+    if program is None:
+        yield None
+        return
+    port = _free_port()
+    configuration = folder / "mosquitto.conf"
+    configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
+    with (folder / "mosquitto.log").open("wb") as log:
+        child = subprocess.Popen(
+            [program, "-c", str(configuration)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )  # fmt: skip
+    try:
+        yield port if _listens(port, child) else None
+    finally:
+        child.terminate()
+        try:
+            child.wait(START_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int, child: subprocess.Popen[bytes]) -> bool:
+    end_s = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < end_s and child.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1.0):
+                return True
+        except OSError:
+            time.sleep(0.01)
+    return False
