@@ -10,18 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.config.loading import load_config
+from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.mqtt_peer import Peer
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TOUR = README[README.index("\n## Five minutes") : README.index("\n## The rules")]
+TOUR = README[README.index("\n## Five minutes") : README.index("\n## Over MQTT")]
+MQTT = README[README.index("\n## Over MQTT") : README.index("\n## The rules")]
 START_LIMIT_S = 60.0
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TOUR, re.DOTALL)
+def blocks(language: str, text: str = TOUR) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -36,14 +42,21 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("tour")
     shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
     (serve,) = re.findall(r"^edge-runtime serve .+$", TOUR, re.MULTILINE)
+    with serving(words(serve, folder), folder):
+        yield folder
+
+
+@contextmanager
+def serving(command: list[str], folder: Path) -> Iterator[None]:
+    """A daemon that is ready, by the README's own command."""
     with (folder / "daemon.log").open("w") as log:
-        daemon = subprocess.Popen(words(serve, folder), env=environment(folder), stdout=log, stderr=log)
+        daemon = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
     try:
         end_s = time.monotonic() + START_LIMIT_S
         while not (folder / "infer.sock").exists() and daemon.poll() is None and time.monotonic() < end_s:
             time.sleep(0.02)
         assert (folder / "infer.sock").exists(), (folder / "daemon.log").read_text()
-        yield folder
+        yield
     finally:
         daemon.terminate()
         status = daemon.wait(START_LIMIT_S)
@@ -87,3 +100,62 @@ def test_a_program_of_the_tour_prints_its_answer(block: int, says: str, tour: Pa
     program = blocks("python")[block].replace("/tmp/tour", str(tour))
     printed = run([sys.executable, "-W", "error", "-c", program], tour)
     assert re.search(says, printed.replace("\n ", " "), re.MULTILINE), printed
+
+
+# ---- over MQTT ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def mqtt_tour(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Path]:
+    """The tour's folder, with the daemon of the section on MQTT; a broker of our own stands for port 1883."""
+    folder = tmp_path_factory.mktemp("mqtt")
+    shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
+    (serve,) = re.findall(r"^edge-runtime serve .+$", MQTT, re.MULTILINE)
+    with serving(words(serve.replace("127.0.0.1:1883", f"127.0.0.1:{broker.port}"), folder), folder):
+        with Peer(broker.url) as peer:
+            peer.subscribe("edge/dev1/status")
+            while peer.next().payload != b"online":
+                pass
+        yield folder
+
+
+def shell_commands() -> list[str]:
+    return [line for line in "".join(blocks("sh", MQTT)).splitlines() if line.startswith("mosquitto_")]
+
+
+@needs_mosquitto
+@pytest.mark.skipif(shutil.which("mosquitto_rr") is None, reason="apt-get install mosquitto-clients")
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (0, r'"name":"digit","datatype":"INT64","shape":\[1\],"data":\[1\]'),
+        (1, r'"name":"digits","version":1,"state":"ready"'),
+        (2, r"edge/dev1/status online\nedge/dev1/state \{"),
+    ],
+)
+def test_a_shell_command_over_mqtt_prints_its_answer(number: int, says: str, mqtt_tour: Path, broker: Broker) -> None:
+    program, *rest = shlex.split(shell_commands()[number])
+    assert len(shell_commands()) == 3
+    printed = run([program, "-p", str(broker.port), "-W", "20", *rest], mqtt_tour)
+    assert re.search(says, printed), printed
+
+
+@needs_mosquitto
+def test_the_program_over_mqtt_prints_who_is_there_and_its_answer(mqtt_tour: Path, broker: Broker) -> None:
+    (program,) = blocks("python", MQTT)
+    program = program.replace("127.0.0.1:1883", f"127.0.0.1:{broker.port}")
+    printed = run([sys.executable, "-W", "error", "-c", program], mqtt_tour)
+    assert re.fullmatch(r"\['dev1'\]\n\[\d\]\n", printed), printed
+
+
+def test_the_configuration_of_what_is_published_is_one(tmp_path: Path) -> None:
+    (text,) = blocks("toml", MQTT)
+    (tmp_path / "config.toml").write_text(text)
+    config = load_config(tmp_path / "config.toml", {})
+    assert [rule.source for rule in config.publish] == ["zmq", "folder"]
