@@ -1,4 +1,4 @@
-"""The daemon's door to a broker: transport, frontend and presence put together, and when each begins and ends.
+"""The daemon's door to a broker: transport, frontend and what is told put together, and when each begins and ends.
 
 Imported only when `[mqtt]` is there, and with it paho. Thread: main, except what the parts say.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_runtime.config.broker import broker_access
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.daemon.assemble import Core
+from edge_runtime.fleet.discovery import Discovery
 from edge_runtime.fleet.identity import check_groups, device_topics, reply_prefixes
+from edge_runtime.fleet.results import Results
 from edge_runtime.fleet.status import Presence, last_will
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.mqtt_frontend import MqttFrontend
+from edge_runtime.frontend.tap import Tap
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.transports.mqtt_connection import Session, Subscription
 from edge_runtime.transports.mqtt_transport import RECEIVE_BUFFER_BYTES, MqttTransport
@@ -26,11 +30,20 @@ log = logging.getLogger(__name__)
 class MqttDoor:
     """One broker. Raises ConfigError for settings that cannot be."""
 
-    def __init__(self, settings: MqttSettings, core: Core, frontend: InferFrontend, host: HostProbe) -> None:
+    def __init__(
+        self,
+        settings: MqttSettings,
+        rules: Sequence[PublishRule],
+        core: Core,
+        frontend: InferFrontend,
+        host: HostProbe,
+    ) -> None:
         access = broker_access(settings)
         self.topics = device_topics(settings, access.address)
         check_groups(settings)
+        self._core = core
         self._frontend = frontend
+        self._discovery = self._new_discovery(settings, host)
         self._mqtt_frontend = MqttFrontend(
             frontend,
             self.topics,
@@ -43,7 +56,7 @@ class MqttDoor:
             access,
             Session(
                 client_id=f"edge-{self.topics.device_id}",
-                subscriptions=(Subscription(self.topics.requests),),
+                subscriptions=self._subscriptions(),
                 will=last_will(self.topics),
                 keepalive_s=settings.keepalive_s,
                 session_expiry_s=settings.session_expiry_s,
@@ -67,8 +80,25 @@ class MqttDoor:
             profile=core.profile.name,
             interval_s=settings.state_interval_s,
         )
+        self._results = Results(
+            rules,
+            self.topics,
+            self.transport,
+            servables=core.servables,
+            infer=core.infer,
+            counters=core.metrics,
+            clock=core.clock,
+        )
         self._mqtt_frontend.every_beat(self._presence.beat)
+        if self._discovery is not None:
+            self._presence.on_models = self._discovery.models_changed
+            self._mqtt_frontend.listen(self._discovery.birth_topic, self._discovery.birth, takes_retained=True)
+            self._mqtt_frontend.every_beat(self._discovery.beat)
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
+
+    def taps(self) -> Mapping[str, Tap]:
+        """What is to hear the answers of ZeroMQ clients, by model, to publish them."""
+        return self._results.taps()
 
     def start(self) -> None:
         """Begin to connect, and say `online` once the broker listens: the daemon is ready."""
@@ -79,7 +109,12 @@ class MqttDoor:
                 extra={"broker": address.url},
             )
         self._presence.ready()
+        if self._discovery is not None:
+            self._discovery.start(
+                self.transport.retain, {standing.model for standing in self._core.servables.standings()}
+            )
         self.transport.start()
+        self._results.start()
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse newcomers, and wait until the transport's thread does; say `stopped`."""
@@ -93,6 +128,7 @@ class MqttDoor:
 
     def close(self) -> None:
         """Send what is left and say goodbye. Idempotent."""
+        self._results.close()
         self.transport.close()
 
     def stats(self) -> dict[str, Any]:
@@ -105,3 +141,18 @@ class MqttDoor:
             "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
             "reason": self.transport.reason,
         }
+
+    def _new_discovery(self, settings: MqttSettings, host: HostProbe) -> Discovery | None:
+        if settings.home_assistant is None:
+            return None
+        return Discovery(
+            settings.home_assistant,
+            self.topics,
+            profile=self._core.profile.name,
+            has_temperature=bool(host.temperatures()),
+            clock=self._core.clock,
+        )
+
+    def _subscriptions(self) -> tuple[Subscription, ...]:
+        requests = Subscription(self.topics.requests)
+        return (requests,) if self._discovery is None else (requests, Subscription(self._discovery.birth_topic))

@@ -71,6 +71,8 @@ class Daemon:
         )
         self._frontend = self._new_frontend()
         self._mqtt = self._new_mqtt_door()
+        if self._mqtt is not None:
+            self._frontend.listen(self._mqtt.taps())
         self._bound: list[BoundSocket] = []
         self._zap: ZapResponder | None = None
         self._metrics_server: Any = None
@@ -198,7 +200,7 @@ class Daemon:
             from edge_runtime.daemon.mqtt_door import MqttDoor
         except ImportError as error:
             raise ConfigError(f"mqtt: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
-        return MqttDoor(settings, self._core, self._new_frontend(), self._host)
+        return MqttDoor(settings, self._config.publish, self._core, self._new_frontend(), self._host)
 
     def _start_zap(self) -> None:
         curve = self._config.zmq.curve
@@ -255,6 +257,7 @@ class Daemon:
         )
 
     def stats(self) -> dict[str, Any]:
+        """What the `stats` op answers (wire v1)."""
         core = self._core
         return {
             "version": __version__,

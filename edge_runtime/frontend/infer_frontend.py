@@ -24,6 +24,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.forms import Form, Frames
+from edge_runtime.frontend.tap import Outputs, Tap
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
@@ -83,12 +84,13 @@ class Endpoint(Protocol):
 class InferRoute:
     """A header this daemon has seen before: its plan, and the requests gathered for it in one drain."""
 
-    __slots__ = ("header", "keeps_frames", "key", "lot", "plan", "single_size", "sizes")
+    __slots__ = ("header", "keeps_frames", "key", "lot", "plan", "single_size", "sizes", "tap")
 
-    def __init__(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan) -> None:
+    def __init__(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan, tap: Tap | None = None) -> None:
         self.key = key
         self.header = header
         self.plan = plan
+        self.tap = tap
         self.sizes = plan.sizes
         self.keeps_frames = plan.inline is None and plan.nbytes >= KEEP_FRAME_BYTES
         self.single_size = plan.sizes[0] if len(plan.sizes) == 1 else -1
@@ -140,7 +142,7 @@ class TransportInquiry:
         self.used_plan = plan
         return Pending(
             self.form.arrays(plan), plan.rows, self.form.nbytes, plan.shape, plan.priority, self.arrived_s,
-            plan.timeout_s, _settle, self,
+            plan.timeout_s, self._frontend.settle, self,
         )  # fmt: skip
 
     def refuse(self, error: EdgeRuntimeError) -> None:
@@ -171,8 +173,15 @@ class InferFrontend:
         self._generation = -1
         self._routes: dict[bytes, InferRoute] = {}
         self._seen: set[int] = set()
+        self._taps: Mapping[str, Tap] = {}
+        self.settle: Callable[[Pending, Outcome], None] = _settle
         self._cached_bytes = 0
         self._tally: list[tuple[Servable, int, int, float, float]] = []
+
+    def listen(self, taps: Mapping[str, Tap]) -> None:
+        """Have taps, by model, hear what is answered here. Before the transport starts."""
+        self._taps = taps
+        self.settle = self._settle_heard if taps else _settle
 
     def drain(self) -> None:
         """Refuse new requests from now on; what was admitted is answered. Thread: I/O."""
@@ -266,6 +275,8 @@ class InferFrontend:
                 _refuse_lot(endpoint, batch, DeadlineExceeded("the run ended after the deadline"), metrics)
                 continue
             endpoint.answer_lot(batch, cut.header, payloads, cut.nbytes)
+            if route.tap is not None:
+                self._tell(route.tap, plan, payloads)
             self._tally.append((servable, rows, len(batch), started_s - arrived_s, finished_s - started_s))
         if len(self._tally) >= TALLY_LOTS:
             self.fold_tally()
@@ -324,7 +335,7 @@ class InferFrontend:
         mark = hash(key)
         if mark in self._seen:
             if self._cached_bytes + len(key) <= CACHE_BYTES:
-                self._routes[key] = InferRoute(key, header, plan)
+                self._routes[key] = InferRoute(key, header, plan, self._taps.get(plan.servable.model))
                 self._cached_bytes += len(key)
             return
         if len(self._seen) >= SEEN_HEADERS:
@@ -333,6 +344,27 @@ class InferFrontend:
 
     def _forget_routes(self) -> None:
         self._routes, self._cached_bytes = {}, 0
+
+    # ---- taps -------------------------------------------------------------------------------------------------------
+
+    def _settle_heard(self, request: Pending, outcome: Outcome) -> None:
+        """As `_settle`, and a tap of the model hears the answer. Thread: whichever decided the request's fate."""
+        _settle(request, outcome)
+        inquiry: TransportInquiry = request.tag  # type: ignore[assignment]
+        plan = inquiry.used_plan
+        if not isinstance(outcome, Answer) or plan is None:
+            return
+        tap = self._taps.get(plan.servable.model)
+        if tap is not None:
+            self._tell(tap, plan, (plan.select(outcome.outputs),))
+
+    def _tell(self, tap: Tap, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
+        """Invariant: the requests were answered before, and whatever a tap does, the next ones are too."""
+        try:
+            tap.answered(plan, answers)
+        except Exception:
+            self._metrics.count("publish_failed")
+            log.exception("what listens to the answers of model %s failed", plan.servable.model)
 
     def count_refusal(self, error: EdgeRuntimeError) -> None:
         """Count an error of a request that reached no model. Thread: any."""

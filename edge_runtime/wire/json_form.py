@@ -91,8 +91,13 @@ def pack_json_answer(
     version: int,
     outputs: Sequence[tuple[TensorHeader, Array]],
     timing: Mapping[str, float] | None = None,
+    *,
+    more: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An answer in OIP's JSON: data flat, non-finite floats as the strings "NaN", "Infinity", "-Infinity"."""
+    """An answer in OIP's JSON: data flat, non-finite floats as the strings "NaN", "Infinity", "-Infinity".
+
+    more: further keys beside OIP's.
+    """
     fields: dict[str, Any] = {
         "id": request_id,
         "model_name": model,
@@ -104,7 +109,7 @@ def pack_json_answer(
     }
     if timing is not None:
         fields["timing"] = dict(timing)
-    return _dumps(fields)
+    return _dumps({**fields, **(more or {})})
 
 
 def pack_json_result(request_id: Any, result: Any) -> bytes:

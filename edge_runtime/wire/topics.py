@@ -123,10 +123,31 @@ def check_reply_topic(topic: str, prefixes: Sequence[str], device_prefix: str = 
             f"reply topic {short(topic)} is not allowed; wanted one that begins with {' or '.join(prefixes)} "
             "(mqtt.reply_prefixes)"
         )
-    below = topic.removeprefix(f"{device_prefix}/").split("/")
-    is_spoken_for = topic.startswith(f"{device_prefix}/") and len(below) > 1 and below[1] in _SPOKEN_FOR
-    if is_spoken_for or topic.startswith(("$", "fleet/")):
+    if _is_spoken_for(topic, device_prefix):
         raise Forbidden(f"reply topic {short(topic)}: devices listen to it or speak on it, so no reply goes there")
+
+
+def check_result_topic(key: str, topic: str, topics: DeviceTopics) -> str:
+    """A configured topic for a model's results. Raises ConfigError.
+
+    Anything but what cannot be published to, and what others take for something else: a device's requests, commands,
+    status, state, errors, or another device's results, a wake, a `$` topic.
+    """
+    wanted = f"wanted a topic like {topics.result('digits')!r} or 'site/line1/digits'"
+    if not topic or topic.startswith("/") or _FORBIDDEN_CHARACTERS.search(topic):
+        raise ConfigError(f"{key}: got {topic!r}, {wanted}")
+    if len(topic.encode()) > MAX_REPLY_TOPIC_BYTES:
+        raise ConfigError(f"{key}: got {len(topic.encode())} bytes, wanted at most {MAX_REPLY_TOPIC_BYTES}")
+    if not topic.startswith(f"{topics.base}/result/") and _is_spoken_for(topic, topics.prefix):
+        raise ConfigError(f"{key}: got {topic!r}, which devices listen to or speak on; {wanted}")
+    return topic
+
+
+def _is_spoken_for(topic: str, device_prefix: str) -> bool:
+    """Whether others rely on a topic to come from, or go to, somebody else."""
+    below = topic.removeprefix(f"{device_prefix}/").split("/")
+    is_devices = topic.startswith(f"{device_prefix}/") and len(below) > 1 and below[1] in _SPOKEN_FOR
+    return is_devices or topic.startswith(("$", "fleet/"))
 
 
 def check_prefix(key: str, prefix: str) -> str:

@@ -1,0 +1,176 @@
+"""Which of the answers that one rule hears are published, and when.
+
+Owns: one rule's queue, what it published last, and its pace. Sends nothing and waits for nothing; answers come from any
+thread, and one thread takes what is due.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_runtime.config.settings import PublishRule
+from edge_runtime.frontend.tap import Outputs
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.tensors import Array, array_from_wire, array_to_wire
+from edge_runtime.wire.codec import TensorHeader
+
+QUEUE_RESULTS = 64
+"""Changes that wait to be published by a rule with no interval; of more, the oldest are skipped and counted."""
+
+LEAST_INTERVAL_S = 0.001
+"""Such a rule publishes so many at once and then a thousand a second: more than anybody reads, and few enough that
+replies, which share the way to the broker, are not displaced."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """One answer as it was heard. positions: which of its plan's outputs these are. utc_s: when. file: its name."""
+
+    plan: RequestPlan
+    positions: tuple[int, ...]
+    outputs: Outputs
+    utc_s: float
+    file: str | None = None
+
+    def tensors(self) -> list[tuple[TensorHeader, Array]]:
+        """The outputs as arrays, with what the model calls them."""
+        specs = self.plan.servable.spec.outputs
+        found: list[tuple[TensorHeader, Array]] = []
+        for position, output in zip(self.positions, self.outputs, strict=True):
+            index = self.plan.outputs[position]
+            spec = specs[index]
+            array = self._array(index, output) if isinstance(output, bytes) else output
+            found.append((TensorHeader(spec.name, spec.datatype, array.shape), array))
+        return found
+
+    def _array(self, index: int, output: bytes) -> Array:
+        """Only inline runs give bytes, and their shapes are known."""
+        servable = self.plan.servable
+        assert servable.inline is not None
+        shape = (self.plan.rows, *servable.inline.output_inner_shapes[index])
+        return array_from_wire(servable.spec.outputs[index].datatype, shape, output)
+
+
+class Pace:
+    """At most `burst` at once, and one each `interval_s` over time."""
+
+    def __init__(self, interval_s: float, burst: int) -> None:
+        self._interval_s = interval_s
+        self._slack_s = (burst - 1) * interval_s
+        self._spent_until_s = -math.inf
+
+    @property
+    def free_s(self) -> float:
+        """The instant from which one more may go."""
+        return self._spent_until_s - self._slack_s
+
+    def spend(self, now_s: float) -> None:
+        """One goes now."""
+        self._spent_until_s = max(self._spent_until_s, now_s) + self._interval_s
+
+
+class Publication:
+    """One rule at work. Thread: `offer` any; `take` and `due_s` the publishing one's.
+
+    skipped: changes that were dropped because nobody took them in time. lacking: answers without an output that the
+    rule names.
+    """
+
+    def __init__(self, rule: PublishRule, topic: str) -> None:
+        self.rule = rule
+        self.topic = topic
+        self.skipped = 0
+        self.lacking = 0
+        # Invariant: with an interval only the latest counts, and the queue's length is 1.
+        self._is_latest_only = rule.interval_s > 0
+        self._queue: deque[Heard] = deque(maxlen=1 if self._is_latest_only else QUEUE_RESULTS)
+        self._pace = Pace(rule.interval_s, 1) if self._is_latest_only else Pace(LEAST_INTERVAL_S, QUEUE_RESULTS)
+        self._is_armed = False
+        self._offered: Heard | None = None
+        self._published: object = None
+        self._known: tuple[RequestPlan | None, tuple[int, ...] | None] = (None, None)
+
+    def offer(self, plan: RequestPlan, answers: Sequence[Outputs], utc_s: float, file: str | None = None) -> bool:
+        """Hear answers, in order. True when whoever takes has to be woken: it waits for nothing of this rule."""
+        positions = self._positions(plan)
+        if positions is None:
+            self.lacking += len(answers)
+            return False
+        is_news = False
+        for outputs in answers[-1:] if self._is_latest_only else answers:
+            chosen = outputs if len(positions) == len(outputs) else [outputs[index] for index in positions]
+            is_news |= self._hear(Heard(plan, positions, chosen, utc_s, file))
+        if not is_news or self._is_armed:
+            return False
+        self._is_armed = True
+        return True
+
+    def take(self, now_s: float) -> list[Heard]:
+        """What is to be published now, in order."""
+        # Invariant: what is offered from here on either is taken below or wakes again.
+        self._is_armed = False
+        found: list[Heard] = []
+        while self._queue and now_s >= self._pace.free_s:
+            heard = self._queue.popleft()
+            if self._differs(heard):
+                self._pace.spend(now_s)
+                found.append(heard)
+        self._is_armed = bool(self._queue)
+        return found
+
+    def due_s(self) -> float:
+        """When `take` will find something; never while nothing waits."""
+        return self._pace.free_s if self._queue else math.inf
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, heard: Heard) -> bool:
+        """Queue it unless it is plainly what was queued before it."""
+        if self.rule.on == "change":
+            before, self._offered = self._offered, heard
+            if before is not None and before.plan is heard.plan and _are_equal(before.outputs, heard.outputs):
+                return False
+        if not self._is_latest_only and len(self._queue) == QUEUE_RESULTS:
+            self.skipped += 1
+        self._queue.append(heard)
+        return True
+
+    def _differs(self, heard: Heard) -> bool:
+        if self.rule.on == "interval":
+            return True
+        content = [(header, bytes(array_to_wire(array))) for header, array in heard.tensors()]
+        if content == self._published:
+            return False
+        self._published = content
+        return True
+
+    def _positions(self, plan: RequestPlan) -> tuple[int, ...] | None:
+        """Where the rule's outputs are in an answer of this plan; None when one is missing."""
+        known_plan, positions = self._known
+        if known_plan is not plan:
+            positions = _find_outputs(plan, self.rule.outputs)
+            self._known = (plan, positions)
+        return positions
+
+
+def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | None:
+    given = {plan.servable.spec.outputs[index].name: position for position, index in enumerate(plan.outputs)}
+    if not names:
+        return tuple(given.values())
+    if not given.keys() >= set(names):
+        return None
+    return tuple(given[name] for name in names)
+
+
+def _are_equal(first: Outputs, second: Outputs) -> bool:
+    """Byte by byte: a NaN is like itself."""
+    return all(map(_is_equal, first, second))
+
+
+def _is_equal(first: bytes | Array, second: bytes | Array) -> bool:
+    if isinstance(first, bytes) or isinstance(second, bytes):
+        return isinstance(first, bytes) and isinstance(second, bytes) and first == second
+    return first.shape == second.shape and bytes(array_to_wire(first)) == bytes(array_to_wire(second))
