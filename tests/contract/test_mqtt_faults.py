@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -291,3 +293,28 @@ def test_a_hundred_restarts_of_the_broker_under_load_leave_no_growth(models, bro
     assert abs(last[1] - warm[1]) <= 4, "threads"
     assert last[2] - middle[2] <= 4 << 20, "memory"
     assert asked[0] >= answered[0] > 100
+
+
+# ---- who may connect ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A broker that wants a user and a password."""
+    passwords = tmp_path / "passwords"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(passwords), "dev1", "right"], check=True, timeout=20)
+    passwords.chmod(0o644)
+    with Broker(tmp_path / "guarded", config=f"allow_anonymous false\npassword_file {passwords}\n") as broker:
+        yield broker
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_passwd") is None, reason="apt-get install mosquitto")
+def test_user_and_password_are_shown_to_the_broker_and_a_wrong_one_is_explained(guarded, models, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("wrong\n")
+    with device(models, tmp_path / "run", guarded.port, username="dev1", password_file=str(secret)) as daemon:
+        eventually(lambda: "check username" in reason(daemon))
+        secret.write_text("right\n")  # it is read anew for each connection
+        eventually(lambda: daemon.stats()["mqtt"]["connected"])
+        with Peer(guarded.url, username="dev1", password="right") as peer:
+            assert answers(peer)
