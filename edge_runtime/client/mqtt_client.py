@@ -215,7 +215,8 @@ class MqttClient:
         """
         status_topic = self._device_topics().status
         if not self._link.device_status:
-            self._link.retained((status_topic,), RETAINED_LIMIT_S)
+            # The same topic under another filter: the end of this one must not be the end of the link's own.
+            self._link.retained((f"{status_topic}/#",), RETAINED_LIMIT_S)
         return self._link.device_status
 
     def devices(self) -> list[Device]:

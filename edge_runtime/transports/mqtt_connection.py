@@ -214,7 +214,8 @@ class MqttConnection:
         """Receive what the broker retains there; `done` is told "" after the last one, else why it went wrong.
 
         The sign of the end is the UNSUBACK that follows: a broker serves a client's packets in their order. It needs no
-        time to be guessed, and no right to publish, which a client does not have on what it reads.
+        time to be guessed, and no right to publish, which a client does not have on what it reads. The filters are none
+        of the session's own, which would end with them.
         """
         if self.protocol == 5:
             code, mid = self._client.subscribe([(each, SubscribeOptions(qos=0)) for each in filters])

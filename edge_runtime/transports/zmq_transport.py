@@ -385,4 +385,5 @@ class IoLoop:
             calls.popleft()()
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        if self._wake_fd >= 0:  # else closed, and nobody is there to be woken
+            os.eventfd_write(self._wake_fd, 1)
