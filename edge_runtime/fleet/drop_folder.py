@@ -34,9 +34,9 @@ Mark = tuple[int, int, int]
 """What tells one state of a file from another: time of change (ns), bytes, inode."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Drop:
-    """One state of one file; in order of age."""
+    """One state of one file."""
 
     mark: Mark
     name: str
@@ -60,7 +60,7 @@ class DropFolder:
         new = {name: mark for name, mark in found.items() if not self._is_done(name, mark)}
         settled = [Drop(mark, name) for name, mark in new.items() if self._seen.get(name) == mark]
         self._seen = new
-        return heapq.nsmallest(TAKEN_AT_ONCE, settled)
+        return heapq.nsmallest(TAKEN_AT_ONCE, settled, key=lambda drop: (drop.mark[0], drop.name))
 
     def read(self, drop: Drop) -> bytes | None:
         """A file's content; None when it is no longer as it was seen.

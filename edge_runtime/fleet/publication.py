@@ -89,7 +89,7 @@ class Publication:
         self._queue: deque[Heard] = deque(maxlen=1 if self._is_latest_only else QUEUE_RESULTS)
         self._pace = Pace(rule.interval_s, 1) if self._is_latest_only else Pace(LEAST_INTERVAL_S, QUEUE_RESULTS)
         self._is_armed = False
-        self._offered: Heard | None = None
+        self._before: tuple[RequestPlan, Outputs] | None = None
         self._published: object = None
         self._known: tuple[RequestPlan | None, tuple[int, ...] | None] = (None, None)
 
@@ -101,8 +101,10 @@ class Publication:
             return False
         is_news = False
         for outputs in answers[-1:] if self._is_latest_only else answers:
-            chosen = outputs if len(positions) == len(outputs) else [outputs[index] for index in positions]
-            is_news |= self._hear(Heard(plan, positions, chosen, utc_s, file))
+            chosen = [outputs[index] for index in positions]
+            if not self._is_as_before(plan, chosen):
+                self._queue_up(Heard(plan, positions, chosen, utc_s, file))
+                is_news = True
         if not is_news or self._is_armed:
             return False
         self._is_armed = True
@@ -127,16 +129,20 @@ class Publication:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, heard: Heard) -> bool:
-        """Queue it unless it is plainly what was queued before it."""
-        if self.rule.on == "change":
-            before, self._offered = self._offered, heard
-            if before is not None and before.plan is heard.plan and _are_equal(before.outputs, heard.outputs):
-                return False
+    def _is_as_before(self, plan: RequestPlan, outputs: Outputs) -> bool:
+        """Whether it is plainly no change; what another request's plan gave is compared when it is taken."""
+        if self.rule.on == "interval":
+            return False
+        before = self._before
+        if before is not None and before[0] is plan and _are_equal(before[1], outputs):
+            return True
+        self._before = (plan, outputs)
+        return False
+
+    def _queue_up(self, heard: Heard) -> None:
         if not self._is_latest_only and len(self._queue) == QUEUE_RESULTS:
             self.skipped += 1
         self._queue.append(heard)
-        return True
 
     def _differs(self, heard: Heard) -> bool:
         if self.rule.on == "interval":
