@@ -51,11 +51,23 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
+MQTT_FILES = {
+    "password_file": "file with the password for the broker",
+    "ca_file": "PEM file of the authority that signed the broker's certificate (mqtts://)",
+    "cert_file": "PEM file of this client's certificate (mqtts://)",
+    "key_file": "PEM file of that certificate's key (mqtts://)",
+}
+"""Options for a broker, by the names that `MqttClient` gives them, and what each is."""
+
+
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """The options of every verb that talks to a daemon."""
     group = parser.add_argument_group("daemon")
     group.add_argument(
-        "--connect", metavar="E", help="endpoint, ipc:///path or tcp://host:port (default: $EDGE_RUNTIME_ENDPOINT)"
+        "--connect",
+        metavar="E",
+        help="endpoint, ipc:///path, tcp://host:port or mqtt[s]://[user@]broker[:port]/DEVICE "
+        "(default: $EDGE_RUNTIME_ENDPOINT)",
     )
     group.add_argument("--control", metavar="E", help="control endpoint (default: <path>.control beside an ipc one)")
     group.add_argument(
@@ -63,6 +75,9 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with server_key, public_key and secret_key, for an endpoint guarded by CURVE",
     )
+    for option, text in MQTT_FILES.items():
+        group.add_argument(f"--{option.replace('_', '-')}", metavar="FILE", help=text)
+    group.add_argument("--prefix", metavar="T", default="edge", help="what MQTT topics begin with (default edge)")
 
 
 def positive(text: str) -> int:

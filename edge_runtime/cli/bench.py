@@ -2,6 +2,7 @@
 
 Closed loop by default: --in-flight 1,16,64 keeps so many requests on their way, one measurement each. --rate R offers
 Poisson arrivals instead, whether or not the daemon keeps up; latency then counts from the moment a request was due.
+Over ZeroMQ only: through a broker, the broker and this client would be measured (`infer --repeat N` shows latencies).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge_runtime.cli.arguments import add_connection, positive, positives, seconds
-from edge_runtime.cli.connection import connected, curve_keys
+from edge_runtime.cli.connection import connected_over_zmq, curve_keys
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.quantiles import quantile
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure each load and print a row for it."""
-    with connected(arguments) as client:
+    with connected_over_zmq(arguments, "bench") as client:
         specs = specs_of(client.metadata(arguments.model, arguments.version))
         inputs = tensors(given(arguments, fill="random"), specs, screen)
         client.infer(arguments.model, inputs, version=arguments.version)  # what the model refuses is said here

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_runtime.cli.arguments import UsageError, add_connection, positive
-from edge_runtime.cli.connection import connected, connected_early
+from edge_runtime.cli.connection import connected, connected_early, connected_over_zmq
 from edge_runtime.cli.screen import Screen, size_text
 
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "reason")
@@ -99,13 +99,13 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
 
 
 def _load(arguments: argparse.Namespace, screen: Screen) -> None:
-    with connected(arguments) as client, screen.progress(f"loading {arguments.model}"):
+    with connected_over_zmq(arguments, "models load") as client, screen.progress(f"loading {arguments.model}"):
         result = client.load(arguments.model, arguments.version)
     _print_result(result, screen)
 
 
 def _unload(arguments: argparse.Namespace, screen: Screen) -> None:
-    with connected(arguments) as client, screen.progress(f"unloading {arguments.model}"):
+    with connected_over_zmq(arguments, "models unload") as client, screen.progress(f"unloading {arguments.model}"):
         result = client.unload(arguments.model, arguments.version)
     _print_result(result, screen)
 

@@ -56,6 +56,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             "version": str(stats.get("version", "")),
             "profile": str(stats.get("profile", "")),
             "up for": duration_text(stats.get("uptime_s")),
+            "mqtt": _mqtt(_mapping(stats, "mqtt")),
             "memory": _memory(host),
             "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
             "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",
@@ -124,6 +125,17 @@ def _models(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _memory(host: Mapping[str, Any]) -> str:
     parts = {"pss": host.get("pss_bytes"), "rss": host.get("rss_bytes"), "free": host.get("memory_available_bytes")}
     return ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in parts.items() if nbytes is not None)
+
+
+def _mqtt(told: Mapping[str, Any]) -> str:
+    """The daemon's broker, who the daemon is there, and whether it is connected; empty without one."""
+    if not told:
+        return ""
+    if told.get("connected"):
+        how = f"connected, MQTT {told.get('protocol', '?')}"
+    else:
+        how = f"not connected: {told.get('reason') or 'no reason was given'}"
+    return f"{told.get('broker')}, device {told.get('device_id')}, {how}"
 
 
 def _mapping(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
