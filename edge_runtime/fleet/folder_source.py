@@ -93,6 +93,7 @@ class FolderSource:
         if self._running is not None and not self._outcomes.empty():
             drop, self._running = self._running, None
             self._conclude(drop, *self._outcomes.get(), now_s)
+            return now_s  # a look before `tidy` would find the file once more
         if self._running is not None:
             return math.inf
         if not self._is_wanted():

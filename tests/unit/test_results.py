@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,29 @@ import pytest
 
 from edge_runtime.config.settings import Config, PublishRule
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.errors import ConfigError, TensorMismatch
+from edge_runtime.errors import (
+    ConfigError,
+    EdgeRuntimeError,
+    ModelNotFound,
+    NotReady,
+    QueueFull,
+    RunFailed,
+    TensorMismatch,
+)
 from edge_runtime.fleet.drop_folder import Drop, DropFolder
+from edge_runtime.fleet.folder_source import FolderSource
 from edge_runtime.fleet.publication import QUEUE_RESULTS, Pace, Publication
 from edge_runtime.fleet.results import Results
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.forms import Frames
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.scheduling.queue import Answer
+from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire.codec import unpack_reply, unpack_request
 from edge_runtime.wire.topics import DeviceTopics
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_model
+from tests.fakes.clock import FakeClock
 from tests.models import onnx_models
 
 UTC_S = 1_700_000_000.0
@@ -396,3 +409,119 @@ def test_a_link_is_never_followed_and_neither_is_one_in_the_place_of_the_failed_
 def test_a_folder_that_is_gone_says_so(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         DropFolder(tmp_path / "none").look()
+
+
+# ---- files as requests ----------------------------------------------------------------------------------------------
+
+
+class FakeModel:
+    """Servables and Infer in one: a model x FP32 [rows, 2] that answers when the test says."""
+
+    def __init__(self) -> None:
+        self.spec = ModelSpec((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
+        self.missing: EdgeRuntimeError | None = None
+        self.asked: list[Any] = []
+
+    def resolve(self, model: str, version: int | None) -> FakeModel:
+        if self.missing is not None:
+            raise self.missing
+        return self
+
+    def submit(self, inquiry: Any) -> None:
+        self.asked.append(inquiry)
+
+
+class FolderKit:
+    """A source over a folder, stepped by hand on a clock of its own."""
+
+    def __init__(self, folder: Path, *, remove: bool) -> None:
+        self.folder = folder
+        self.model = FakeModel()
+        self.clock = FakeClock()
+        self.metrics = Metrics()
+        self.published: list[str] = []
+        self.is_online = True
+        self.source = FolderSource(
+            PublishRule("m", source="folder", folder=str(folder), remove=remove),
+            DropFolder(folder),
+            servables=self.model,  # type: ignore[arg-type]
+            infer=self.model,  # type: ignore[arg-type]
+            clock=self.clock,
+            counters=self.metrics,
+            answered=lambda plan, outputs, file: self.published.append(file),
+            wake=lambda: None,
+            is_wanted=lambda: self.is_online,
+        )
+
+    def steps(self, count: int = 20, step_s: float = 0.3) -> None:
+        """Time goes by, as results.py's thread does it."""
+        for _ in range(count):
+            self.source.step(self.clock.monotonic_s())
+            self.source.tidy()
+            self.clock.advance(step_s)
+
+    def answer(self, outcome: Any = None) -> None:
+        """End the latest request."""
+        plan: Any = SimpleNamespace(select=lambda outputs: outputs)
+        self.source.settle(plan, outcome or Answer([], 0.0, 0.0, 1))
+
+
+@pytest.fixture(params=[True, False], ids=["removed", "left"])
+def kit(request: pytest.FixtureRequest, tmp_path: Path) -> FolderKit:
+    np.save(tmp_path / "a.npy", floats(1, 2))
+    return FolderKit(tmp_path, remove=request.param)
+
+
+def test_a_file_is_run_once_however_long_its_model_takes(kit: FolderKit):
+    kit.steps()
+    assert len(kit.model.asked) == 1
+    kit.answer()
+    kit.steps()
+    assert len(kit.model.asked) == 1
+    assert kit.published == ["a.npy"]
+
+
+def test_one_file_runs_at_a_time(kit: FolderKit):
+    np.save(kit.folder / "b.npy", floats(1, 2))
+    kit.steps()
+    assert len(kit.model.asked) == 1
+    kit.answer()
+    kit.steps()
+    assert len(kit.model.asked) == 2
+
+
+def test_a_refusal_that_may_pass_is_tried_again_and_a_failure_is_not(kit: FolderKit):
+    kit.steps()
+    kit.answer(QueueFull("full"))
+    kit.steps()
+    assert len(kit.model.asked) == 2
+    kit.answer(RunFailed("no"))
+    kit.steps()
+    assert len(kit.model.asked) == 2
+    assert kit.metrics.counters() == {"publish_files_failed": 1}
+
+
+@pytest.mark.parametrize("reason", [NotReady("loading"), ModelNotFound("no such model")])
+def test_files_wait_for_their_model(kit: FolderKit, reason: EdgeRuntimeError):
+    kit.model.missing = reason
+    kit.steps()
+    kit.model.missing = None
+    kit.steps()
+    assert len(kit.model.asked) == 1
+    assert kit.metrics.counters() == {}
+
+
+def test_files_wait_while_results_could_go_nowhere(kit: FolderKit):
+    kit.is_online = False
+    kit.steps()
+    assert kit.model.asked == []
+    kit.is_online = True
+    kit.steps()
+    assert len(kit.model.asked) == 1
+
+
+def test_a_file_that_cannot_be_set_aside_is_not_tried_for_ever(kit: FolderKit):
+    (kit.folder / ".failed").write_text("no folder")
+    (kit.folder / "a.npy").write_bytes(b"no array")
+    kit.steps()
+    assert kit.metrics.counters() == {"publish_files_failed": 1}
