@@ -41,9 +41,6 @@ from edge_runtime.wire.topics import DeviceTopics
 
 MSGPACK_TYPE = "application/msgpack"
 
-PACKET_SLACK_BYTES = 64
-"""What a PUBLISH has beside topic, properties and payload is under this."""
-
 MAX_EXPIRY_S = 0xFFFF_FFFF
 """The longest Message Expiry Interval (MQTT 5, 3.3.2.3.3), 136 years."""
 
@@ -193,6 +190,7 @@ class MqttLink:
         transport = self._wait_online(time.monotonic() + limit_s)
         fetch = _Fetch()
         with self._lock:
+            self._check_open()
             self._fetches.append(fetch)
         try:
             transport.fetch_retained(filters, fetch.end)
@@ -229,6 +227,7 @@ class MqttLink:
             asked.number = next(self._numbers).to_bytes(8, "big")
             asked.message = self._message(transport, asked, request)
             with self._lock:
+                self._check_open()
                 if not self._is_online:
                     raise ConnectionError(self._lost(self._reason))
                 self._pending[asked.number] = asked
@@ -263,11 +262,11 @@ class MqttLink:
             properties=properties,
             expires_s=asked.deadline_s,
         )
-        nbytes = len(message.payload) + len(message.topic.encode()) + len(properties) + PACKET_SLACK_BYTES
-        if nbytes > transport.packet_limit:
+        if message.packet_bytes > transport.packet_limit:
             raise TensorMismatch(
-                f"the request takes {nbytes} bytes and the broker {self.url} takes at most {transport.packet_limit} in "
-                "one message; send fewer rows at once, or use ZeroMQ, which is made for large tensors"
+                f"the request takes {message.packet_bytes} bytes and the broker {self.url} takes at most "
+                f"{transport.packet_limit} in one message; send fewer rows at once, or use ZeroMQ, which is made for "
+                "large tensors"
             )
         return message
 

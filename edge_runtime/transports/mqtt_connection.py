@@ -230,7 +230,7 @@ class MqttConnection:
         """Tell those who wait for something retained that it will not come."""
         fetches, self._fetches = self._fetches, {}
         for _, done in fetches.values():
-            done(self.reason)
+            done(self.reason or "the connection ended")
 
     def lost(self, reason: str) -> None:
         """Say why it ended, unless it is known already."""

@@ -433,7 +433,7 @@ class MqttTransport:
     def _fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
         connection = self._connection
         if connection is None or not self.is_online:
-            done(self.reason)
+            done(self.reason or "there is no connection")
             return
         # By way of `call`, because what was read together with the end is not delivered yet.
         connection.fetch_retained(filters, lambda reason: self.call(lambda: done(reason)))

@@ -437,6 +437,41 @@ def test_closing_fails_what_is_pending_and_is_final(mute):
     MqttClient(mute.url).close()
 
 
+def test_closing_ends_a_listing_of_devices(own_broker):
+    with FaultProxy(own_broker.port) as proxy, MqttClient(f"mqtt://127.0.0.1:{proxy.port}") as client:
+        assert client.devices() == []
+        proxy.black_hole()
+        with ThreadPoolExecutor(1) as pool:
+            listing = pool.submit(client.devices)
+            client.close()
+            with pytest.raises(ConnectionError, match="closed"):
+                listing.result(ANSWER_S)
+
+
+def test_a_cancelled_future_discards_its_answer_and_frees_its_place(mute):
+    with MqttClient(mute.url, max_in_flight=1) as client:
+        cancelled = client.submit("m", {"x": X})
+        assert cancelled.cancel()
+        mute.answer(mute.request(), EMPTY)
+        kept = client.submit("m", {"x": X})  # when the first one's answer has come
+        mute.answer(mute.request(), EMPTY)
+        assert kept.result(ANSWER_S).version == 1
+        assert cancelled.cancelled()
+
+
+def test_threads_that_all_come_first_share_one_connection(url):
+    with FaultProxy(int(url.rpartition("/")[0].rpartition(":")[2])) as proxy, ThreadPoolExecutor(16) as pool:
+        start = threading.Barrier(16)
+
+        def ask(_) -> int:
+            start.wait()
+            return client.infer("mlp", {"x": X}).version
+
+        with MqttClient(f"mqtt://127.0.0.1:{proxy.port}/dev1") as client:
+            assert set(pool.map(ask, range(16))) == {1}
+        assert proxy.connections == 1
+
+
 def test_a_client_that_was_never_closed_does_not_keep_its_process(url):
     program = f"import edge_runtime; c = edge_runtime.MqttClient({url!r}); assert c.is_live()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
