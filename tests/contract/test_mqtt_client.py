@@ -19,11 +19,11 @@ import edge_runtime
 from edge_runtime.client.mqtt_client import Device, MqttClient
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
-from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
-from tests.models import onnx_models
+from tests.models import onnx_models, python_models
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,7 +131,7 @@ def test_a_request_carries_what_the_wire_says_and_no_more(mute, qos):
         future = client.submit("m", {"x": X}, version=3, timeout_ms=1_200)
         request = mute.request()
         properties = request.properties
-        header, tensor = msgpack.unpackb(request.payload)
+        fields, tensor = msgpack.unpackb(request.payload)
 
         assert request.topic == "edge/mute/infer/m/3"
         assert request.qos == qos
@@ -141,9 +141,9 @@ def test_a_request_carries_what_the_wire_says_and_no_more(mute, qos):
         assert properties.ContentType == "application/msgpack"
         assert properties.MessageExpiryInterval == 2
         assert not hasattr(properties, "UserProperty")
-        assert header["timeout_ms"] == 1_200
-        assert (header["model"], header["version"]) == ("m", 3)
-        assert not {"reply_to", "id"} & set(header)
+        assert fields["timeout_ms"] == 1_200
+        assert (fields["model"], fields["version"]) == ("m", 3)
+        assert not {"reply_to", "id"} & set(fields)
         assert tensor == X.tobytes()
         mute.answer(request, msgpack.packb([{"v": 1, "error": {"code": "queue_full", "message": "no"}}]))
         assert isinstance(future.exception(ANSWER_S), QueueFull)
@@ -153,6 +153,27 @@ def test_without_a_timeout_a_request_does_not_expire(mute):
     with MqttClient(mute.url) as client:
         client.submit("m", {"x": X})
         assert not hasattr(mute.request().properties, "MessageExpiryInterval")
+
+
+def test_an_expiry_below_the_headers_timeout_counts_also_when_the_header_is_known(broker, tmp_path):
+    models, gate = tmp_path / "models", tmp_path / "gate"
+    gate.touch()
+    body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)"
+    put_model(models, "held", python_models.on_first_value, body=body, toml="batch = false\n")
+    x = np.zeros((1, 1), np.float32)
+    payload = msgpack.packb([msgpack.unpackb(header("held", x.shape, timeout_ms=60_000)), x.tobytes()])
+    with (
+        running_daemon(models, tmp_path / "run", mqtt=settings(broker, "held"), python_models=True),
+        Peer(broker.url) as peer,
+    ):
+        wait_ready(f"{broker.url}/held")
+        for _ in range(3):
+            assert "outputs" in msgpack.unpackb(peer.ask("edge/held/infer/held", payload, expiry_s=60).payload)[0]
+        gate.unlink()
+        peer.publish("edge/held/infer/held", payload, response_topic="reply/other")
+        late = msgpack.unpackb(peer.ask("edge/held/infer/held", payload, expiry_s=1).payload)[0]
+        gate.touch()
+        assert late["error"]["code"] in {"deadline_exceeded", "deadline_unmeetable"}
 
 
 def test_correlation_data_begins_where_nobody_guesses_and_never_repeats(mute):
