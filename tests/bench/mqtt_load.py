@@ -31,6 +31,9 @@ ANSWER_BYTE = 0x84
 """Second byte of an answer, whose header is a map of four keys; a plain request echoed has four too."""
 
 IDLE_WAIT_S = 0.005
+MAX_AT_ONCE = 128
+"""Arrivals that are handed over together, about what the socket takes: what is only kept in here is not sent yet."""
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -171,7 +174,7 @@ def generate(run: MqttRun, link: Link) -> MqttLoad:
         arrivals_s: list[float] = []
         if now_s < until_s and not link.wants_write():
             if run.rate:
-                while next_arrival_s <= now_s:
+                while next_arrival_s <= now_s and len(arrivals_s) < MAX_AT_ONCE:
                     arrivals_s.append(next_arrival_s)
                     next_arrival_s += rng.expovariate(run.rate)
             else:
