@@ -22,21 +22,19 @@ from typing import Any
 from edge_runtime.client.frames import Frame
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
-from edge_runtime.transports.mqtt_connection import (
-    CONNECT_LIMIT_S,
+from edge_runtime.transports.mqtt_connection import Inbound, Session, Subscription
+from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
+from edge_runtime.transports.mqtt_transport import MqttTransport
+from edge_runtime.transports.outbox import Outgoing
+from edge_runtime.wire import codec
+from edge_runtime.wire.mqtt_properties import (
     CONTENT_TYPE,
     CORRELATION_DATA,
     RESPONSE_TOPIC,
-    Inbound,
-    Session,
-    Subscription,
     expiry_property,
     packed_properties,
     text_property,
 )
-from edge_runtime.transports.mqtt_transport import MqttTransport
-from edge_runtime.transports.outbox import Outgoing
-from edge_runtime.wire import codec
 from edge_runtime.wire.topics import DeviceTopics
 
 MSGPACK_TYPE = "application/msgpack"

@@ -27,9 +27,9 @@ from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servables import Servables
 from edge_runtime.tensors import Array
-from edge_runtime.transports.mqtt_connection import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.codec import pack_json_answer
+from edge_runtime.wire.mqtt_properties import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
 from edge_runtime.wire.topics import DeviceTopics, check_result_topic
 
 log = logging.getLogger(__name__)

@@ -23,17 +23,17 @@ from edge_runtime.scheduling.queue import Answer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.transports.mqtt_connection import (
-    CONTENT_TYPE,
-    CORRELATION_DATA,
-    UTF8_PAYLOAD,
-    Inbound,
-    packed_properties,
-    text_property,
-)
+from edge_runtime.transports.mqtt_connection import Inbound
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire import codec
+from edge_runtime.wire.mqtt_properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    UTF8_PAYLOAD,
+    packed_properties,
+    text_property,
+)
 from edge_runtime.wire.topics import Address, DeviceTopics, check_reply_topic
 
 REPLY_AGE_S = 30.0

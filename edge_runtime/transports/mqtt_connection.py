@@ -1,6 +1,6 @@
 """One connection to a broker over paho, from its socket to its end; the next one is a new object.
 
-Owns: how paho is set up (TLS, credentials, will, session, limits) and how what it says is put in words. paho never runs
+Owns: how paho is set up (credentials, will, session, limits) and what its callbacks mean. paho never runs
 a thread here and keeps nothing over a loss: its owner (mqtt_transport.py) reads, writes and decides. paho's own loop
 would read one message at each wake-up, and its queue of unsent messages has no bound.
 """
@@ -8,7 +8,6 @@ would read one message at each wake-up, and its queue of unsent messages has no 
 from __future__ import annotations
 
 import socket as sockets
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_runtime.config.broker import BrokerAccess
-from edge_runtime.errors import ConfigError
+from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, refusal
+from edge_runtime.transports.mqtt_tls import tls_context
 from edge_runtime.transports.outbox import Outgoing
-
-CONNECT_LIMIT_S = 5.0
-"""For each step of a connection: TCP, TLS, CONNACK, SUBACK. A broker on the site answers in milliseconds."""
 
 PROTOCOLS = {5: paho.MQTTv5, 4: paho.MQTTv311}
 UNSUPPORTED_PROTOCOL = 0x84
@@ -257,7 +254,7 @@ class MqttConnection:
         if username is not None:
             client.username_pw_set(username, access.password())
         if access.address.is_tls:
-            client.tls_set_context(_tls(access))
+            client.tls_set_context(tls_context(access))
         if session.will is not None:
             will = session.will
             client.will_set(will.topic, will.payload, will.qos, will.retain)
@@ -271,7 +268,7 @@ class MqttConnection:
         return client
 
     def _on_log(self, client: Any, userdata: Any, level: int, text: str) -> None:  # noqa: ARG002 (paho's signature)
-        """paho tells what the socket said only in its log; with TLS 1.3 a certificate is refused after `connect`."""
+        """What the socket said, which paho tells only in its log; TLS 1.3 refuses a certificate after `connect`."""
         if level == paho.MQTT_LOG_ERR:
             self._socket_error = text.removeprefix("failed to receive on socket: ")
 
@@ -286,7 +283,7 @@ class MqttConnection:
     def _on_connect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
         self._steps += 1
         if reason.is_failure:
-            self.reason = _refusal(reason, self._access)
+            self.reason = refusal(str(reason), self._access)
             self.is_protocol_refused = reason.value == UNSUPPORTED_PROTOCOL
             return
         self.is_accepted = True
@@ -379,98 +376,8 @@ class MqttConnection:
         self._received(Inbound(_topic(message), bytes(message.payload), message.qos, message.retain))
 
 
-class ClosingSocket(ssl.SSLSocket):
-    """Closes itself when its handshake fails; paho leaves that to the collector."""
-
-    def _handshake_or_close(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except OSError:
-            self.close()
-            raise
-
-    do_handshake = _handshake_or_close
-
-
-def connect_failure(error: Exception, access: BrokerAccess) -> str:
-    """Why no connection came about, in words."""
-    match error:
-        case ConfigError():
-            return error.message
-        case ssl.SSLCertVerificationError():
-            why = f"the broker's certificate is not trusted: {error.verify_message}; check ca_file and the host name"
-        case ssl.SSLError():
-            why = f"TLS failed: {error.reason or error}; does the broker want a client certificate, or no TLS?"
-        case sockets.gaierror():
-            why = f"the name is not known: {error.strerror}"
-        case TimeoutError():
-            why = f"no answer within {CONNECT_LIMIT_S:.0f} s"
-        case ConnectionRefusedError():
-            why = "nobody listens there; is the broker running?"
-        case _:
-            why = f"{getattr(error, 'strerror', None) or error or type(error).__name__}"
-    return f"{access.address.url}: {why}"
-
-
-def packed_properties(*parts: bytes) -> bytes:
-    """Properties of a PUBLISH from packed ones, with their length before them (MQTT 5, 2.2.2)."""
-    body = b"".join(parts)
-    length, head = len(body), bytearray()
-    while True:
-        length, byte = length >> 7, length & 0x7F
-        head.append(byte | (0x80 if length else 0))
-        if not length:
-            return bytes(head) + body
-
-
-def text_property(identifier: int, value: str | bytes) -> bytes:
-    """One property that is text or binary data: its identifier, two bytes of length, the bytes."""
-    raw = value.encode() if isinstance(value, str) else value
-    return b"%c%c%c%b" % (identifier, len(raw) >> 8, len(raw) & 0xFF, raw)
-
-
-CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION_DATA, USER_PROPERTY = 0x03, 0x08, 0x09, 0x26
-"""Identifiers of properties (MQTT 5, 2.2.2.2)."""
-
-UTF8_PAYLOAD = b"\x01\x01"
-"""Payload Format Indicator: the payload is UTF-8 text."""
-
-
-def expiry_property(seconds: int) -> bytes:
-    """Message Expiry Interval."""
-    return b"\x02" + seconds.to_bytes(4, "big")
-
-
-def user_property(name: str, value: str) -> bytes:
-    """One User Property."""
-    return text_property(USER_PROPERTY, name) + text_property(0, value)[1:]
-
-
-def _tls(access: BrokerAccess) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=access.ca_file)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = ClosingSocket
-        if access.cert_file is not None:
-            context.load_cert_chain(access.cert_file, access.key_file)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        names = ", ".join(str(each) for each in (access.ca_file, access.cert_file, access.key_file) if each)
-        raise ConfigError(f"mqtt: the certificates cannot be used ({names}): {reason}") from None
-    return context
-
-
 def _topic(message: Any) -> str:
     try:
         return str(message.topic)
     except UnicodeDecodeError:
         return ""  # no broker lets this through; nothing listens to it
-
-
-def _refusal(reason: Any, access: BrokerAccess) -> str:
-    advice = {
-        "Bad user name or password": "; check username and password_file",
-        "Not authorized": "; check username, password_file and the client certificate",
-        "Client identifier not valid": "; another device_id may help",
-    }.get(str(reason), "")
-    return f"{access.address.url}: the broker refuses the connection: {reason}{advice}"

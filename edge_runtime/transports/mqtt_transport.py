@@ -23,14 +23,8 @@ from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import ConfigError
 from edge_runtime.transports.backoff import STEADY_S, Backoff
-from edge_runtime.transports.mqtt_connection import (
-    CONNECT_LIMIT_S,
-    NO_LIMIT,
-    Inbound,
-    MqttConnection,
-    Session,
-    connect_failure,
-)
+from edge_runtime.transports.mqtt_connection import NO_LIMIT, Inbound, MqttConnection, Session
+from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, connect_failure
 from edge_runtime.transports.outbox import Outbox, Outgoing
 
 log = logging.getLogger(__name__)
@@ -118,7 +112,7 @@ class MqttTransport:
         self._inbox: list[Inbound] = []
         self._posted: deque[Outgoing] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = -1
         self._connection: MqttConnection | None = None
         self._protocol = 5
         self._is_first = True
@@ -136,6 +130,7 @@ class MqttTransport:
 
     def start(self) -> None:
         """Begin to connect, and go on for ever."""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread.start()
 
     def close(self) -> None:
