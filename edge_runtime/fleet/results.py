@@ -21,7 +21,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.drop_folder import DropFolder
 from edge_runtime.fleet.folder_source import Counters, FolderSource
 from edge_runtime.fleet.publication import Heard, Publication
-from edge_runtime.frontend.mqtt_frontend import JSON_TYPE
+from edge_runtime.frontend.mqtt_request import JSON_TYPE
 from edge_runtime.frontend.tap import Outputs, Tap
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan

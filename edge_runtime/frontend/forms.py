@@ -6,7 +6,7 @@ transport they came. Pure. Thread: any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from edge_runtime.errors import EdgeRuntimeError
@@ -109,6 +109,33 @@ class Json:
     def result(self, result: Any) -> tuple[Any, ...]:
         """See Form."""
         return (codec.pack_json_result(self._request_id, result),)
+
+
+class Remembered:
+    """A form whose refusal, when worth another try, lets the same request come again."""
+
+    def __init__(self, form: Form, forget: Callable[[], None]) -> None:
+        self._form = form
+        self._forget = forget
+        self.nbytes = form.nbytes
+
+    def arrays(self, plan: RequestPlan) -> list[Array]:
+        """See Form."""
+        return self._form.arrays(plan)
+
+    def answer(self, plan: RequestPlan, answer: Answer) -> tuple[Any, ...]:
+        """See Form."""
+        return self._form.answer(plan, answer)
+
+    def refusal(self, error: EdgeRuntimeError) -> tuple[Any, ...]:
+        """See Form."""
+        if error.retryable:
+            self._forget()
+        return self._form.refusal(error)
+
+    def result(self, result: Any) -> tuple[Any, ...]:
+        """See Form."""
+        return self._form.result(result)
 
 
 def timing_fields(answer: Answer) -> dict[str, float]:
