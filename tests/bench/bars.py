@@ -126,6 +126,7 @@ def _mqtt_bars() -> list[Bar]:
             Bar(f"{key}.lost", f"{what}: no reply, beyond what the broker dropped", "=", 0, rounds="sum"),
             Bar(f"{key}.dropped", f"{what}: dropped by the broker (QoS 0)", rounds="sum"),
             Bar(f"{key}.duplicated", f"{what}: answered twice", "=", 0, rounds="sum"),
+            Bar(f"{key}.offered_ratio", f"{what}: of these, what the broker took from the generator"),
             Bar(f"{key}.goodput_ratio", f"{what}: answered ÷ capacity"),
             Bar(f"{key}.p99_ms", f"{what}: p99 of answers, from when they were due", unit="ms"),
         ]
