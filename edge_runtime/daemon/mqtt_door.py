@@ -22,7 +22,7 @@ from edge_runtime.frontend.mqtt_frontend import MqttFrontend
 from edge_runtime.frontend.tap import Tap
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.transports.mqtt_connection import Session, Subscription
-from edge_runtime.transports.mqtt_transport import RECEIVE_BUFFER_BYTES, MqttTransport
+from edge_runtime.transports.mqtt_transport import MqttTransport
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class MqttDoor:
                 session_expiry_s=settings.session_expiry_s,
                 receive_maximum=settings.receive_maximum,
                 max_packet_bytes=settings.max_packet_bytes,
-                receive_buffer_bytes=RECEIVE_BUFFER_BYTES,
             ),
             self._mqtt_frontend,
             core.metrics,

@@ -7,7 +7,6 @@ would read one message at each wake-up, and its queue of unsent messages has no 
 
 from __future__ import annotations
 
-import socket as sockets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, refusal
+from edge_runtime.transports.mqtt_socket import BoundedClient
 from edge_runtime.transports.mqtt_tls import tls_context
 from edge_runtime.transports.outbox import Outgoing
 
@@ -56,7 +56,6 @@ class Session:
     session_expiry_s: int = 0
     receive_maximum: int = 1024
     max_packet_bytes: int = 64 << 20
-    receive_buffer_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -241,13 +240,15 @@ class MqttConnection:
     def _new_client(self) -> paho.Client:
         access, session = self._access, self._session
         is_v5 = self.protocol == 5
-        client = paho.Client(
+        client = BoundedClient(
             paho.CallbackAPIVersion.VERSION2,
             client_id=session.client_id,
             protocol=PROTOCOLS[self.protocol],
             clean_session=None if is_v5 else True,
             reconnect_on_failure=False,
         )
+        client.user_timeout_s = session.keepalive_s
+        client.is_local = access.address.is_this_machine
         client.connect_timeout = CONNECT_LIMIT_S
         client.max_inflight_messages_set(0)  # bounded here, by `may_publish_qos1`
         username = access.address.username or access.username
@@ -263,7 +264,6 @@ class MqttConnection:
         client.on_subscribe = self._on_subscribe
         client.on_unsubscribe = self._on_unsubscribe
         client.on_message = self._on_message_v5 if is_v5 else self._on_message_v3
-        client.on_socket_open = self._on_socket_open
         client.on_log = self._on_log
         return client
 
@@ -271,14 +271,6 @@ class MqttConnection:
         """What the socket said, which paho tells only in its log; TLS 1.3 refuses a certificate after `connect`."""
         if level == paho.MQTT_LOG_ERR:
             self._socket_error = text.removeprefix("failed to receive on socket: ")
-
-    def _on_socket_open(self, client: Any, userdata: Any, socket: Any) -> None:  # noqa: ARG002 (paho's signature)
-        # Without it each lone reply waits for the acknowledgement of the one before: 12 QoS 1 round trips a second.
-        socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
-        # A peer that acknowledges nothing is gone: without this the kernel tries for a quarter of an hour.
-        socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, self._session.keepalive_s * 1000)
-        if self._session.receive_buffer_bytes is not None:
-            socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, self._session.receive_buffer_bytes)
 
     def _on_connect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
         self._steps += 1

@@ -42,9 +42,6 @@ LINGER_S = 2.0
 SUSPECT_CONNECTIONS = 3
 """So many connections that ended within seconds, one after the other, are no accident."""
 
-RECEIVE_BUFFER_BYTES = 128 << 10
-"""Of the socket: what floods in waits where the broker bounds it (and counts what it drops), not in the kernel."""
-
 
 class Counters(Protocol):
     """What the transport counts, by name."""
@@ -122,6 +119,7 @@ class MqttTransport:
         self._linger_end_s = float("inf")
         self._online_s = 0.0
         self._short_connections = 0
+        self._must_read = False
         self._beat_due_s = 0.0
         self._keep_alive_due_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -274,13 +272,19 @@ class MqttTransport:
     def _turn(self, connection: MqttConnection, poller: select.poll) -> bool:
         """One round: wait, read, answer, write. False when the connection is lost."""
         wants_write = connection.wants_write()
-        poller.modify(connection.fd, select.POLLIN | (select.POLLOUT if wants_write else 0))
-        is_busy = connection.has_pending() or bool(self._posted or self._calls) or self._can_send(connection)
+        # What comes in while replies cannot go out would only grow old here: it is left to the broker, which bounds it.
+        # Now and then something is read all the same, or the broker's word that it is alive would be missed.
+        may_read = not wants_write or self._must_read
+        poller.modify(connection.fd, (select.POLLIN if may_read else 0) | (select.POLLOUT if wants_write else 0))
+        is_busy = (
+            (may_read and connection.has_pending()) or bool(self._posted or self._calls) or self._can_send(connection)
+        )
         found = dict(poller.poll(0 if is_busy else int(BEAT_S * 1e3)))
         if self._wake_fd in found:
             os.eventfd_read(self._wake_fd)
         events = found.get(connection.fd, 0)
-        if events & ~select.POLLOUT or connection.has_pending():
+        if events & ~select.POLLOUT or (may_read and connection.has_pending()):
+            self._must_read = False
             is_there = connection.read(DRAIN_MESSAGES)
             self._deliver()
             if not is_there:
@@ -355,6 +359,7 @@ class MqttTransport:
         if connection is None or now_s < self._keep_alive_due_s:
             return True
         self._keep_alive_due_s = now_s + 1.0
+        self._must_read = True
         if connection.refused_publishes:
             self._counters.count("mqtt_publish_refused", connection.refused_publishes)
             log.warning(

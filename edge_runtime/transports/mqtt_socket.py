@@ -1,0 +1,75 @@
+"""The TCP connection to a broker, made so that little waits in it.
+
+What floods in should wait where the broker bounds and counts it, and the time of a request that waits in the kernel is
+nobody's deadline. Over loopback the kernel otherwise lets a broker put 1 to 4 MB into its end, 5 000 to 20 000 small
+requests: at twice capacity nearly every answer came after its 500 ms.
+"""
+
+from __future__ import annotations
+
+import socket as sockets
+from typing import Any
+
+import paho.mqtt.client as paho
+
+from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
+
+LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES = 8 << 10, 32 << 10
+"""Of a broker on this machine. A sender's buffer grows with the packets that it may have under way, and small messages
+are a packet each: with 32 KiB to receive into, mosquitto's end still held 1 MB, 400 ms of twice what a tiny model can be
+asked; with 8 KiB no answer came after its 500 ms, with 4 KiB the rate was halved. A request of 600 KB takes 3.9 ms
+instead of 2.1 (tests/bench, mqtt_overload)."""
+
+LOCAL_SEGMENT_BYTES = 1400
+"""As on a real network. Over loopback a segment is 64 KiB, and a sender's buffer grows with its segments."""
+
+REMOTE_BYTES = 256 << 10, 256 << 10
+"""Of a broker elsewhere: 5 MB/s over a round trip of 50 ms."""
+
+
+class BoundedClient(paho.Client):  # type: ignore[misc]
+    """paho's client over a connection of ours: what bounds a connection must be said before it is made.
+
+    `_create_socket_connection` is paho's own, not promised; were it gone, connections would be made as paho does.
+    tests/unit/test_mqtt_socket.py holds that it is there.
+    """
+
+    user_timeout_s: int = 20
+    is_local: bool = False
+
+    def _create_socket_connection(self) -> sockets.socket:
+        return connect(
+            self.host, self.port, CONNECT_LIMIT_S, user_timeout_s=self.user_timeout_s, is_local=self.is_local
+        )
+
+
+def connect(host: str, port: int, limit_s: float, *, user_timeout_s: int, is_local: bool) -> sockets.socket:
+    """Connect to the first address that answers. Raises OSError.
+
+    user_timeout_s: a peer that acknowledges nothing for so long is gone. is_local: the broker is on this machine.
+    """
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM):
+        socket = sockets.socket(family, kind, protocol)
+        try:
+            socket.settimeout(limit_s)
+            _set_options(socket, user_timeout_s, is_local=is_local)
+            socket.connect(address)
+        except OSError as error:
+            socket.close()
+            failure = error
+        else:
+            return socket
+    raise failure or OSError(f"{host} has no address")
+
+
+def _set_options(socket: Any, user_timeout_s: int, *, is_local: bool) -> None:
+    # Without it each lone reply waits for the acknowledgement of the one before: 12 QoS 1 round trips a second.
+    socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+    # Without it the kernel tries for a quarter of an hour.
+    socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, user_timeout_s * 1000)
+    receive_bytes, send_bytes = REMOTE_BYTES if not is_local else (LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES)
+    socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, receive_bytes)
+    socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, send_bytes)
+    if is_local:
+        socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_MAXSEG, LOCAL_SEGMENT_BYTES)
