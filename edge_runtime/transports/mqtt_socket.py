@@ -16,8 +16,8 @@ from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
 
 LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES = 8 << 10, 32 << 10
 """Of a broker on this machine. A sender's buffer grows with the packets that it may have under way, and small messages
-are a packet each: with 32 KiB to receive into, mosquitto's end still held 1 MB, 400 ms of twice what a tiny model can be
-asked; with 8 KiB no answer came after its 500 ms, with 4 KiB the rate was halved. A request of 600 KB takes 3.9 ms
+are a packet each: with 32 KiB to receive into, mosquitto's end still held 1 MB, 400 ms of twice what a tiny model can
+serve; with 8 KiB no answer came after its 500 ms, with 4 KiB the rate was halved. A request of 600 KB takes 3.9 ms
 instead of 2.1 (tests/bench, mqtt_overload)."""
 
 LOCAL_SEGMENT_BYTES = 1400
