@@ -133,6 +133,37 @@ class StorageFailed(EdgeRuntimeError):
     code = "storage_failed"
 
 
+class UpdateError(EdgeRuntimeError):
+    """An update was not made; what is served is untouched."""
+
+    code = "update_failed"
+
+
+class TrustError(UpdateError):
+    """What the repository gave is not what its keys vouch for: never tried again by itself, always reported."""
+
+    code = "untrusted"
+
+
+class MetadataExpired(TrustError):
+    """Signed well, but its time is over by this device's clock: the repository stands still, or the clock is wrong."""
+
+    code = "metadata_expired"
+
+
+class DownloadError(UpdateError):
+    """The repository was not reached, broke off, or was too slow; another try may succeed."""
+
+    code = "download_failed"
+    retryable = True
+
+
+class NotPublished(DownloadError):
+    """The repository has no such file, or does not show it (HTTP 403 and 404)."""
+
+    code = "not_published"
+
+
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from edge_runtime.errors import StorageFailed
 PART_SUFFIX = ".part"
 
 _FILE_MODE = 0o644
+_PART_MODE = 0o600
 _NUMBERS = itertools.count(1)
 
 
@@ -31,6 +33,10 @@ class Disk(Protocol):
 
     def write(self, fd: int, data: memoryview) -> int:
         """As os.write: may take fewer bytes than given."""
+        ...
+
+    def chmod(self, fd: int, mode: int) -> None:
+        """As os.fchmod."""
         ...
 
     def fsync(self, fd: int) -> None:
@@ -55,6 +61,7 @@ class SystemDisk:
 
     open = staticmethod(os.open)
     write = staticmethod(os.write)
+    chmod = staticmethod(os.fchmod)
     fsync = staticmethod(os.fsync)
     close = staticmethod(os.close)
     rename = staticmethod(os.replace)
@@ -86,6 +93,73 @@ def write_atomically(path: Path, data: bytes, *, mode: int = _FILE_MODE, disk: D
     except OSError as error:
         kept = "the new content is there, but a power cut may bring the old one back"
         raise _storage_failed(path, "syncing its folder", error, kept) from error
+
+
+class PartFile:
+    """A file that grows in pieces under a name of its own, and gets its real name only when it is whole.
+
+    Made by `growing`. The part stays when the process ends or the power fails, as far as the disk kept it, so that
+    a download goes on where it stopped; whoever goes on with it checks the whole. Thread: one owner.
+    """
+
+    def __init__(self, part: Path, fd: int, disk: Disk) -> None:
+        self._part = part
+        self._fd: int | None = fd
+        self._disk = disk
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end. Raises StorageFailed; what was added before stays."""
+        assert self._fd is not None
+        try:
+            _write_all(self._fd, data, self._disk)
+        except OSError as error:
+            raise _storage_failed(self._part, f"adding {len(data)} bytes", error, "what came before is kept") from error
+
+    def commit(self, path: Path, *, mode: int = _FILE_MODE) -> None:
+        """Make the part durable and call it `path`, on the same disk; nothing can be added then.
+
+        When it returns, a power cut cannot take the file back. Raises StorageFailed: `path` is as it was, except where
+        the message says that only its permanence is unsure.
+        """
+        assert self._fd is not None
+        try:
+            self._disk.chmod(self._fd, mode)
+            self._disk.fsync(self._fd)
+            self.close()
+            self._disk.rename(self._part, path)
+        except OSError as error:
+            raise _storage_failed(path, "making it durable", error, "nothing of that name was changed") from error
+        try:
+            sync_folder(path.parent, disk=self._disk)
+        except OSError as error:
+            raise _storage_failed(
+                path, "syncing its folder", error, "it is there, until a power cut at worst"
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the part, which stays. Idempotent."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._disk.close(fd)
+
+
+@contextlib.contextmanager
+def growing(part: Path, *, keep: bool, disk: Disk = SYSTEM_DISK) -> Iterator[PartFile]:
+    """Open the part of a file, after what it holds (`keep`) or emptied, creating its folder where needed.
+
+    Leaving closes it; uncommitted, it stays. Raises StorageFailed.
+    """
+    make_folder(part.parent, disk=disk)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = disk.open(part, flags if keep else flags | os.O_TRUNC, _PART_MODE)
+    except OSError as error:
+        raise _storage_failed(part, "opening it", error, "nothing was written") from error
+    file = PartFile(part, fd, disk)
+    try:
+        yield file
+    finally:
+        file.close()
 
 
 def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
@@ -129,15 +203,19 @@ def sync_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
 def _write_whole(path: Path, data: bytes, mode: int, disk: Disk) -> None:
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
-        rest = memoryview(data)
-        while rest:
-            written = disk.write(fd, rest)
-            if written == 0:
-                raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
-            rest = rest[written:]
+        _write_all(fd, data, disk)
         disk.fsync(fd)
     finally:
         disk.close(fd)
+
+
+def _write_all(fd: int, data: bytes, disk: Disk) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = disk.write(fd, rest)
+        if written == 0:
+            raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+        rest = rest[written:]
 
 
 def _storage_failed(path: Path, doing: str, error: OSError, kept: str) -> StorageFailed:

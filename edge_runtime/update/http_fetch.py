@@ -1,0 +1,263 @@
+"""Files over HTTP(S), with the standard library: every wait ends at the deadline, headers and handshake included.
+
+Owns: connections (one for each file, always closed), redirects, ranges, and which addresses are allowed. Never decides
+whether bytes are to be believed: TUF does that, so plain HTTP would be safe to install from; it is still refused beyond
+this host unless allowed, since it tells every listener what a device runs.
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from edge_runtime import __version__
+from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.errors import ConfigError, DownloadError, NotPublished
+from edge_runtime.update.fetch import Body
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+STALL_S = 30.0
+"""Nothing for this long ends a transfer, whatever time is left; a packet lost three times costs some 7 s (RFC 6298)."""
+
+MAX_REDIRECTS = 3
+"""A bucket's region and one more; a loop ends soon."""
+
+PATH_SAFE = "/%!$&'()*+,;=:@~"
+"""Left as it is in a path (RFC 3986, pchar); "%" because TUF's paths are URL paths already."""
+
+_OK, _PARTIAL, _BAD_RANGE = 200, 206, 416
+_MISSING = (403, 404)
+"""Buckets answer 403 for a file that is not there to those who may not list it."""
+_REDIRECTS = (301, 302, 303, 307, 308)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]+/(?:[0-9]+|\*)")
+
+
+class HttpFetcher:
+    """Files below one address, by GET. `open` as the Fetcher protocol says."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        clock: Clock | None = None,
+        tls: ssl.SSLContext | None = None,
+        stall_s: float = STALL_S,
+        allow_plain: bool = False,
+    ) -> None:
+        """Check the address, without a connection.
+
+        tls: None takes the system's certificate authorities. allow_plain: http also to other hosts than this one.
+        Raises ConfigError: not http or https, no host, a user in it, or http where it is not allowed.
+        """
+        self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
+        self._clock = clock or SystemClock()
+        self._tls = tls
+        self._stall_s = stall_s
+        self._allow_plain = allow_plain
+        complaint = self._complaint(self._base_url)
+        if "?" in base_url or "#" in base_url:
+            complaint = "files are found by adding their names to it; wanted an address without ? and #"
+        if complaint is not None:
+            raise ConfigError(f"{base_url!r}: {complaint}")
+
+    @contextmanager
+    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[Body]:
+        """Begin to fetch a file; follows redirects of the same scheme. Raises as the Fetcher protocol says."""
+        if any(part in (".", "..") for part in path.split("/")):
+            raise NotPublished(f"{self._base_url}: {path!r} is not a path within a repository")
+        url = self._base_url + quote(path, safe=PATH_SAFE)
+        for _ in range(MAX_REDIRECTS + 2):
+            with closing(_Exchange(self._clock, self._stall_s, deadline_s)) as exchange:
+                answer = exchange.get(urlsplit(url), start_bytes, self._tls)
+                if answer.status in _REDIRECTS:
+                    url = self._redirected(url, answer.headers.get("Location"))
+                elif answer.status == _BAD_RANGE and start_bytes:
+                    start_bytes = 0
+                else:
+                    yield _HttpBody(url, exchange, answer, _start_of(url, answer, start_bytes))
+                    return
+        raise DownloadError(f"{path}: more than {MAX_REDIRECTS} redirects, the last to {url}; give the last address")
+
+    def _redirected(self, url: str, location: str | None) -> str:
+        to = urljoin(url, location or "")
+        if not location or urlsplit(to).scheme != urlsplit(url).scheme:
+            raise DownloadError(f"{url} leads to {location!r}; wanted an address of the same scheme")
+        complaint = self._complaint(to)
+        if complaint is not None:
+            raise DownloadError(f"{url} leads to {to!r}: {complaint}")
+        return to
+
+    def _complaint(self, url: str) -> str | None:
+        """What is wrong with an address; None: nothing."""
+        try:
+            parts = urlsplit(url)
+            host, _port = parts.hostname, parts.port
+        except ValueError as error:
+            return str(error)
+        if parts.scheme not in ("http", "https") or not host:
+            return "not an address of a server; wanted https://HOST/PATH (http only for this host)"
+        if "@" in parts.netloc:
+            return "a user in the address would be in every log; wanted https://HOST/PATH"
+        if parts.scheme == "http" and not self._allow_plain and not _is_this_host(host):
+            return "http tells every listener what is fetched; wanted https, or http allowed in the settings"
+        return None
+
+
+class _Exchange:
+    """One connection, one request and one answer. `close` ends it, whatever state it is in."""
+
+    def __init__(self, clock: Clock, stall_s: float, deadline_s: float) -> None:
+        self._clock = clock
+        self._stall_s = stall_s
+        self._deadline_s = deadline_s
+        self._socket: socket.socket | None = None
+
+    def get(self, url: SplitResult, start_bytes: int, tls: ssl.SSLContext | None) -> HTTPResponse:
+        """Connect, ask and read the headers. Raises DownloadError."""
+        assert url.hostname is not None
+        headers = {"User-Agent": f"edge-runtime/{__version__}", "Connection": "close"}
+        if start_bytes:
+            headers["Range"] = f"bytes={start_bytes}-"
+        try:
+            self._socket = self._connect(url.hostname, url.port or (443 if url.scheme == "https" else 80))
+            if url.scheme == "https":
+                context = tls or ssl.create_default_context()
+                self._socket.settimeout(self.patience_s())
+                self._socket = context.wrap_socket(self._socket, server_hostname=url.hostname)
+            connection = HTTPConnection(url.hostname, url.port)
+            connection.sock = _TimedSocket(self._socket, self)
+            connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""), headers=headers)
+            return connection.getresponse()
+        except (OSError, HTTPException, ValueError) as error:
+            raise DownloadError(f"{url.geturl()}: {_reason(error)}") from error
+
+    def patience_s(self) -> float:
+        """How long the next wait may be. Raises TimeoutError: the deadline is over."""
+        left_s = self._deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise TimeoutError("the deadline passed")
+        return min(left_s, self._stall_s)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _connect(self, host: str, port: int) -> socket.socket:
+        """As socket.create_connection, with one deadline over all addresses of a name."""
+        failure: OSError = OSError("the name has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            candidate = socket.socket(family, kind, protocol)
+            try:
+                candidate.settimeout(self.patience_s())
+                candidate.connect(address)
+            except OSError as error:
+                candidate.close()
+                failure = error
+            except BaseException:
+                candidate.close()
+                raise
+            else:
+                return candidate
+        raise failure
+
+
+class _TimedSocket:
+    """What http.client needs of a socket; `_Exchange` gives every single wait its limit and closes the real one."""
+
+    def __init__(self, real: socket.socket, exchange: _Exchange) -> None:
+        self._real = real
+        self._exchange = exchange
+
+    def sendall(self, data: bytes) -> None:
+        self._real.settimeout(self._exchange.patience_s())
+        self._real.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_TimedReader(self._real, self._exchange))
+
+    def close(self) -> None:
+        """http.client lets go as soon as it has the headers; the body is still to come."""
+
+
+class _TimedReader(io.RawIOBase):
+    def __init__(self, real: socket.socket, exchange: _Exchange) -> None:
+        self._real = real
+        self._exchange = exchange
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._real.settimeout(self._exchange.patience_s())
+        return self._real.recv_into(buffer)
+
+
+class _HttpBody:
+    def __init__(self, url: str, exchange: _Exchange, answer: HTTPResponse, start_bytes: int) -> None:
+        self._url = url
+        self._exchange = exchange
+        self._answer = answer
+        self._start_bytes = start_bytes
+        self._missing_bytes = answer.length
+        """None: the server did not say how much comes."""
+
+    @property
+    def start_bytes(self) -> int:
+        return self._start_bytes
+
+    def read(self, limit: int) -> bytes:
+        try:
+            self._exchange.patience_s()
+            piece = self._answer.read1(limit)
+        except (OSError, HTTPException, ValueError) as error:
+            raise DownloadError(f"{self._url}: {_reason(error)}") from error
+        if self._missing_bytes is not None:
+            self._missing_bytes -= len(piece)
+            if not piece and self._missing_bytes > 0:
+                raise DownloadError(f"{self._url}: the connection ended {self._missing_bytes} bytes before the file")
+        return piece
+
+
+def _start_of(url: str, answer: HTTPResponse, asked_bytes: int) -> int:
+    """Where the bytes of an answer begin. Raises NotPublished and DownloadError."""
+    if answer.status in _MISSING:
+        raise NotPublished(f"{url}: {answer.status} {answer.reason}; the repository does not have it")
+    if answer.status not in (_OK, _PARTIAL):
+        raise DownloadError(f"{url}: {answer.status} {answer.reason}; wanted 200 or 206")
+    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise DownloadError(f"{url}: the server packed the file, which was not asked for; turn that off there")
+    if answer.status == _OK:
+        return 0
+    given = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    if given is None or int(given[1]) != asked_bytes or not asked_bytes:
+        raise DownloadError(
+            f"{url}: got the part {answer.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
+        )
+    return asked_bytes
+
+
+def _is_this_host(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"nothing came in time ({error}); look at the link"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was not accepted: {error.verify_message}; look at this device's clock and authorities"
+    return str(error) or type(error).__name__

@@ -1,0 +1,194 @@
+"""What was verified, on disk: metadata by role, artifacts by hash. All of it survives a power cut, whole or not at all.
+
+Owns: the two folders and their names. Nothing that another host chose becomes a path: roles are URL-quoted, artifacts
+are named by a checked hash. Never verifies metadata: it keeps what `trust` has accepted. Only one process uses a folder
+at a time, which `lock` ensures.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+from edge_runtime.errors import StorageFailed, UpdateError
+from edge_runtime.repository.durable import (
+    PART_SUFFIX,
+    SYSTEM_DISK,
+    Disk,
+    growing,
+    make_folder,
+    remove_parts,
+    write_atomically,
+)
+from edge_runtime.update.download import ARTIFACT_MODE, Progress, Wanted, download, is_whole
+from edge_runtime.update.fetch import PIECE_BYTES, Fetcher, Pace
+
+LONGEST_NAME = 200
+"""Of a file made from a target path; file systems end at 255 bytes, and a part's ending must fit as well."""
+
+
+class MetadataStore:
+    """A folder that holds `<role>.json` for each trusted role, the bytes as they were signed.
+
+    Thread: one owner. Each `save` is durable when it returns.
+    """
+
+    def __init__(self, folder: Path, *, disk: Disk = SYSTEM_DISK) -> None:
+        self._folder = folder
+        self._disk = disk
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the folder's only user; remove what one that was killed left half written.
+
+        Raises UpdateError: another process has it. StorageFailed: it cannot be written to.
+        """
+        make_folder(self._folder, disk=self._disk)
+        try:
+            fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be locked: {error.strerror}") from error
+        try:
+            self._take(fd)
+            remove_parts(self._folder)
+            yield
+        finally:
+            os.close(fd)
+
+    def load(self, role: str, max_bytes: int) -> bytes | None:
+        """What was kept for a role; None: nothing, or nothing readable of at most `max_bytes`."""
+        try:
+            fd = os.open(self._path(role), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb") as file:
+                data = file.read(max_bytes + 1)
+        except (OSError, ValueError):
+            return None
+        return data if len(data) <= max_bytes else None
+
+    def save(self, role: str, data: bytes) -> None:
+        """Keep what was accepted for a role. Raises StorageFailed; what was kept before is untouched."""
+        write_atomically(self._path(role), data, disk=self._disk)
+
+    def load_anchor(self) -> str | None:
+        """The SHA-256 of the root file that the kept root was reached from; None: not known."""
+        try:
+            return (self._folder / "anchor").read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return None
+
+    def save_anchor(self, digest: str) -> None:
+        """Note the SHA-256 of the root file that the kept root was reached from. Raises StorageFailed."""
+        write_atomically(self._folder / "anchor", digest.encode("ascii"), disk=self._disk)
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UpdateError(f"{self._folder}: another process updates from it; wait for its end") from None
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be locked: {error.strerror}") from error
+
+    def _path(self, role: str) -> Path:
+        # No role can leave the folder ("/" is quoted, and ".json" follows), nor meet `anchor` and `lock`.
+        return self._folder / f"{quote(role, safe='')}.json"
+
+
+class ArtifactStore:
+    """A folder that holds verified files, each named by its hash, read-only; their parts lie in `parts/`.
+
+    Thread: one owner.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        reserve_bytes: int = 0,
+        disk: Disk = SYSTEM_DISK,
+        free_bytes: Callable[[Path], int] | None = None,
+    ) -> None:
+        """reserve_bytes: what must stay free on the disk after a download. free_bytes: how much is free now."""
+        self._folder = folder
+        self._parts = folder / "parts"
+        self._reserve_bytes = reserve_bytes
+        self._disk = disk
+        self._free_bytes = free_bytes or _free_bytes
+
+    def path(self, wanted: Wanted) -> Path:
+        """Where the file is, or would be."""
+        return self._folder / wanted.digest
+
+    def fetch(
+        self, fetcher: Fetcher, path: str, wanted: Wanted, *, pace: Pace, progress: Progress | None = None
+    ) -> Path:
+        """The wanted file, from here if it is here and right, else from `path` of the fetcher, going on with its part.
+
+        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would be
+        left with less than its reserve); nothing of that name is there then.
+        """
+        final = self.path(wanted)
+        if is_whole(final, wanted):
+            return final
+        make_folder(self._parts, disk=self._disk)
+        part = self._parts / f"{wanted.digest}{PART_SUFFIX}"
+        self._check_reserve(wanted, part)
+        final.unlink(missing_ok=True)
+        download(fetcher, path, wanted, part, final, pace=pace, progress=progress, disk=self._disk)
+        return final
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Remove every file and part but these. Raises StorageFailed."""
+        try:
+            for file in [*self._folder.glob("*"), *self._parts.glob("*")]:
+                if file.is_file() and file.name.removesuffix(PART_SUFFIX) not in digests:
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
+
+    def _check_reserve(self, wanted: Wanted, part: Path) -> None:
+        have_bytes = part.stat().st_size if part.is_file() else 0
+        free_bytes = self._free_bytes(self._folder)
+        needed_bytes = max(0, wanted.length - have_bytes) + self._reserve_bytes
+        if free_bytes < needed_bytes:
+            raise StorageFailed(
+                f"{self._folder}: {free_bytes} bytes are free, wanted {needed_bytes}, {self._reserve_bytes} of them to "
+                "stay free; free some space, or name another folder"
+            )
+
+
+def target_file(folder: Path, path: str) -> Path:
+    """The one file that a target has in a folder of a person's own: its path, URL-quoted; too long a name is cut.
+
+    Two targets never share a file, no target leaves the folder, and none is hidden in it.
+    """
+    name = quote(path, safe="")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 65]}-{sha256(path.encode()).hexdigest()}"
+    return folder / name
+
+
+def place(source: Path, file: Path, *, disk: Disk = SYSTEM_DISK) -> None:
+    """Make `file` a copy of a stored artifact, durably, whole or not at all. Raises StorageFailed."""
+    # A leading dot: no target's own file is ever called so.
+    part = file.with_name(f".{file.name}{PART_SUFFIX}")
+    try:
+        with growing(part, keep=False, disk=disk) as copy, source.open("rb", buffering=0) as original:
+            while piece := original.read(PIECE_BYTES):
+                copy.write(piece)
+            copy.commit(file, mode=ARTIFACT_MODE)
+    except OSError as error:
+        raise StorageFailed(f"{source}: cannot be read: {error.strerror}; look at the disk") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,207 @@
+"""What is to be believed of what a repository says: the rules of TUF 1.0.34, section 5, and no I/O.
+
+Owns: the order root -> timestamp -> snapshot -> targets -> delegated targets, and for each the signatures, versions,
+hashes and expiry. Each `accept_*` either takes the bytes, which may then be kept, or raises TrustError and changes
+nothing. What was kept earlier comes back by `recall_*`: it guards against rollback, and serves again while it is the
+current one. Signatures are checked by tuf's metadata API. Called by the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TypeVar
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
+
+from edge_runtime.errors import MetadataExpired, TrustError
+
+Role = TypeVar("Role", Root, Timestamp, Snapshot, Targets)
+
+
+def update_start(floor_utc: datetime | None = None) -> datetime:
+    """The instant that expiry is judged by during one check: now, or the floor where the clock is behind it.
+
+    A clock that fell back to 1970 would find everything fresh. floor_utc: an instant that has surely passed; None: the
+    clock is believed.
+    """
+    now_utc = datetime.now(timezone.utc)
+    return now_utc if floor_utc is None else max(now_utc, floor_utc)
+
+
+class TrustedSet:
+    """The top-level metadata that one check believes so far. Thread: one owner."""
+
+    def __init__(self, root: bytes, now_utc: datetime) -> None:
+        """Start from a root that is trusted already; it may be expired, but must be signed by its own keys.
+
+        Raises TrustError: it is not.
+        """
+        self._now_utc = now_utc
+        self._root, signed = _parse(Root, "root", root)
+        _verify("root", self._root, signed)
+        self._timestamp: Timestamp | None = None
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def root(self) -> Root:
+        """The newest root accepted."""
+        return self._root
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """The timestamp accepted last. Only after it was."""
+        assert self._timestamp is not None
+        return self._timestamp
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot accepted last. Only after it was."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def accept_root(self, data: bytes) -> None:
+        """Take the next root (5.3): its version is one more, a threshold of the old keys and of its own signed it.
+
+        It may be expired: only the last one must not be (`check_last_root`).
+        """
+        new, signed = _parse(Root, "root", data)
+        _verify("root", self._root, signed)
+        _verify("root", new, signed)
+        if new.version != self._root.version + 1:
+            raise TrustError(f"root: got version {new.version}, wanted {self._root.version + 1}; none is left out")
+        self._root = new
+
+    def check_last_root(self) -> None:
+        """Raise MetadataExpired where the newest root there is has expired (5.3.10)."""
+        self._check_expiry("root", self._root)
+
+    def recall_timestamp(self, data: bytes) -> None:
+        """Remember a timestamp kept earlier, expired or not.
+
+        Raises TrustError: the keys of the root, which may have been changed since, do not vouch for it. Then it is
+        forgotten, which is how a repository recovers from versions that a thief has raised (5.3.11).
+        """
+        self._timestamp = self._parse_top(Timestamp, "timestamp", data)
+
+    def accept_timestamp(self, data: bytes) -> bool:
+        """Take the repository's timestamp (5.4). False: its version is the one that is here, which stays.
+
+        Raises TrustError: it, or the snapshot that it names, is older than what was seen. MetadataExpired.
+        """
+        new = self._parse_top(Timestamp, "timestamp", data)
+        old = self._timestamp
+        if old is not None:
+            _check_not_older("timestamp", new.version, old.version)
+            if new.version == old.version:
+                self._check_expiry("timestamp", old)
+                return False
+            _check_not_older("snapshot", new.snapshot_meta.version, old.snapshot_meta.version)
+        self._check_expiry("timestamp", new)
+        self._timestamp = new
+        return True
+
+    def recall_snapshot(self, data: bytes) -> bool:
+        """Remember a snapshot kept earlier. True: it is the one that the timestamp names, and not expired.
+
+        Its hash is not compared: it was when it was accepted. Raises TrustError as `recall_timestamp`.
+        """
+        self._snapshot = self._parse_top(Snapshot, "snapshot", data)
+        return self._snapshot.version == self.timestamp.snapshot_meta.version and not self._is_expired(self._snapshot)
+
+    def accept_snapshot(self, data: bytes) -> None:
+        """Take the snapshot that the timestamp names (5.5).
+
+        Raises TrustError: it is another one, or a role in it is missing or older than it was. MetadataExpired.
+        """
+        wanted = self.timestamp.snapshot_meta
+        _check_hashes("snapshot", wanted, data)
+        new = self._parse_top(Snapshot, "snapshot", data)
+        if self._snapshot is not None:
+            for name, old in self._snapshot.meta.items():
+                if name not in new.meta:
+                    raise TrustError(f"snapshot: {name} was there and is missing; roles may only be added")
+                _check_not_older(name, new.meta[name].version, old.version)
+        _check_version("snapshot", new.version, wanted.version)
+        self._check_expiry("snapshot", new)
+        self._snapshot = new
+
+    def accept_targets(self, data: bytes, role: str, delegator: Root | Targets) -> Targets:
+        """Take the metadata of `targets` or of a delegated role (5.6), as `delegator` vouches for it.
+
+        Nothing is remembered: what one delegator vouches for is no answer for another. Raises TrustError: the snapshot
+        names another one, or none, or the delegator's keys did not sign it. MetadataExpired.
+        """
+        wanted = self.meta(role)
+        _check_hashes(role, wanted, data)
+        new, signed = _parse(Targets, role, data)
+        _verify(role, delegator, signed)
+        _check_version(role, new.version, wanted.version)
+        self._check_expiry(role, new)
+        return new
+
+    def meta(self, role: str) -> MetaFile:
+        """What the snapshot says of a role. Raises TrustError: nothing."""
+        meta = self.snapshot.meta.get(f"{role}.json")
+        if meta is None:
+            raise TrustError(f"{role}: it was delegated to, but the snapshot does not name it")
+        return meta
+
+    def _parse_top(self, kind: type[Role], role: str, data: bytes) -> Role:
+        new, signed = _parse(kind, role, data)
+        _verify(role, self._root, signed)
+        return new
+
+    def _check_expiry(self, role: str, signed: Signed) -> None:
+        if self._is_expired(signed):
+            raise MetadataExpired(
+                f"{role}: version {signed.version} expired at {signed.expires:%Y-%m-%d %H:%M:%S} UTC, and it is "
+                f"{self._now_utc:%Y-%m-%d %H:%M:%S}; look at this device's clock, and at the repository"
+            )
+
+    def _is_expired(self, signed: Signed) -> bool:
+        return signed.is_expired(self._now_utc)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _parse(kind: type[Role], role: str, data: bytes) -> tuple[Role, Metadata[Role]]:
+    """The content of metadata of one type, not yet to be believed. Raises TrustError."""
+    with _refusing(role):
+        metadata = Metadata[Role].from_bytes(data)
+    if not isinstance(metadata.signed, kind):
+        raise TrustError(f"{role}: got metadata of type {metadata.signed.type!r}, wanted {kind.type!r}")
+    return metadata.signed, metadata
+
+
+def _verify(role: str, delegator: Root | Targets, metadata: Metadata[Role]) -> None:
+    """Raise TrustError unless a threshold of the keys that the delegator gives the role has signed."""
+    with _refusing(role):
+        delegator.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+
+
+def _check_hashes(role: str, wanted: MetaFile, data: bytes) -> None:
+    with _refusing(role):
+        wanted.verify_length_and_hashes(data)
+
+
+def _check_version(role: str, got: int, wanted: int) -> None:
+    if got != wanted:
+        raise TrustError(f"{role}: got version {got}, wanted {wanted}, which is signed for")
+
+
+def _check_not_older(role: str, got: int, seen: int) -> None:
+    if got < seen:
+        raise TrustError(f"{role}: got version {got}, but version {seen} was seen already; somebody replays old files")
+
+
+@contextmanager
+def _refusing(role: str) -> Iterator[None]:
+    try:
+        yield
+    except (RepositoryError, ValueError, KeyError, TypeError) as error:
+        cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        raise TrustError(f"{role}: {error}{cause}") from error

@@ -1,0 +1,211 @@
+"""The TUF client: asks a repository for as little as it can, believes only `trust`, keeps what was believed.
+
+Owns: the workflow of TUF 1.0.34, section 5: which file is fetched when, under which name and bound, and the search
+through delegations. Rules are `trust`'s, bytes `fetch`'s, files the store's. One object is one check. Called by the
+daemon's updater and the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from urllib.parse import quote
+
+from tuf.api.metadata import Root, TargetFile, Targets
+
+from edge_runtime.errors import NotPublished, TrustError
+from edge_runtime.update.download import Wanted
+from edge_runtime.update.fetch import Fetcher, Limits, Pace, fetch_bytes
+from edge_runtime.update.store import MetadataStore
+from edge_runtime.update.trust import TrustedSet
+
+METADATA_LIMITS = Limits(total_s=300.0, min_bytes_per_s=0.0)
+"""For all metadata of one check. A device years behind walks through every root, one request each; what it has got is
+kept, so that the next check goes on. No slowest rate: small files over a long way are slow in bytes per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much of a repository one check looks at: bytes of each file, and numbers of files.
+
+    The sizes are python-tuf's (`ngclient/config.py`), which repositories are made for. A length that signed metadata
+    names may only narrow them: one stolen online key must not fill the memory of a device.
+    """
+
+    root_bytes: int = 512_000
+    timestamp_bytes: int = 16_384
+    snapshot_bytes: int = 2_000_000
+    targets_bytes: int = 5_000_000
+    root_rotations: int = 256
+    delegations: int = 32
+
+
+class TufClient:
+    """One check of a repository: `refresh`, then `look_up` as often as wanted. Thread: one owner.
+
+    Everything accepted is in the store, durable, before the next file is asked for; a check that fails has kept what
+    it had accepted, and a later one goes on from there.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        store: MetadataStore,
+        *,
+        now_utc: datetime,
+        bootstrap: bytes | None = None,
+        bounds: Bounds | None = None,
+        make_pace: Callable[[], Pace] = lambda: Pace(METADATA_LIMITS),
+    ) -> None:
+        """Nothing is read or asked for yet.
+
+        now_utc: what expiry is judged by (`trust.update_start`). bootstrap: the root file that came with the device,
+        from which the kept root must have been reached; None: the kept one is believed. make_pace: starts the time that
+        `refresh`, and later each `look_up`, may take.
+        """
+        self._fetcher = fetcher
+        self._store = store
+        self._now_utc = now_utc
+        self._bootstrap = bootstrap
+        self._bounds = bounds or Bounds()
+        self._make_pace = make_pace
+        self._trusted: TrustedSet | None = None
+        self._targets: Targets | None = None
+        self._delegated: dict[tuple[int, str], Targets] = {}
+        """By delegator object and role: the same role is another's word when another delegates to it."""
+
+    def refresh(self) -> None:
+        """Bring the top-level roles up to date: two requests where nothing is new.
+
+        Raises TrustError, MetadataExpired, DownloadError, StorageFailed; `look_up` is not possible then.
+        """
+        pace = self._make_pace()
+        trusted = self._start()
+        self._update_root(trusted, pace)
+        self._update_timestamp(trusted, pace)
+        self._update_snapshot(trusted, pace)
+        self._targets = self._load(trusted, "targets", trusted.root, pace)
+        self._trusted = trusted
+
+    def look_up(self, path: str) -> TargetFile | None:
+        """What the repository's most trusted role says of a target; None: no role that may speak of it names it.
+
+        Searches delegations depth first, in their order, asking for roles as it gets to them. Raises as `refresh`.
+        """
+        assert self._trusted is not None, "refresh first"
+        assert self._targets is not None
+        pace = self._make_pace()
+        visited: set[str] = set()
+        to_visit: list[tuple[str, Root | Targets]] = [("targets", self._trusted.root)]
+        while to_visit and len(visited) <= self._bounds.delegations:
+            role, delegator = to_visit.pop()
+            if role in visited:
+                continue
+            visited.add(role)
+            targets = self._targets if role == "targets" else self._load_once(role, delegator, pace)
+            if path in targets.targets:
+                return targets.targets[path]
+            children: list[tuple[str, Root | Targets]] = []
+            for child, is_terminating in targets.delegations.get_roles_for_target(path) if targets.delegations else ():
+                children.append((child, targets))
+                if is_terminating:
+                    to_visit.clear()
+                    break
+            to_visit.extend(reversed(children))
+        return None
+
+    def file_path(self, target: TargetFile) -> str:
+        """Where the repository has a target's bytes: with its hash before its name, where snapshots are consistent."""
+        assert self._trusted is not None, "refresh first"
+        if not self._trusted.root.consistent_snapshot:
+            return target.path
+        folder, slash, name = target.path.rpartition("/")
+        return f"{folder}{slash}{wanted(target).digest}.{name}"
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> TrustedSet:
+        """Begin from the kept root; from the bootstrap where the kept one was not reached from it, or is unreadable."""
+        kept = self._store.load("root", self._bounds.root_bytes)
+        if self._bootstrap is None:
+            if kept is None:
+                raise TrustError("no trusted root is here; give the root file that the repository's owner gave you")
+            return TrustedSet(kept, self._now_utc)
+        anchor = sha256(self._bootstrap).hexdigest()
+        if kept is not None and self._store.load_anchor() == anchor:
+            with contextlib.suppress(TrustError):
+                return TrustedSet(kept, self._now_utc)
+        trusted = TrustedSet(self._bootstrap, self._now_utc)
+        # Invariant: the anchor is noted only when the kept root was reached from it.
+        self._store.save("root", self._bootstrap)
+        self._store.save_anchor(anchor)
+        return trusted
+
+    def _update_root(self, trusted: TrustedSet, pace: Pace) -> None:
+        for _ in range(self._bounds.root_rotations):
+            try:
+                data = self._fetch("root", self._bounds.root_bytes, trusted.root.version + 1, pace)
+            except NotPublished:
+                break
+            trusted.accept_root(data)
+            self._store.save("root", data)
+        trusted.check_last_root()
+
+    def _update_timestamp(self, trusted: TrustedSet, pace: Pace) -> None:
+        kept = self._store.load("timestamp", self._bounds.timestamp_bytes)
+        if kept is not None:
+            with contextlib.suppress(TrustError):
+                trusted.recall_timestamp(kept)
+        data = self._fetch("timestamp", self._bounds.timestamp_bytes, None, pace)
+        if trusted.accept_timestamp(data):
+            self._store.save("timestamp", data)
+
+    def _update_snapshot(self, trusted: TrustedSet, pace: Pace) -> None:
+        kept = self._store.load("snapshot", self._bounds.snapshot_bytes)
+        if kept is not None:
+            with contextlib.suppress(TrustError):
+                if trusted.recall_snapshot(kept):
+                    return
+        meta = trusted.timestamp.snapshot_meta
+        limit = min(meta.length or self._bounds.snapshot_bytes, self._bounds.snapshot_bytes)
+        data = self._fetch("snapshot", limit, self._version(trusted, meta.version), pace)
+        trusted.accept_snapshot(data)
+        self._store.save("snapshot", data)
+
+    def _load_once(self, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
+        assert self._trusted is not None
+        edge = (id(delegator), role)
+        if edge not in self._delegated:
+            # Delegators live as long as this object, as values here or as `targets`: no id is used twice.
+            self._delegated[edge] = self._load(self._trusted, role, delegator, pace)
+        return self._delegated[edge]
+
+    def _load(self, trusted: TrustedSet, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
+        """A targets role from the store, where it is the current one, else from the repository."""
+        kept = self._store.load(role, self._bounds.targets_bytes)
+        if kept is not None:
+            with contextlib.suppress(TrustError):
+                return trusted.accept_targets(kept, role, delegator)
+        meta = trusted.meta(role)
+        limit = min(meta.length or self._bounds.targets_bytes, self._bounds.targets_bytes)
+        data = self._fetch(role, limit, self._version(trusted, meta.version), pace)
+        targets = trusted.accept_targets(data, role, delegator)
+        self._store.save(role, data)
+        return targets
+
+    def _version(self, trusted: TrustedSet, version: int) -> int | None:
+        """The version that a file's name begins with; none where snapshots are not consistent."""
+        return version if trusted.root.consistent_snapshot else None
+
+    def _fetch(self, role: str, max_bytes: int, version: int | None, pace: Pace) -> bytes:
+        name = f"{quote(role, safe='')}.json"
+        path = name if version is None else f"{version}.{name}"
+        return fetch_bytes(self._fetcher, path, max_bytes=max_bytes, pace=pace)
+
+
+def wanted(target: TargetFile) -> Wanted:
+    """What signed metadata says of a target's bytes. Raises TrustError: its hash algorithm is unknown."""
+    return Wanted.of(target.length, target.hashes)
