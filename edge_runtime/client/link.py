@@ -9,6 +9,7 @@ Measured (tests/bench): a lone `ask` costs about 10 us over a bare DEALER round 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -141,7 +142,10 @@ class Link:
             return
         self._left.wait()
         if self._thread is not None:
-            self._thread.join()
+            # A KeyboardInterrupt during `start` leaves a thread that runs, or never will, and may not be joined yet;
+            # where it runs, it finds the end in its work.
+            with contextlib.suppress(RuntimeError):
+                self._thread.join()
         self._free()
 
     # ---- the link's lock is held ------------------------------------------------------------------------------------

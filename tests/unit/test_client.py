@@ -526,3 +526,19 @@ def test_curve_keys_open_a_guarded_endpoint_and_wrong_ones_do_not(tmp_path: Path
         client = Client(server.endpoint, curve=CurveKeys("short", public, secret))
         with client, pytest.raises(ConfigError, match=r"curve\.server_key: got 5 characters"):
             client.infer("echo", {"x": X})
+
+
+def test_an_interrupt_while_the_clients_thread_starts_does_not_keep_it_from_closing(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SIGTERM inside threading's own wait for the thread: `start` has not returned."""
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+    client = Client(server.endpoint)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading, "Thread", Interrupted)
+        client.submit("echo", {"x": X})
+    client.close()
