@@ -538,7 +538,8 @@ def test_an_interrupt_while_the_clients_thread_starts_does_not_keep_it_from_clos
             raise KeyboardInterrupt
 
     client = Client(server.endpoint)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(threading, "Thread", Interrupted)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
         client.submit("echo", {"x": X})
+    monkeypatch.undo()
     client.close()
