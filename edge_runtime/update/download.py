@@ -112,9 +112,10 @@ def download(
     than were signed; the part is gone), StorageFailed. In each case `final` is as it was.
     """
     kept = _read_part(part, wanted)
+    goes_on = kept.length > 0
     transfer = _Transfer(fetcher, path, wanted, part, pace, progress, disk)
     mismatch = transfer.run(kept, final)
-    if mismatch is not None and kept.length:
+    if mismatch is not None and goes_on:
         # What was kept was no part of the wanted file (a power cut, another mirror): all of it anew.
         mismatch = transfer.run(Check(wanted), final)
     if mismatch is not None:

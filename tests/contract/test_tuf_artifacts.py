@@ -89,6 +89,13 @@ def test_bytes_that_were_not_signed_do_not_appear(site: Site, bad: bytes) -> Non
     assert site.device.artifacts == [DATA]
 
 
+def test_a_file_with_other_bytes_is_asked_for_once(site: Site) -> None:
+    offer(site, "file", DATA)
+    site.repository.artifacts["file"] = bytes(len(DATA))
+    site.device.download("file")
+    assert len(site.asked()) == 4 + 1
+
+
 def test_what_is_here_stays_when_its_successor_is_wrong(site: Site) -> None:
     offer(site, "file", b"old")
     site.device.download("file")
