@@ -137,10 +137,14 @@ class PartFile:
             ) from error
 
     def close(self) -> None:
-        """Let go of the part, which stays. Idempotent."""
+        """Let go of the part, which stays. Idempotent.
+
+        An error is passed over: a commit has synced by now, and what was not committed is unsure anyway.
+        """
         fd, self._fd = self._fd, None
         if fd is not None:
-            self._disk.close(fd)
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -173,7 +174,9 @@ class _Transfer:
             with growing(self.part, keep=True, disk=self.disk) as file:
                 file.commit(final, mode=ARTIFACT_MODE)
         else:
-            self.part.unlink(missing_ok=True)
+            # A part that cannot be removed is found to be wrong again.
+            with suppress(OSError):
+                self.part.unlink(missing_ok=True)
         return mismatch
 
 

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -137,8 +137,12 @@ class ArtifactStore:
             return final
         make_folder(self._parts, disk=self._disk)
         part = self._parts / f"{wanted.digest}{PART_SUFFIX}"
-        self._check_reserve(wanted, part)
-        final.unlink(missing_ok=True)
+        try:
+            self._check_reserve(wanted, part)
+            # What lies there under this name is not the file; nobody is to find it meanwhile.
+            final.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be prepared: {error.strerror}; look at the disk") from error
         download(fetcher, path, wanted, part, final, pace=pace, progress=progress, disk=self._disk)
         return final
 
@@ -187,7 +191,8 @@ def place(source: Path, file: Path, *, disk: Disk = SYSTEM_DISK) -> None:
     except OSError as error:
         raise StorageFailed(f"{source}: cannot be read: {error.strerror}; look at the disk") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _free_bytes(folder: Path) -> int:
