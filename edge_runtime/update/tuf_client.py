@@ -123,7 +123,9 @@ class TufClient:
         if not self._trusted.root.consistent_snapshot:
             return target.path
         folder, slash, name = target.path.rpartition("/")
-        return f"{folder}{slash}{wanted(target).digest}.{name}"
+        # Any of its hashes would do by the specification; some repositories have it under the first one only.
+        prefix = next(iter(wanted(target).hashes.values()))
+        return f"{folder}{slash}{prefix}.{name}"
 
     # ---- private ----------------------------------------------------------------------------------------------------
 

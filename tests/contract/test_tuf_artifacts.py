@@ -115,11 +115,12 @@ def test_a_missing_artifact_does_not_appear(site: Site) -> None:
 @pytest.mark.parametrize(
     "hashes", [("sha256",), ("sha512",), ("sha256", "sha512"), ("sha512", "sha256"), ("blake2b-256",)]
 )
-def test_each_hash_algorithm_is_checked_and_names_the_file(site: Site, hashes: tuple[str, ...]) -> None:
+def test_each_hash_algorithm_is_checked_and_the_first_names_the_file(site: Site, hashes: tuple[str, ...]) -> None:
     offer(site, "file", DATA, hashes)
     target = site.repository.targets().targets["file"]
     assert site.device.download("file") == 0
-    assert site.asked()[4:] in [[f"{value}.file"] for value in target.hashes.values()]
+    first = min(target.hashes)  # metadata is written with its keys in order
+    assert site.asked()[4:] == [f"{target.hashes[first]}.file"]
     assert site.device.artifacts == [DATA]
 
 
