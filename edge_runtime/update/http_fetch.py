@@ -61,7 +61,6 @@ class HttpFetcher:
         """
         self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
         self._clock = clock or SystemClock()
-        self._tls = tls
         self._stall_s = stall_s
         self._allow_plain = allow_plain
         complaint = self._complaint(self._base_url)
@@ -69,6 +68,10 @@ class HttpFetcher:
             complaint = "files are found by adding their names to it; wanted an address without ? and #"
         if complaint is not None:
             raise ConfigError(f"{base_url!r}: {complaint}")
+        if tls is None and urlsplit(self._base_url).scheme == "https":
+            # Once: it reads every authority of the system, which takes longer than a handshake.
+            tls = ssl.create_default_context()
+        self._tls = tls
 
     @contextmanager
     def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[Body]:
@@ -131,9 +134,9 @@ class _Exchange:
         try:
             self._socket = self._connect(url.hostname, url.port or (443 if url.scheme == "https" else 80))
             if url.scheme == "https":
-                context = tls or ssl.create_default_context()
+                assert tls is not None
                 self._socket.settimeout(self.patience_s())
-                self._socket = context.wrap_socket(self._socket, server_hostname=url.hostname)
+                self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
             connection = HTTPConnection(url.hostname, url.port)
             connection.sock = _TimedSocket(self._socket, self)
             connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""), headers=headers)

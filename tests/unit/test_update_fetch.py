@@ -301,7 +301,8 @@ def test_a_certificate_of_a_known_authority_is_accepted_and_another_is_not(tmp_p
         trusting = HttpFetcher(server.url, tls=ssl.create_default_context(cafile=str(certificate)))
         assert fetch_bytes(trusting, "file", max_bytes=10, pace=Pace(LIMITS)) == b"content"
         with pytest.raises(DownloadError, match="certificate was not accepted"):
-            fetch_bytes(HttpFetcher(server.url), "file", max_bytes=10, pace=Pace(LIMITS))
+            fetch_bytes(HttpFetcher(server.url.upper()), "file", max_bytes=10, pace=Pace(LIMITS))
+        assert server.paths == ["file"]
 
 
 # ---- ranges ---------------------------------------------------------------------------------------------------------
