@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ from shutil import which
 import pytest
 
 from edge_runtime.update.store import MetadataStore
-from tests.fakes.http_server import HttpServer
+from tests.fakes.http_server import Answer, HttpServer
 from tests.fakes.tuf_device import CHILD_LIMIT_S, Device, Site, new_device
 from tests.fakes.tuf_repository import NOW, TufRepository, serve
 
@@ -95,6 +97,48 @@ def test_a_folder_serves_as_well_as_a_server(site: Site, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert site.device.artifacts == [b"content"]
     assert site.asked() == []
+
+
+def test_a_download_that_is_killed_leaves_no_artifact_and_the_next_goes_on_with_it(site: Site) -> None:
+    data = bytes(1_000_000)
+    site.repository.add_target("large", data)
+    site.repository.publish_all()
+    killed = threading.Event()
+
+    def half() -> Iterator[bytes]:
+        yield data[:400_000]
+        killed.wait(CHILD_LIMIT_S)
+
+    site.server.answer = lambda request: Answer(200, half()) if request.path.startswith("targets/") else None
+    child = subprocess.Popen(
+        [sys.executable, "-m", "edge_runtime.update.tuf_cli", "--metadata-url", f"{site.server.url}metadata",
+         "--metadata-dir", str(site.device.metadata_dir), "--target-name", "large",
+         "--target-dir", str(site.device.target_dir), "--target-base-url", f"{site.server.url}targets", "download"]
+    )  # fmt: skip
+    try:
+        part = _await_part(site.device.metadata_dir, 400_000)
+    finally:
+        child.kill()
+        child.wait()
+        killed.set()
+    assert site.device.artifacts == []
+    assert part.stat().st_size == 400_000
+    site.server.answer = lambda _request: None
+    assert site.device.download("large") == 0
+    assert site.server.requests[-1].headers["Range"] == "bytes=400000-"
+    assert site.device.artifacts == [data]
+    assert not part.exists()
+
+
+def _await_part(folder: Path, size: int) -> Path:
+    """The part of a download, once it has grown to a size. Raises TimeoutError."""
+    end_s = time.monotonic() + CHILD_LIMIT_S
+    while time.monotonic() < end_s:
+        for part in folder.glob("artifacts/parts/*.part"):
+            if part.stat().st_size >= size:
+                return part
+        time.sleep(0.01)
+    raise TimeoutError(f"no part of {size} bytes in {folder} after {CHILD_LIMIT_S} s")
 
 
 def test_two_processes_do_not_use_one_folder_at_a_time(site: Site) -> None:
