@@ -164,6 +164,12 @@ class NotPublished(DownloadError):
     code = "not_published"
 
 
+class PublishError(EdgeRuntimeError):
+    """A repository was not changed; what it publishes is as it was. Raised by the publisher's tool only."""
+
+    code = "publish_failed"
+
+
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (

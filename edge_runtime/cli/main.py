@@ -23,6 +23,7 @@ VERBS = {
     "status": "how the daemon does: rates, latencies, queues, refusals, memory",
     "bench": "measure requests per second and latencies of a running daemon",
     "profile": "this device, the profile chosen for it, and what its backends offer",
+    "repo": "publish signed models: keys, releases, and what groups of devices run",
     "completion": "print the completion script for bash, zsh or fish",
 }
 

@@ -1,0 +1,110 @@
+"""Publish signed models from a repository that any HTTP server can serve (needs the `publish` extra).
+
+init DIR, then add-team, add-group, publish, assign. Everything that signs says first what it will sign, and asks on a
+terminal unless --yes is given. The repository is found at --repo DIR, else $EDGE_RUNTIME_REPO, else in this folder.
+Devices trust DIR/metadata/1.root.json; serve DIR/metadata and DIR/targets, never DIR/keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib import import_module
+
+from edge_runtime.cli.arguments import UsageError, positive
+from edge_runtime.cli.screen import Screen
+from edge_runtime.errors import PublishError
+
+REPOSITORY_VARIABLE = "EDGE_RUNTIME_REPO"
+UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"
+
+ACTIONS = {
+    "init": "make a repository: root and targets keys for people, snapshot and timestamp keys for cron",
+    "add-team": "let a team publish models, with keys of its own",
+    "add-group": "a group of devices, which may be given releases",
+    "refresh": "sign anew what expires: the timestamp, at half time the snapshot, and the roles named",
+    "rotate": "give a role new keys",
+    "revoke": "take one key out of every role, a new one taking its place",
+    "status": "roles, keys, expiry, releases, and what groups run",
+}
+
+_PACKAGES = ("tuf", "securesystemslib", "cryptography")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `repo` and their options."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
+    parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in ACTIONS.items()}
+    for name, action in parsers.items():
+        if name != "init":
+            default = os.environ.get(REPOSITORY_VARIABLE, ".")
+            action.add_argument(
+                "--repo", metavar="DIR", default=default, help="the repository (default $EDGE_RUNTIME_REPO)"
+            )
+        if name != "status":
+            _add_signing(action)
+    _add_init(parsers["init"])
+    parsers["add-team"].add_argument("team", metavar="TEAM")
+    parsers["add-group"].add_argument("group", metavar="GROUP")
+    parsers["rotate"].add_argument("role", metavar="ROLE", help="root, targets, snapshot, timestamp, team-T or fleet-G")
+    parsers["revoke"].add_argument("key_name", metavar="KEY", help="its name, or the beginning of its id (see status)")
+    for name in ("add-team", "add-group", "rotate", "revoke"):
+        _add_keys(parsers[name], has_count=name != "revoke")
+    parsers["refresh"].add_argument("roles", metavar="ROLE", nargs="*")
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Do the action; 0 when it is done. Raises PublishError: it cannot be done, or the extra is not installed."""
+    if arguments.action is None:
+        raise UsageError(f"repo wants an action: {', '.join(ACTIONS)}")
+    try:
+        verbs = import_module("edge_runtime.cli.repo_verbs")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _PACKAGES:
+            raise
+        raise PublishError(f"{error.name} is not installed; pip install 'edge-runtime[publish]'") from error
+    verbs.VERBS[arguments.action](arguments, screen)
+    return 0
+
+
+def _add_init(action: argparse.ArgumentParser) -> None:
+    action.add_argument("repo", metavar="DIR")
+    for role, count, threshold in (("root", 3, 2), ("targets", 2, 1)):
+        action.add_argument(f"--{role}-keys", metavar="N", type=positive, default=count, help=f"default {count}")
+        action.add_argument(
+            f"--{role}-threshold", metavar="N", type=positive, default=threshold, help=f"must sign; default {threshold}"
+        )
+    for role in ("root", "targets", "snapshot", "timestamp"):
+        action.add_argument(
+            f"--{role}-key",
+            metavar="URI",
+            action="append",
+            default=[],
+            help="a key that is there already (file:PATH, envvar:NAME, hsm:…); again for more",
+        )
+    action.add_argument(
+        "--days", metavar="ROLE=N", action="append", default=[], help="how long its signatures stay good"
+    )
+
+
+def _add_keys(action: argparse.ArgumentParser, *, has_count: bool) -> None:
+    action.add_argument(
+        "--key",
+        metavar="URI",
+        action="append",
+        default=[],
+        help="a key that is there already (file:PATH, envvar:NAME, hsm:…); again for more",
+    )
+    action.add_argument("--online", action="store_true", help="a key without passphrase, which signs without asking")
+    if has_count:
+        action.add_argument("--keys", metavar="N", type=positive, help="how many to make")
+        action.add_argument("--threshold", metavar="N", type=positive, help="how many must sign")
+
+
+def _add_signing(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--yes", action="store_true", help="sign without asking")
+    action.add_argument(
+        "--passphrase-file",
+        metavar="FILE",
+        help="file with the passphrase of key files (else $EDGE_RUNTIME_PASSPHRASE)",
+    )

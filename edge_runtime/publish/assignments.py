@@ -1,0 +1,132 @@
+"""What a group of devices runs: releases by model, each for a share of the devices.
+
+Owns: `fleet/<group>/assign.json`. A model has at most one release for all devices and one more for a share of them. A
+device never goes back to a lower counter, so none is assigned that is below what the group was given before; going back
+on purpose is a new release of old bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from tuf.api.metadata import TargetFile
+
+from edge_runtime.errors import PublishError
+from edge_runtime.publish.change import Change, Draft
+from edge_runtime.publish.repository import Repository
+from edge_runtime.repository.manifest import (
+    Assignment,
+    Manifest,
+    decode_assignments,
+    decode_manifest,
+    encode_assignments,
+)
+from edge_runtime.repository.release_paths import ReleasePath, assignments_path, group_role
+
+HIGHEST_FIELD = "highest_counters"
+"""Custom field of the target, for publishers: the highest counter of each model that this group was ever given."""
+
+EVERYONE = 100.0
+
+
+def assign(repository: Repository, group: str, model: str, version: int, percent: float = EVERYONE) -> Change:
+    """Let devices of a group run the newest release of a version. model: `[team/]model`.
+
+    percent under 100: the release for everyone stays beside it. Raises PublishError: no such group or release, or one
+    that the group's devices would refuse.
+    """
+    if not 0 < percent <= EVERYONE:
+        raise PublishError(f"percent is {percent:g}; wanted above 0, at most 100 (`repo unassign` takes a model away)")
+    release, target = _newest_release(repository, model, version)
+    current = read_assignments(repository, group)
+    highest = _highest(repository, group)
+    given = highest.get(release.model, 0)
+    if release.counter < given:
+        raise PublishError(
+            f"{release.model} version {version} is release {release.counter}, and {group} was given {given} before: "
+            "devices do not go back; publish those bytes again, as a new release, and assign that"
+        )
+    new = Assignment(release.model, release.manifest, target.hashes["sha256"], percent)
+    others = [each for each in current if each.model != release.model]
+    same = [each for each in current if each.model == release.model and each.percent == EVERYONE]
+    base = [] if percent == EVERYONE else [each for each in same if each.manifest_path != new.manifest_path]
+    highest[release.model] = release.counter
+    share = "" if percent == EVERYONE else f" to {percent:g} % of its devices"
+    summary = f"give {group} {release.model} version {version} (release {release.counter}){share}"
+    return _change(repository, group, [*others, *base, new], highest, summary)
+
+
+def unassign(repository: Repository, group: str, model: str) -> Change:
+    """Take a model away from a group. Raises PublishError: the group has none of that name."""
+    current = read_assignments(repository, group)
+    kept = [each for each in current if each.model != model]
+    if len(kept) == len(current):
+        names = ", ".join(sorted({each.model for each in current})) or "nothing"
+        raise PublishError(f"{group} has no {model[:80]!r}; it has {names}")
+    return _change(repository, group, kept, _highest(repository, group), f"take {model} away from {group}")
+
+
+def read_assignments(repository: Repository, group: str) -> tuple[Assignment, ...]:
+    """What a group runs now. Raises PublishError: no such group, or its file was changed."""
+    path = assignments_path(group)
+    return decode_assignments(read_target(repository, _assign_target(repository, group)), path)
+
+
+def read_manifest(repository: Repository, release: ReleasePath, target: TargetFile) -> Manifest:
+    """The manifest of a release. Raises PublishError: its file was changed or is gone."""
+    return decode_manifest(read_target(repository, target), release.manifest)
+
+
+def read_target(repository: Repository, target: TargetFile) -> bytes:
+    """A small target's bytes, checked. Raises PublishError: they are not what was signed."""
+    place = repository.folder.targets / target.get_prefixed_paths()[0]
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        raise PublishError(f"{place}: {error.strerror}; bring it back from a copy") from error
+    if hashlib.sha256(data).hexdigest() != target.hashes["sha256"]:
+        raise PublishError(f"{place}: was changed by somebody; bring it back from a copy")
+    return data
+
+
+def _newest_release(repository: Repository, model: str, version: int) -> tuple[ReleasePath, TargetFile]:
+    team, _, name = model.rpartition("/")
+    found = [
+        (release, target)
+        for release, target in repository.catalog.releases()
+        if release.model == name and team in ("", release.team)
+    ]
+    versions: dict[int, tuple[ReleasePath, TargetFile]] = {}
+    for release, target in sorted(found, key=lambda each: each[0].counter):
+        versions[read_manifest(repository, release, target).version] = (release, target)
+    if version not in versions:
+        known = ", ".join(map(str, sorted(versions))) or "none"
+        raise PublishError(f"{model[:80]!r} has no version {version}; published: {known}")
+    return versions[version]
+
+
+def _assign_target(repository: Repository, group: str) -> TargetFile:
+    role = group_role(group)
+    if role not in repository.catalog.delegated:
+        known = ", ".join(repository.catalog.owners("fleet")) or "none"
+        raise PublishError(f"there is no group {group[:80]!r}; known: {known}; `repo add-group` makes one")
+    target = repository.catalog.target(role, assignments_path(group))
+    if target is None:
+        raise PublishError(f"{role}: signs no {assignments_path(group)}; bring the folder back from a copy")
+    return target
+
+
+def _highest(repository: Repository, group: str) -> dict[str, int]:
+    custom = _assign_target(repository, group).custom or {}
+    return dict(custom.get(HIGHEST_FIELD, {}))
+
+
+def _change(
+    repository: Repository, group: str, entries: Iterable[Assignment], highest: dict[str, int], summary: str
+) -> Change:
+    ordered = sorted(entries, key=lambda each: (each.model, -each.release.counter))
+    draft = Draft(repository)
+    data = encode_assignments(ordered)
+    draft.add_data(group_role(group), assignments_path(group), data, {HIGHEST_FIELD: highest})
+    return draft.finish(summary)

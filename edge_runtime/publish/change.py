@@ -1,0 +1,251 @@
+"""One change of a repository: what it will sign, said before it signs, and the signing and publishing of it.
+
+Owns: which roles follow from which (a target changes its role, that the snapshot, that the timestamp), versions,
+expiry, which keys sign, and the order of publication. Verbs edit a `Draft`; `finish` makes a `Change` of it, which may
+be shown and then committed. Nothing is written before `commit`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, MetaFile, Signed, TargetFile, Targets
+from tuf.api.serialization.json import JSONSerializer
+
+from edge_runtime.errors import PublishError
+from edge_runtime.publish.catalog import TOP_LEVEL, Catalog
+
+if TYPE_CHECKING:
+    from edge_runtime.publish.repository import Repository
+
+ISSUED_FIELD = "issued"
+"""Extra field of the timestamp: when it was signed, so that a device whose clock forgot knows what time it is at least.
+TUF keeps fields that it does not know, signed."""
+
+MAX_BYTES = {"root": 512_000, "timestamp": 16_384, "snapshot": 2_000_000}
+MAX_TARGETS_BYTES = 5_000_000
+"""What python-tuf's client takes (`ngclient/config.py`), and so what devices do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """One role as it will be signed. keys: by name. is_online: none of them needs a person."""
+
+    role: str
+    version: int
+    expires_utc: datetime
+    keys: tuple[str, ...]
+    is_online: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    role: str
+    keyids: tuple[str, ...]
+    covers_old_keys: bool = True
+
+
+class Draft:
+    """A copy of the catalog to be edited. `touch` every role that was."""
+
+    def __init__(self, repository: Repository, catalog: Catalog | None = None) -> None:
+        """catalog: of a repository that is only being made; None: the repository's own."""
+        self._repository = repository
+        self._old = None if catalog is not None else repository.catalog
+        self.catalog = catalog or copy.deepcopy(repository.catalog)
+        self._touched: set[str] = set()
+        self._blobs: list[tuple[Path, str]] = []
+
+    def touch(self, *roles: str) -> None:
+        """Have roles signed anew."""
+        self._touched.update(roles)
+
+    def add_data(self, role: str, path: str, data: bytes, custom: dict[str, Any] | None = None) -> None:
+        """Let a role sign a target of a few bytes, which is staged now."""
+        digest = hashlib.sha256(data).hexdigest()
+        staged = self._repository.folder.stage(f"{len(self._blobs)}.data", iter((data,)))
+        self.add_file(role, path, staged, TargetFile(len(data), {"sha256": digest}, path), custom)
+
+    def add_file(
+        self, role: str, path: str, staged: Path, target: TargetFile, custom: dict[str, Any] | None = None
+    ) -> None:
+        """Let a role sign a target whose staged file is moved to its place at `commit`."""
+        if custom is not None:
+            target.unrecognized_fields["custom"] = custom
+        self.catalog.delegated[role].targets[path] = target
+        self._blobs.extend((staged, name) for name in target.get_prefixed_paths())
+        self.touch(role)
+
+    def finish(self, summary: str) -> Change:
+        """The change as it will be signed; summary: one sentence of what it does.
+
+        Raises PublishError: the keys within reach are too few.
+        """
+        roles = set(self._touched)
+        if any(role not in ("root", "snapshot", "timestamp") for role in roles):
+            roles.add("snapshot")
+        if "snapshot" in roles:
+            roles.add("timestamp")
+        signatures = [self._signature(role) for role in _in_order(roles)]
+        for each in signatures:
+            signed = self.catalog.signed(each.role)
+            signed.version = self._next_version(each.role)
+            signed.expires = self._repository.now_utc + timedelta(days=self._repository.days.of(each.role))
+        return Change(self._repository, self.catalog, summary, signatures, self._blobs)
+
+    def _next_version(self, role: str) -> int:
+        if self._old is None or role not in self._old.roles:
+            return 1
+        return self._old.signed(role).version + 1
+
+    def _signature(self, role: str) -> _Signature:
+        """Who signs a role: enough of its keys, and while they change, enough of the old ones too.
+
+        A device that does not know the new root yet believes only the old keys, one that does only the new: with both,
+        it does not matter which it sees first. For root itself that is TUF's rule; elsewhere an old key may be lost.
+        """
+        chosen = self._enough(self.catalog, role, ())
+        if role not in TOP_LEVEL or self._old is None or _trust(self._old, role) == _trust(self.catalog, role):
+            return _Signature(role, chosen)
+        try:
+            return _Signature(role, self._enough(self._old, role, chosen))
+        except PublishError:
+            if role == "root":
+                raise
+            return _Signature(role, chosen, covers_old_keys=False)
+
+    def _enough(self, catalog: Catalog, role: str, chosen: tuple[str, ...]) -> tuple[str, ...]:
+        """The keys chosen already, and as many more as the role's threshold asks for."""
+        keys, wanted = self._repository.keys, catalog.role(role)
+        usable = [keyid for keyid in wanted.keyids if keys.can_sign(keyid)]
+        missing = wanted.threshold - len(set(chosen) & set(wanted.keyids))
+        more = [keyid for keyid in usable if keyid not in chosen][: max(missing, 0)]
+        if len(more) < missing:
+            absent = ", ".join(keys.name(keyid) for keyid in wanted.keyids if keyid not in usable)
+            raise PublishError(
+                f"{role}: {len(usable)} of its keys are within reach, wanted {wanted.threshold}; bring {absent} "
+                "(plug in what holds it, or set its environment variable); nothing was signed"
+            )
+        return (*chosen, *more)
+
+
+class Change:
+    """What is about to be signed and published. `commit` once, or never."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        catalog: Catalog,
+        summary: str,
+        signatures: list[_Signature],
+        blobs: list[tuple[Path, str]],
+    ) -> None:
+        self.summary = summary
+        self._repository = repository
+        self._catalog = catalog
+        self._signatures = signatures
+        self._blobs = blobs
+
+    @property
+    def signings(self) -> tuple[Signing, ...]:
+        """Every role that will be signed, in order."""
+        return tuple(self._signing(each) for each in self._signatures)
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether a key that is kept for people signs."""
+        return not all(signing.is_online for signing in self.signings)
+
+    def commit(self) -> None:
+        """Sign, then write keys, blobs, and the metadata as one.
+
+        Raises PublishError (a wrong passphrase, a key that cannot be used) before anything is written; StorageFailed:
+        as it was, or, once the journal is written, finished by the next publisher who opens the repository.
+        """
+        files = self._sign_all()
+        self._repository.keys.save()
+        for staged, name in self._blobs:
+            self._repository.folder.place(staged, name)
+        self._repository.folder.publish(self._ordered(files))
+        self._repository.catalog = self._catalog
+
+    def _sign_all(self) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        for each in self._signatures:
+            signed = self._catalog.signed(each.role)
+            if each.role == "timestamp":
+                signed.unrecognized_fields[ISSUED_FIELD] = f"{self._repository.now_utc:%Y-%m-%dT%H:%M:%SZ}"
+            data = self._sign(each, signed)
+            files[each.role] = data
+            meta = MetaFile(signed.version, len(data), {"sha256": hashlib.sha256(data).hexdigest()})
+            if each.role == "snapshot":
+                self._catalog.timestamp.snapshot_meta = meta
+            elif isinstance(signed, Targets):
+                self._catalog.snapshot.meta[f"{each.role}.json"] = meta
+        return files
+
+    def _sign(self, signature: _Signature, signed: Signed) -> bytes:
+        metadata = Metadata(cast("Any", signed))
+        for keyid in signature.keyids:
+            metadata.sign(self._repository.keys.signer(self._key(signature.role, keyid)), append=True)
+        # Devices must not be the first to notice what is wrong, with a signing device for example.
+        try:
+            self._catalog.delegator(signature.role).verify_delegate(
+                signature.role, metadata.signed_bytes, metadata.signatures
+            )
+        except RepositoryError as error:
+            raise PublishError(
+                f"{signature.role}: what was signed does not verify: {error}; nothing was published"
+            ) from error
+        data = metadata.to_bytes(JSONSerializer(compact=True, validate=True))
+        limit = MAX_BYTES.get(signature.role, MAX_TARGETS_BYTES)
+        if len(data) > limit:
+            raise PublishError(
+                f"{signature.role}: its metadata has {len(data)} bytes, devices take {limit}; "
+                "take old releases out with `repo clean --keep N`"
+            )
+        return data
+
+    def _key(self, role: str, keyid: str) -> Any:
+        """A key of the role as it will be, else as it is."""
+        is_new = keyid in self._catalog.role(role).keyids
+        return (self._catalog if is_new else self._repository.catalog).key(role, keyid)
+
+    def _ordered(self, files: dict[str, bytes]) -> list[tuple[str, bytes]]:
+        """What names something comes after it. The root is last: everything else is signed for both roots then.
+
+        Where the old keys are gone it is first, so that no device meets metadata that its root cannot lead it to.
+        """
+        names = {
+            role: "timestamp.json" if role == "timestamp" else f"{self._catalog.signed(role).version}.{role}.json"
+            for role in files
+        }
+        has_gap = not all(each.covers_old_keys for each in self._signatures)
+        is_first = has_gap or self._repository.is_new
+        ordered = sorted(files, key=lambda role: (role == "root") != is_first)
+        return [(names[role], files[role]) for role in ordered]
+
+    def _signing(self, signature: _Signature) -> Signing:
+        keys = self._repository.keys
+        signed = self._catalog.signed(signature.role)
+        names = tuple(keys.name(keyid) for keyid in signature.keyids)
+        is_online = all(keys.is_online(keyid) for keyid in signature.keyids)
+        return Signing(signature.role, signed.version, signed.expires, names, is_online)
+
+
+def _in_order(roles: Iterable[str]) -> list[str]:
+    """What is named before what names it."""
+    last = ("targets", "snapshot", "timestamp", "root")
+    return sorted(roles, key=lambda role: (last.index(role) if role in last else -1, role))
+
+
+def _trust(catalog: Catalog, role: str) -> tuple[frozenset[str], int]:
+    found = catalog.role(role)
+    return frozenset(found.keyids), found.threshold

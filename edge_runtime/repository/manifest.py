@@ -1,0 +1,163 @@
+"""The signed description of a release, and of what a group runs: their form, and what must hold inside them.
+
+Owns: `manifest.json` and `assign.json` (DESIGN 8), written by the publisher, read by devices. Decoding believes
+nothing: the bytes are signed, but a signature does not say that they make sense. Keys that are not known are passed
+over, since publishers may be newer than devices; `min_runtime` is there for what a device must understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from edge_runtime.errors import UpdateError
+from edge_runtime.repository.release_paths import ReleasePath, parse_release_file
+
+MAX_MANIFEST_BYTES = 1 << 20
+"""A manifest names files and holds no tensors: a few KB, and 100 bytes for each file of external data."""
+
+MAX_ASSIGNMENTS_BYTES = 1 << 20
+"""4 000 models in one group."""
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 53)]
+Counter = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+Percent = Annotated[float, Meta(gt=0, le=100)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Artifact(Struct, frozen=True):
+    """One file of a version. path: of the TUF target. backend: whose artifact it is, or whose data ("model.bin")."""
+
+    path: str
+    sha256: Sha256
+    length: Bytes
+    backend: str
+
+
+class TensorForm(Struct, frozen=True):
+    """What an input or output is: wire datatype and whole shape, -1 where it is open."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Tolerance(Struct, frozen=True):
+    """How far a value may be from the golden one: relative * |golden| + absolute * largest |golden| of its output."""
+
+    relative: NotNegative
+    absolute: NotNegative
+
+
+class Golden(Struct, frozen=True):
+    """An input with its output. The tensors of `inputs`, then of `outputs`, lie one after another in the file `path`.
+
+    Each as on the wire: little-endian, C order, BYTES with a uint32 length before each element; `lengths` are the
+    bytes of each tensor in that order. precision: of the publisher's run. tolerance: by the precision of a device's.
+    """
+
+    path: str
+    sha256: Sha256
+    length: Bytes
+    precision: str
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    lengths: tuple[Bytes, ...]
+    tolerance: dict[str, Tolerance]
+
+
+class Delta(Struct, frozen=True):
+    """A patch: from the artifact with one hash to the one that `target` says the rest of. size: of the patch."""
+
+    from_sha256: Sha256
+    target: str
+    algorithm: str
+    size: Bytes
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """One release of a model. settings: as in `model.toml`. profiles: names, none means every one."""
+
+    model: str
+    version: Counter
+    release_counter: Counter
+    min_runtime: str
+    profiles: tuple[str, ...] = ()
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    artifacts: Annotated[tuple[Artifact, ...], Meta(min_length=1)]
+    golden: Golden
+    peak_memory_bytes: Bytes
+    delta: tuple[Delta, ...] = ()
+
+
+class Assignment(Struct, frozen=True):
+    """A release for the devices of a group whose hash falls below `percent`.
+
+    Where several entries of one model include a device, the one with the highest counter is meant.
+    """
+
+    model: str
+    manifest_path: str
+    manifest_sha256: Sha256
+    percent: Percent
+
+    @property
+    def release(self) -> ReleasePath:
+        """The release that it names. Raises UpdateError: the path is none."""
+        return parse_release_file(self.manifest_path)[0]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The file's bytes, for a person to read as well."""
+    return _encode(manifest)
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """The manifest whose TUF target is `path`.
+
+    Raises UpdateError: it is too long or no manifest, is of another release than its path says, or names a file outside
+    its own release's folder.
+    """
+    manifest: Manifest = _decode(data, Manifest, path, MAX_MANIFEST_BYTES)
+    release, _ = parse_release_file(path)
+    said = (manifest.model, manifest.release_counter)
+    if path != release.manifest or said != (release.model, release.counter):
+        raise UpdateError(f"{path}: says that it is release {said[1]} of {said[0][:64]!r}; wanted what its path says")
+    for named in (*(artifact.path for artifact in manifest.artifacts), manifest.golden.path):
+        if parse_release_file(named)[0] != release:
+            raise UpdateError(f"{path}: names {named[:200]!r}, which is not below {release.folder}/")
+    return manifest
+
+
+def encode_assignments(assignments: Sequence[Assignment]) -> bytes:
+    """The file's bytes."""
+    return _encode(assignments)
+
+
+def decode_assignments(data: bytes, path: str) -> tuple[Assignment, ...]:
+    """What a group runs. path: for the message. Raises UpdateError: it is too long or not of that form."""
+    found: tuple[Assignment, ...] = _decode(data, tuple[Assignment, ...], path, MAX_ASSIGNMENTS_BYTES)
+    for each in found:
+        release = each.release
+        if each.manifest_path != release.manifest or each.model != release.model:
+            raise UpdateError(f"{path}: names {each.manifest_path[:200]!r} as the manifest of {each.model[:64]!r}")
+    return found
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _decode(data: bytes, kind: Any, path: str, limit: int) -> Any:
+    if len(data) > limit:
+        raise UpdateError(f"{path}: got {len(data)} bytes, wanted at most {limit}")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpdateError(f"{path}: is not what it should be: {error}") from error
