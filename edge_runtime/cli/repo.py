@@ -11,7 +11,7 @@ import argparse
 import os
 from importlib import import_module
 
-from edge_runtime.cli.arguments import UsageError, positive
+from edge_runtime.cli.arguments import UsageError, positive, seconds
 from edge_runtime.cli.screen import Screen
 from edge_runtime.errors import PublishError
 
@@ -22,9 +22,15 @@ ACTIONS = {
     "init": "make a repository: root and targets keys for people, snapshot and timestamp keys for cron",
     "add-team": "let a team publish models, with keys of its own",
     "add-group": "a group of devices, which may be given releases",
+    "publish": "try a model and publish it as a new release of its team",
+    "assign": "let the devices of a group run a version, all of them or a share",
+    "unassign": "take a model away from a group",
+    "clean": "delete what nothing names any more, and with --keep take old releases out first",
     "refresh": "sign anew what expires: the timestamp, at half time the snapshot, and the roles named",
     "rotate": "give a role new keys",
     "revoke": "take one key out of every role, a new one taking its place",
+    "bundle": "write a folder with all that a device of a group needs, for a USB stick",
+    "serve": "serve metadata and targets over HTTP, for trying it",
     "status": "roles, keys, expiry, releases, and what groups run",
 }
 
@@ -41,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--repo", metavar="DIR", default=default, help="the repository (default $EDGE_RUNTIME_REPO)"
             )
-        if name != "status":
+        if name not in ("status", "bundle", "serve"):
             _add_signing(action)
     _add_init(parsers["init"])
     parsers["add-team"].add_argument("team", metavar="TEAM")
@@ -51,6 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("add-team", "add-group", "rotate", "revoke"):
         _add_keys(parsers[name], has_count=name != "revoke")
     parsers["refresh"].add_argument("roles", metavar="ROLE", nargs="*")
+    _add_publish(parsers["publish"])
+    parsers["assign"].add_argument("group", metavar="GROUP")
+    parsers["assign"].add_argument("model", metavar="MODEL=VERSION", help="TEAM/MODEL=VERSION names the team as well")
+    parsers["assign"].add_argument("--percent", metavar="N", type=float, default=100.0, help="of devices (default 100)")
+    parsers["unassign"].add_argument("group", metavar="GROUP")
+    parsers["unassign"].add_argument("model", metavar="MODEL")
+    parsers["clean"].add_argument("--keep", metavar="N", type=positive, help="releases of each model that stay")
+    parsers["bundle"].add_argument("--group", metavar="GROUP", required=True)
+    parsers["bundle"].add_argument("out", metavar="OUT", help="a new or empty folder")
+    parsers["serve"].add_argument("--bind", metavar="ADDRESS", default="127.0.0.1", help="default 127.0.0.1")
+    parsers["serve"].add_argument("--port", metavar="N", type=int, default=8080, help="default 8080; 0: any")
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -85,6 +102,24 @@ def _add_init(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--days", metavar="ROLE=N", action="append", default=[], help="how long its signatures stay good"
     )
+
+
+def _add_publish(action: argparse.ArgumentParser) -> None:
+    action.add_argument("path", metavar="MODEL_DIR", help="a model's folder, or one of its version folders")
+    action.add_argument("--team", metavar="TEAM", required=True)
+    action.add_argument("--model", metavar="NAME", help="default: the folder's name")
+    action.add_argument("--version", metavar="N", type=positive, help="default: the newest in the folder")
+    action.add_argument("--golden", metavar="FILE", help=".npz with one array an input; default: noise")
+    action.add_argument(
+        "--tolerance",
+        metavar="PRECISION=X",
+        action="append",
+        default=[],
+        help="share that outputs may be off, f16=0.05",
+    )
+    action.add_argument("--profile", metavar="NAME", action="append", default=[], help="only for these device profiles")
+    action.add_argument("--min-runtime", metavar="VERSION", help="oldest edge-runtime that may run it")
+    action.add_argument("--limit-s", metavar="S", type=seconds, help="how long loading and running may take")
 
 
 def _add_keys(action: argparse.ArgumentParser, *, has_count: bool) -> None:

@@ -121,7 +121,7 @@ class RepositoryFolder:
     def stage(self, name: str, pieces: Iterator[bytes]) -> Path:
         """Write a file that is not published yet."""
         path = self.staging / name
-        with growing(path.with_name(f"{name}.part"), keep=False, disk=self.disk) as part:
+        with growing(path.with_name(f"{path.name}.part"), keep=False, disk=self.disk) as part:
             for piece in pieces:
                 part.write(piece)
             part.commit(path)

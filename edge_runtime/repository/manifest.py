@@ -47,10 +47,15 @@ class TensorForm(Struct, frozen=True):
 
 
 class Tolerance(Struct, frozen=True):
-    """How far a value may be from the golden one: relative * |golden| + absolute * largest |golden| of its output."""
+    """How far a float may be from the golden one: relative * |golden| + absolute * largest |golden| of its output.
+
+    exact: whether whole numbers and text must be equal. Below f32 they need not: which of two near scores is the
+    highest is then rounding's choice.
+    """
 
     relative: NotNegative
     absolute: NotNegative
+    exact: bool
 
 
 class Golden(Struct, frozen=True):

@@ -1,0 +1,90 @@
+"""A folder with everything that a device of one group needs, and nothing else: for a USB stick, or an island's server.
+
+It has the repository's own layout, so that a device reads it as it reads any repository, and believes it no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.errors import PublishError
+from edge_runtime.publish.assignments import read_assignments
+from edge_runtime.publish.repository import Repository
+from edge_runtime.repository.durable import Disk, growing, make_folder
+from edge_runtime.repository.release_paths import (
+    ReleasePath,
+    assignments_path,
+    group_role,
+    parse_release_file,
+    team_role,
+)
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """What was written: files, their bytes, and the releases among them."""
+
+    files: int
+    nbytes: int
+    releases: tuple[ReleasePath, ...]
+
+
+def write_bundle(repository: Repository, group: str, out: Path) -> Bundled:
+    """Copy what a group needs into an empty or new folder, the timestamp last.
+
+    Raises PublishError: no such group, `out` holds something, or a file is not what was signed. StorageFailed.
+    """
+    releases = tuple(dict.fromkeys(each.release for each in read_assignments(repository, group)))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PublishError(f"{out}: holds something already; wanted a new or empty folder")
+    folder, disk = repository.folder, repository.folder.disk
+    make_folder(out, disk=disk)
+    count = nbytes = 0
+    for name, digest in _targets(repository, group, releases):
+        nbytes += _copy(folder.targets / name, out / "targets" / name, disk, digest)
+        count += 1
+    for name in _metadata(repository, group, releases):
+        nbytes += _copy(folder.metadata / name, out / "metadata" / name, disk)
+        count += 1
+    return Bundled(count, nbytes, releases)
+
+
+def _targets(repository: Repository, group: str, releases: tuple[ReleasePath, ...]) -> Iterator[tuple[str, str]]:
+    catalog = repository.catalog
+    for role in (group_role(group), *sorted({team_role(release.team) for release in releases})):
+        for path, target in catalog.delegated[role].targets.items():
+            if path == assignments_path(group) or (
+                role != group_role(group) and parse_release_file(path)[0] in releases
+            ):
+                yield target.get_prefixed_paths()[0], target.hashes["sha256"]
+
+
+def _metadata(repository: Repository, group: str, releases: tuple[ReleasePath, ...]) -> Iterator[str]:
+    catalog = repository.catalog
+    yield from (f"{version}.root.json" for version in range(1, catalog.root.version + 1))
+    teams = sorted({team_role(release.team) for release in releases})
+    for role in (*teams, group_role(group), "targets", "snapshot"):
+        yield f"{catalog.signed(role).version}.{role}.json"
+    yield "timestamp.json"
+
+
+def _copy(source: Path, place: Path, disk: Disk, digest: str | None = None) -> int:
+    """Copy a file, and check it on the way where its hash is given. Returns its bytes."""
+    hashed, length = hashlib.sha256(), 0
+    try:
+        with source.open("rb") as file, growing(place.with_name(f"{place.name}.part"), keep=False, disk=disk) as part:
+            while piece := file.read(_PIECE_BYTES):
+                hashed.update(piece)
+                length += len(piece)
+                part.write(piece)
+            if digest is not None and hashed.hexdigest() != digest:
+                raise PublishError(f"{source}: was changed by somebody; bring it back from a copy")
+            part.commit(place)
+    except OSError as error:
+        raise PublishError(f"{source}: {error.strerror}; bring it back from a copy") from error
+    return length

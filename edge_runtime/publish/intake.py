@@ -1,0 +1,239 @@
+"""A model's folder, taken in: what of it may be published, copied aside and hashed.
+
+Owns: the rule that a release is weights and graphs, never code, and that what is published is what was tried:
+everything is copied first, through descriptors that follow no link, and only the copies are looked at afterwards. Never
+loads a model. Called by `releases`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import LoadFailed, PublishError
+from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.repository.folder import MAX_VERSION_FILES
+from edge_runtime.repository.names import (
+    NAME_RULE,
+    SETTINGS_FILE,
+    artifact_candidates,
+    is_ignored,
+    is_model_name,
+    parse_version,
+    weights_name,
+)
+from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_file_name
+from edge_runtime.typed_toml import build, parse_toml
+
+MAX_FILE_BYTES = 16 << 30
+"""More than any device of ours has memory for."""
+
+MAX_SETTINGS_BYTES = 1 << 16
+
+REFUSED_SETTINGS = {
+    "options": "they are in a library's own words, which may name code",
+    "device": "a device's profile says it",
+    "versions": "a group is assigned one version",
+}
+"""Keys of `model.toml` that are not published, and why."""
+
+_CODE = re.compile(r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)", re.IGNORECASE)
+_PIECE_BYTES = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One file of a release, copied aside. backend: whose artifact, or whose data it is."""
+
+    name: str
+    path: Path
+    sha256: str
+    length: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """A version that may be tried. artifacts: backend and staged file of each graph; files: these and their data.
+
+    left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as they are said.
+    """
+
+    model: str
+    version: int
+    settings: Mapping[str, Any]
+    artifacts: tuple[tuple[str, Path], ...]
+    files: tuple[StagedFile, ...]
+    left_out: tuple[str, ...]
+
+
+def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, version: int | None = None) -> Intake:
+    """Copy a model's version aside. path: `<name>/` with version folders or files in it, or `<name>/<version>/`.
+
+    model, version: None takes the folder's name and the newest version. Raises PublishError: it is no model, holds code
+    or a link, is too large, or a name cannot be published.
+    """
+    found = _find_version(path, model, version)
+    names = _plain_names(found.path)
+    onnx, ir = _one_of(names, "model.onnx", found.path), _one_of(names, "model.xml", found.path)
+    if onnx is None and ir is None:
+        raise PublishError(
+            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, or .xml and .bin"
+        )
+    wanted: dict[str, str] = {}
+    if onnx is not None:
+        wanted |= dict.fromkeys((onnx, *_data_of(found.path / onnx)), "onnxruntime")
+    if ir is not None:
+        wanted |= dict.fromkeys((ir, weights_name(ir)), "openvino")
+    _check_wanted(found.path, wanted, names)
+    _check_space(folder, found.path, wanted)
+    files = tuple(_stage(folder, found.path, name, backend) for name, backend in wanted.items())
+    by_name = {file.name: file.path for file in files}
+    if onnx is not None:
+        _data_of(by_name[onnx])  # the copy, in case the original was changed meanwhile
+    graphs = [(wanted[name], by_name[name]) for name in (onnx, ir) if name is not None]
+    left_out = tuple(name for name in names if name not in wanted and name != SETTINGS_FILE)
+    return Intake(found.model, found.version, _read_settings(found.settings), tuple(graphs), files, left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    model: str
+    version: int
+    path: Path
+    settings: Path
+
+
+def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
+    folder = path.resolve()
+    if not folder.is_dir():
+        raise PublishError(f"{path}: is no folder; wanted a model's folder, for example models/digits")
+    own_number = parse_version(folder.name)
+    inside = sorted(number for entry in folder.iterdir() if entry.is_dir() and (number := parse_version(entry.name)))
+    if inside:
+        number = version or inside[-1]
+        if number not in inside:
+            raise PublishError(f"{path}: has no version {number}; it has {', '.join(map(str, inside))}")
+        if (folder / str(number)).is_symlink():
+            raise PublishError(f"{path / str(number)}: is a symbolic link; copy the files there")
+        found = _Found(model or folder.name, number, folder / str(number), folder / SETTINGS_FILE)
+    elif own_number is not None:
+        found = _Found(model or folder.parent.name, version or own_number, folder, folder.parent / SETTINGS_FILE)
+    else:
+        found = _Found(model or folder.name, version or 1, folder, folder / SETTINGS_FILE)
+    if not is_model_name(found.model):
+        raise PublishError(f"{found.model[:80]!r} is no model name; wanted {NAME_RULE}; give one with --model")
+    return found
+
+
+def _plain_names(folder: Path) -> list[str]:
+    """The names of a folder's files. Raises PublishError for links, devices and code, wanted or not."""
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_ignored(entry.name) or (entry.is_dir(follow_symlinks=False)):
+                continue
+            if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
+                raise PublishError(f"{entry.path}: is no plain file; copy its content there")
+            if _CODE.fullmatch(entry.name):
+                raise PublishError(
+                    f"{entry.path}: is code, or compiled for one machine; an update carries neither: convert the model "
+                    "to ONNX, or put it on devices by other means"
+                )
+            names.append(entry.name)
+            if len(names) > MAX_VERSION_FILES:
+                raise PublishError(f"{folder}: holds more than {MAX_VERSION_FILES} files; is it the right folder?")
+    return sorted(names)
+
+
+def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:
+    found = artifact_candidates(names, wanted)
+    if len(found) > 1:
+        raise PublishError(f"{folder}: holds {' and '.join(found)}; which one is the model? Name it {wanted}")
+    return found[0] if found else None
+
+
+def _data_of(artifact: Path) -> tuple[str, ...]:
+    """The data files of an ONNX model. Raises PublishError: it is none, or names what it must not."""
+    try:
+        return check_onnx_files(artifact).locations
+    except LoadFailed as error:
+        raise PublishError(f"{artifact}: {error.message}") from error
+
+
+def _check_wanted(folder: Path, wanted: Mapping[str, str], names: list[str]) -> None:
+    for name in wanted:
+        if "/" in name:
+            raise PublishError(f"{folder}: the model's data {name!r} is in a folder; export it beside the model")
+        if name not in names:
+            raise PublishError(f"{folder}: {name!r} is missing, or hidden; the model cannot do without it")
+        if not is_file_name(name) or name in RESERVED_FILES:
+            raise PublishError(f"{folder}: {name!r} cannot be published; wanted {FILE_RULE}, not manifest.json")
+        size = (folder / name).lstat().st_size
+        if size > MAX_FILE_BYTES:
+            raise PublishError(f"{folder / name}: has {size} bytes, wanted at most {MAX_FILE_BYTES}")
+
+
+def _check_space(folder: RepositoryFolder, source: Path, names: Mapping[str, str]) -> None:
+    nbytes = sum((source / name).lstat().st_size for name in names)
+    free = shutil.disk_usage(folder.path).free
+    if nbytes > free:
+        raise PublishError(f"{folder.path}: {free} bytes are free and the model has {nbytes}; free some space")
+
+
+def _stage(folder: RepositoryFolder, source: Path, name: str, backend: str) -> StagedFile:
+    digest, length = hashlib.sha256(), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal length
+        for piece in _read(source / name):
+            digest.update(piece)
+            length += len(piece)
+            yield piece
+
+    path = folder.stage(f"model/{name}", pieces())
+    return StagedFile(name, path, digest.hexdigest(), length, backend)
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError as error:
+        raise PublishError(f"{path}: {error.strerror}") from error
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise PublishError(f"{path}: is no plain file; copy its content there")
+        left = status.st_size
+        while piece := file.read(_PIECE_BYTES):
+            left -= len(piece)
+            if left < 0:
+                raise PublishError(f"{path}: grew while it was copied; wait until it is written")
+            yield piece
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.exists() and not path.is_symlink():
+        return {}
+    text = b"".join(_read(path))
+    if len(text) > MAX_SETTINGS_BYTES:
+        raise PublishError(f"{path}: has {len(text)} bytes, wanted at most {MAX_SETTINGS_BYTES}")
+    try:
+        settings = parse_toml(text.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise PublishError(f"{path}: is no UTF-8 text") from error
+    build(ModelSettings, settings, str(path))
+    for key, why in REFUSED_SETTINGS.items():
+        if key in settings:
+            raise PublishError(f"{path}: {key} is not published: {why}; take it out")
+    return settings

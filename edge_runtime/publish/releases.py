@@ -1,0 +1,190 @@
+"""A new release of a model: taken in, tried, described by a manifest, and signed by its team.
+
+Owns: what goes into `manifest.json`, and which counter a release has. Counters of a model grow by one; a version may be
+released again with the same bytes, never with others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuf.api.metadata import TargetFile
+
+from edge_runtime.errors import PublishError
+from edge_runtime.publish.assignments import read_manifest
+from edge_runtime.publish.change import Change, Draft
+from edge_runtime.publish.intake import Intake, take_in
+from edge_runtime.publish.repository import Repository
+from edge_runtime.publish.trial import LIMIT_S, Trial, try_artifact
+from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, unpack
+from edge_runtime.repository.manifest import Artifact, Golden, Manifest, Tolerance, encode_manifest
+from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, team_role
+
+MIN_RUNTIME = "0.1.0"
+"""The first version that reads these manifests. Raised when a device must understand something new."""
+
+MAX_GOLDEN_BYTES = 64 << 20
+"""Devices hold it in memory beside two versions of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWish:
+    """What a publisher asks for. path, model, version: as `intake.take_in` says. golden: an .npz of inputs.
+
+    tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all.
+    """
+
+    team: str
+    path: Path
+    model: str | None = None
+    version: int | None = None
+    golden: Path | None = None
+    min_runtime: str = MIN_RUNTIME
+    profiles: tuple[str, ...] = ()
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    limit_s: float = LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRelease:
+    """A release ready to be signed, and what its publisher should know."""
+
+    change: Change
+    release: ReleasePath
+    manifest: Manifest
+    notes: tuple[str, ...]
+
+
+def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedRelease:
+    """Take a model in, try it, and draft its release.
+
+    Raises PublishError: no such team, another team's model, a version whose bytes changed, a folder that may not be
+    published, or a model that does not work.
+    """
+    _check_wish(repository, wish)
+    intake = take_in(repository.folder, wish.path, wish.model, wish.version)
+    release = _next_release(repository, wish.team, intake)
+    trials = [
+        try_artifact(backend, path, intake.settings, golden=wish.golden, limit_s=wish.limit_s)
+        for backend, path in intake.artifacts
+    ]
+    tolerances = {**TOLERANCES, **wish.tolerances}
+    _check_agreement(trials, tolerances)
+    role = team_role(wish.team)
+    draft = Draft(repository)
+    for file in intake.files:
+        path = release.file(file.name)
+        draft.add_file(role, path, file.path, TargetFile(file.length, {"sha256": file.sha256}, path))
+    golden = _golden(draft, release, trials[0], tolerances)
+    manifest = _manifest(wish, intake, release, trials, golden)
+    draft.add_data(role, release.manifest, encode_manifest(manifest))
+    change = draft.finish(
+        f"publish {intake.model} version {intake.version} as release {release.counter} of {wish.team}"
+    )
+    return PreparedRelease(change, release, manifest, tuple(_notes(intake, trials)))
+
+
+def _check_wish(repository: Repository, wish: ReleaseWish) -> None:
+    if team_role(wish.team) not in repository.catalog.delegated:
+        known = ", ".join(repository.catalog.owners("team")) or "none"
+        raise PublishError(f"there is no team {wish.team[:80]!r}; known: {known}; `repo add-team` makes one")
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){0,2}", wish.min_runtime):
+        raise PublishError(f"min_runtime is {wish.min_runtime[:80]!r}; wanted a version like {MIN_RUNTIME}")
+    for name in wish.profiles:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name):
+            raise PublishError(f"{name[:80]!r} is no profile's name; `edge-runtime profile list` shows them")
+
+
+def _next_release(repository: Repository, team: str, intake: Intake) -> ReleasePath:
+    counter = 1
+    files = {file.name: file.sha256 for file in intake.files}
+    for release, target in repository.catalog.releases():
+        if release.model != intake.model:
+            continue
+        if release.team != team:
+            raise PublishError(
+                f"{intake.model} is a model of the team {release.team}; devices know it by its name alone"
+            )
+        counter = max(counter, release.counter + 1)
+        manifest = read_manifest(repository, release, target)
+        old = {artifact.path.rpartition("/")[2]: artifact.sha256 for artifact in manifest.artifacts}
+        if manifest.version == intake.version and old != files:
+            raise PublishError(
+                f"{intake.model} version {intake.version} was published with other bytes, as release "
+                f"{release.counter}; a version is never used again: put the new ones into {intake.version + 1}/"
+            )
+    return ReleasePath(team, intake.model, counter)
+
+
+def _check_agreement(trials: Sequence[Trial], tolerances: Mapping[str, Tolerance]) -> None:
+    """Raise PublishError where artifacts of one version do not answer alike."""
+    first = trials[0]
+    for other in trials[1:]:
+        if first.result.golden_inputs != other.result.golden_inputs:
+            raise PublishError(f"{first.backend} and {other.backend}: the artifacts do not take the same inputs")
+        _, wanted = unpack(_described(first, "", tolerances), first.golden)
+        _, got = unpack(_described(other, "", tolerances), other.golden)
+        tolerance = tolerances.get(other.result.precision, DEFAULT_TOLERANCE)
+        found = differences(first.result.golden_outputs, wanted, got, tolerance)
+        if found:
+            raise PublishError(
+                f"{first.backend} and {other.backend}: the artifacts answer differently: {'; '.join(found)}"
+            )
+
+
+def _golden(draft: Draft, release: ReleasePath, trial: Trial, tolerances: Mapping[str, Tolerance]) -> Golden:
+    if len(trial.golden) > MAX_GOLDEN_BYTES:
+        raise PublishError(
+            f"golden input and output have {len(trial.golden)} bytes, wanted at most {MAX_GOLDEN_BYTES}; "
+            "give a smaller input with --golden"
+        )
+    path = release.file(GOLDEN_FILE)
+    draft.add_data(team_role(release.team), path, trial.golden)
+    return _described(trial, path, tolerances)
+
+
+def _described(trial: Trial, path: str, tolerances: Mapping[str, Tolerance]) -> Golden:
+    result = trial.result
+    return Golden(
+        path=path,
+        sha256=hashlib.sha256(trial.golden).hexdigest(),
+        length=len(trial.golden),
+        precision=result.precision,
+        inputs=result.golden_inputs,
+        outputs=result.golden_outputs,
+        lengths=result.lengths,
+        tolerance=dict(tolerances),
+    )
+
+
+def _manifest(
+    wish: ReleaseWish, intake: Intake, release: ReleasePath, trials: Sequence[Trial], golden: Golden
+) -> Manifest:
+    return Manifest(
+        model=intake.model,
+        version=intake.version,
+        release_counter=release.counter,
+        min_runtime=wish.min_runtime,
+        profiles=wish.profiles,
+        inputs=trials[0].result.inputs,
+        outputs=trials[0].result.outputs,
+        settings=dict(intake.settings),
+        artifacts=tuple(
+            Artifact(release.file(file.name), file.sha256, file.length, file.backend) for file in intake.files
+        ),
+        golden=golden,
+        peak_memory_bytes=max(trial.result.peak_memory_bytes for trial in trials),
+    )
+
+
+def _notes(intake: Intake, trials: Sequence[Trial]) -> list[str]:
+    notes: list[str] = []
+    if intake.left_out:
+        notes.append(f"not published, since no artifact names them: {', '.join(intake.left_out)}")
+    if trials[0].result.is_made_up:
+        notes.append("the golden input is noise; --golden FILE.npz with a real one finds more mistakes")
+    return notes

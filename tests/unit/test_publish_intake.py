@@ -1,0 +1,222 @@
+"""Which folders may be published, and which are refused before any library sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_runtime.errors import ConfigError, PublishError
+from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.publish.intake import MAX_FILE_BYTES, take_in
+from tests.models.onnx_models import add_weights, external_tensor, mlp
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RepositoryFolder:
+    (tmp_path / "repository").mkdir()
+    return RepositoryFolder(tmp_path / "repository")
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """models/digits with the versions 1 and 2."""
+    for version in (1, 2):
+        mlp(tmp_path / "models" / "digits" / str(version))
+    return tmp_path / "models" / "digits"
+
+
+def test_the_newest_version_is_taken_and_copied_aside(folder: RepositoryFolder, digits: Path) -> None:
+    taken = take_in(folder, digits)
+    assert (taken.model, taken.version) == ("digits", 2)
+    assert [(file.name, file.backend) for file in taken.files] == [("model.onnx", "onnxruntime")]
+    copy = taken.files[0].path
+    assert copy.is_relative_to(folder.staging)
+    assert copy.read_bytes() == (digits / "2" / "model.onnx").read_bytes()
+
+
+def test_a_version_may_be_named_or_be_the_folder(folder: RepositoryFolder, digits: Path) -> None:
+    assert take_in(folder, digits, version=1).version == 1
+    assert take_in(folder, digits / "1").version == 1
+    assert take_in(folder, digits / "1", "other", 7).model == "other"
+    with pytest.raises(PublishError, match="has no version 3; it has 1, 2"):
+        take_in(folder, digits, version=3)
+
+
+def test_files_in_the_models_own_folder_are_version_1(folder: RepositoryFolder, tmp_path: Path) -> None:
+    mlp(tmp_path / "net")
+    (tmp_path / "net" / "model.onnx").rename(tmp_path / "net" / "any.onnx")
+    taken = take_in(folder, tmp_path / "net")
+    assert (taken.model, taken.version, taken.files[0].name) == ("net", 1, "any.onnx")
+
+
+def test_external_data_and_an_ir_with_its_weights_are_taken_and_other_files_left_out(
+    folder: RepositoryFolder, tmp_path: Path
+) -> None:
+    path = tmp_path / "both" / "1"
+    add_weights(path, external_tensor("weights.data"))
+    (path / "weights.data").write_bytes(np.ones(2, np.float32).tobytes())
+    for name in ("model.xml", "model.bin"):
+        (path / name).write_bytes(b"IR")
+    (path / "labels.txt").write_text("zero\n")
+    (path / ".hidden").write_text("")
+    taken = take_in(folder, tmp_path / "both")
+    assert sorted((file.name, file.backend) for file in taken.files) == [
+        ("model.bin", "openvino"), ("model.onnx", "onnxruntime"), ("model.xml", "openvino"),
+        ("weights.data", "onnxruntime"),
+    ]  # fmt: skip
+    assert taken.left_out == ("labels.txt",)
+
+
+def test_settings_are_taken_as_they_are_said(folder: RepositoryFolder, digits: Path) -> None:
+    (digits / "model.toml").write_text("max_batch_rows = 8\n[warmup]\nruns = 2\n")
+    assert take_in(folder, digits).settings == {"max_batch_rows": 8, "warmup": {"runs": 2}}
+
+
+@pytest.mark.parametrize("text", ["device = 'CUDA'", "[options]\nx = 'y'", "versions = {latest = 2}"])
+def test_settings_that_are_a_devices_or_could_name_code_are_refused(
+    text: str, folder: RepositoryFolder, digits: Path
+) -> None:
+    (digits / "model.toml").write_text(text)
+    with pytest.raises(PublishError, match="is not published"):
+        take_in(folder, digits)
+
+
+def test_settings_that_no_device_would_take_are_refused(folder: RepositoryFolder, digits: Path) -> None:
+    (digits / "model.toml").write_text("max_batch_row = 8")
+    with pytest.raises(ConfigError, match="did you mean 'max_batch_rows'"):
+        take_in(folder, digits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.py", "ops.so", "ops.so.1", "x.PYC", "x.dll", "model.plan", "model.engine", "setup.sh", "x.dylib", "a.pyd"],
+)
+def test_code_is_refused_wherever_it_lies(name: str, folder: RepositoryFolder, digits: Path) -> None:
+    (digits / "2" / name).write_bytes(b"")
+    with pytest.raises(PublishError, match="is code, or compiled for one machine"):
+        take_in(folder, digits)
+
+
+def linked_model(version: Path) -> None:
+    (version / "model.onnx").rename(version.parent / "elsewhere.onnx")
+    (version / "model.onnx").symlink_to(version.parent / "elsewhere.onnx")
+
+
+def linked_bystander(version: Path) -> None:
+    (version / "labels.txt").symlink_to("/etc/passwd")
+
+
+def pipe(version: Path) -> None:
+    os.mkfifo(version / "pipe")
+
+
+def linked_version(version: Path) -> None:
+    version.rename(version.parent / "real")
+    version.symlink_to(version.parent / "real")
+
+
+def linked_settings(version: Path) -> None:
+    (version.parent / "model.toml").symlink_to("/etc/passwd")
+
+
+def pipe_as_settings(version: Path) -> None:
+    os.mkfifo(version.parent / "model.toml")
+
+
+def data_outside(version: Path) -> None:
+    add_weights(version, external_tensor("../../secret"))
+
+
+def data_linked(version: Path) -> None:
+    add_weights(version, external_tensor("w.data"))
+    (version.parent / "w").write_bytes(bytes(8))
+    (version / "w.data").symlink_to(version.parent / "w")
+
+
+def data_missing(version: Path) -> None:
+    add_weights(version, external_tensor("w.data"))
+
+
+def data_in_a_folder(version: Path) -> None:
+    add_weights(version, external_tensor("data/w"))
+    (version / "data").mkdir()
+    (version / "data" / "w").write_bytes(bytes(8))
+
+
+def data_named_like_the_golden_file(version: Path) -> None:
+    add_weights(version, external_tensor("golden.bin"))
+    (version / "golden.bin").write_bytes(bytes(8))
+
+
+def data_with_a_blank(version: Path) -> None:
+    add_weights(version, external_tensor("my weights"))
+    (version / "my weights").write_bytes(bytes(8))
+
+
+def huge(version: Path) -> None:
+    add_weights(version, external_tensor("w.data"))
+    with (version / "w.data").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+
+
+def two_models(version: Path) -> None:
+    data = (version / "model.onnx").read_bytes()
+    (version / "model.onnx").unlink()
+    for name in ("a.onnx", "b.onnx"):
+        (version / name).write_bytes(data)
+
+
+def no_model(version: Path) -> None:
+    (version / "model.onnx").rename(version / "model.txt")
+
+
+def junk(version: Path) -> None:
+    (version / "model.onnx").write_bytes(b"\x08junk" * 100)
+
+
+def many_files(version: Path) -> None:
+    for number in range(4097):
+        (version / str(number)).touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (linked_model, "no plain file"),
+        (linked_bystander, "no plain file"),
+        (pipe, "no plain file"),
+        (linked_version, "symbolic link"),
+        (linked_settings, "model.toml"),
+        (pipe_as_settings, "no plain file"),
+        (data_outside, "leaves the model's folder"),
+        (data_linked, "no plain file"),
+        (data_missing, "No such file"),
+        (data_in_a_folder, "export it beside the model"),
+        (data_named_like_the_golden_file, "cannot be published"),
+        (data_with_a_blank, "cannot be published"),
+        (huge, f"wanted at most {MAX_FILE_BYTES}"),
+        (two_models, "a.onnx and b.onnx; which one"),
+        (no_model, "wanted a model as .onnx"),
+        (junk, "model.onnx"),
+        (many_files, "more than 4096 files"),
+    ],
+)
+def test_a_hostile_folder_is_refused_and_nothing_of_it_is_published(
+    spoil: Callable[[Path], None], complaint: str, folder: RepositoryFolder, digits: Path
+) -> None:
+    spoil(digits / "2")
+    with pytest.raises(PublishError, match=complaint):
+        take_in(folder, digits)
+    assert not folder.targets.exists()
+
+
+def test_a_folder_whose_name_is_no_model_wants_one(folder: RepositoryFolder, tmp_path: Path) -> None:
+    mlp(tmp_path / "-odd")
+    with pytest.raises(PublishError, match="give one with --model"):
+        take_in(folder, tmp_path / "-odd")
+    with pytest.raises(PublishError, match="is no folder"):
+        take_in(folder, tmp_path / "absent")
