@@ -13,9 +13,12 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_runtime.errors import StorageFailed
+
+if TYPE_CHECKING:
+    import sqlite3  # only who has a database pays for it
 
 PART_SUFFIX = ".part"
 
@@ -55,6 +58,10 @@ class Disk(Protocol):
         """As os.mkdir."""
         ...
 
+    def commit(self, database: sqlite3.Connection) -> None:
+        """As sqlite3.Connection.commit, of a database whose `synchronous` is FULL; raises sqlite3.Error too."""
+        ...
+
 
 class SystemDisk:
     """The operating system's own calls."""
@@ -66,6 +73,11 @@ class SystemDisk:
     close = staticmethod(os.close)
     rename = staticmethod(os.replace)
     mkdir = staticmethod(os.mkdir)
+
+    @staticmethod
+    def commit(database: sqlite3.Connection) -> None:
+        """See Disk."""
+        database.commit()
 
 
 SYSTEM_DISK = SystemDisk()
