@@ -55,7 +55,7 @@ def sweep(repository: Repository) -> Swept:
     nbytes = 0
     for path in [*_files_below(folder.targets), *_files_below(folder.metadata)]:
         if path not in named and not path.name.endswith(".root.json"):
-            nbytes += path.stat().st_size
+            nbytes += path.lstat().st_size
             path.unlink()
             deleted.append(path.relative_to(folder.path))
     _remove_empty(folder.targets)

@@ -26,6 +26,8 @@ LIMIT_S = 300.0
 
 _SHOWN_CHARACTERS = 600
 
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES")
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -74,7 +76,7 @@ def _run(request: Request, name: str, limit_s: float) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd="/",  # `-m` puts the working folder on the path; a publisher's could hold anything
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**_environment(), "PYTHONPATH": os.pathsep.join(paths)},
             timeout=limit_s,
             check=False,
         )
@@ -84,6 +86,11 @@ def _run(request: Request, name: str, limit_s: float) -> str:
         ended = signal.Signals(-child.returncode).name
         raise PublishError(f"{name}: ended the process that tried it ({ended}); nothing was published")
     return child.stdout.decode(errors="replace").strip()[-_SHOWN_CHARACTERS:]
+
+
+def _environment() -> dict[str, str]:
+    """What libraries need of the environment; keys and passphrases may be in it too, and a model may be hostile."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 def _free_memory_bytes() -> int:

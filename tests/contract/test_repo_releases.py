@@ -253,10 +253,24 @@ def test_a_model_that_takes_too_long_or_kills_its_process_is_an_error_here(
     model = mlp(tmp_path / "model")
     with pytest.raises(PublishError, match=r"within 0\.001 s"):
         try_artifact("onnxruntime", model, {}, limit_s=0.001)
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     with pytest.raises(PublishError, match="SIGABRT"):
         try_artifact("onnxruntime", model, {})
+
+
+def test_the_process_that_tries_a_model_knows_no_passphrase_and_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlp(tmp_path / "model")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("EDGE_RUNTIME_PASSPHRASE", PASSPHRASE)
+    monkeypatch.setenv("MY_KEY", "secret")
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(f"import os\nopen({str(seen)!r}, 'w').write(' '.join(os.environ))\n")
+    try_artifact("onnxruntime", model, {})
+    assert "PATH" in seen.read_text().split()
+    assert not {"EDGE_RUNTIME_PASSPHRASE", "MY_KEY"} & set(seen.read_text().split())
 
 
 def test_a_publish_cut_off_anywhere_leaves_devices_a_whole_repository(tmp_path: Path) -> None:
