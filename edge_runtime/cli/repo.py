@@ -119,6 +119,9 @@ def _add_publish(action: argparse.ArgumentParser) -> None:
     )
     action.add_argument("--profile", metavar="NAME", action="append", default=[], help="only for these device profiles")
     action.add_argument("--min-runtime", metavar="VERSION", help="oldest edge-runtime that may run it")
+    action.add_argument(
+        "--patches", metavar="N", type=int, choices=range(11), help="from the last N releases; default 3"
+    )
     action.add_argument("--limit-s", metavar="S", type=seconds, help="how long loading and running may take")
 
 

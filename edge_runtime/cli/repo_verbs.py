@@ -25,6 +25,7 @@ from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.passphrases import Passphrases
+from edge_runtime.publish.patches import LAST_RELEASES
 from edge_runtime.publish.releases import MIN_RUNTIME, ReleaseWish, prepare_release
 from edge_runtime.publish.repository import Days, Founding, Repository, found_repository, open_repository
 from edge_runtime.publish.rotation import refresh, revoke, rotate
@@ -77,6 +78,7 @@ def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
         tuple(arguments.profile),
         _tolerances(arguments.tolerance),
         arguments.limit_s or LIMIT_S,
+        LAST_RELEASES if arguments.patches is None else arguments.patches,
     )
     with _opened(arguments, screen) as repository:
         with screen.progress(f"trying {arguments.path}"):

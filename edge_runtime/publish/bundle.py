@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import PublishError
-from edge_runtime.publish.assignments import read_assignments
+from edge_runtime.publish.assignments import read_assignments, read_manifest
 from edge_runtime.publish.repository import Repository
 from edge_runtime.repository.durable import Disk, growing, make_folder
 from edge_runtime.repository.release_paths import (
     ReleasePath,
     assignments_path,
     group_role,
-    parse_release_file,
     team_role,
 )
 
@@ -56,12 +55,20 @@ def write_bundle(repository: Repository, group: str, out: Path) -> Bundled:
 
 def _targets(repository: Repository, group: str, releases: tuple[ReleasePath, ...]) -> Iterator[tuple[str, str]]:
     catalog = repository.catalog
+    wanted = {path for release in releases for path in _files(repository, release)}
     for role in (group_role(group), *sorted({team_role(release.team) for release in releases})):
         for path, target in catalog.delegated[role].targets.items():
-            if path == assignments_path(group) or (
-                role != group_role(group) and parse_release_file(path)[0] in releases
-            ):
+            if path == assignments_path(group) or (role != group_role(group) and path in wanted):
                 yield target.get_prefixed_paths()[0], target.hashes["sha256"]
+
+
+def _files(repository: Repository, release: ReleasePath) -> Iterator[str]:
+    """The files of a release. Not its patches: the whole files are on the same stick."""
+    target = repository.catalog.target(team_role(release.team), release.manifest)
+    if target is None:
+        raise PublishError(f"{release.manifest}: is assigned, and no team signs it; assign another release")
+    manifest = read_manifest(repository, release, target)
+    yield from (release.manifest, manifest.golden.path, *(artifact.path for artifact in manifest.artifacts))
 
 
 def _metadata(repository: Repository, group: str, releases: tuple[ReleasePath, ...]) -> Iterator[str]:

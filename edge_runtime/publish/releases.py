@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
 from tuf.api.metadata import TargetFile
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import read_manifest
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.intake import Intake, take_in
+from edge_runtime.publish.patches import LAST_RELEASES, make_patches
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, Trial, try_artifact
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, unpack
@@ -35,7 +37,8 @@ MAX_GOLDEN_BYTES = 64 << 20
 class ReleaseWish:
     """What a publisher asks for. path, model, version: as `intake.take_in` says. golden: an .npz of inputs.
 
-    tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all.
+    tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: from so
+    many releases before it.
     """
 
     team: str
@@ -47,6 +50,7 @@ class ReleaseWish:
     profiles: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     limit_s: float = LIMIT_S
+    patches: int = LAST_RELEASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,11 @@ def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedReleas
         path = release.file(file.name)
         draft.add_file(role, path, file.path, TargetFile(file.length, {"sha256": file.sha256}, path))
     golden = _golden(draft, release, trials[0], tolerances)
+    patches = list(make_patches(repository, release, intake.files, wish.patches)) if wish.patches else []
+    for patch in patches:
+        draft.add_data(role, patch.delta.target, patch.data)
     manifest = _manifest(wish, intake, release, trials, golden)
+    manifest = replace(manifest, delta=tuple(patch.delta for patch in patches))
     draft.add_data(role, release.manifest, encode_manifest(manifest))
     change = draft.finish(
         f"publish {intake.model} version {intake.version} as release {release.counter} of {wish.team}"

@@ -22,6 +22,9 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_ASSIGNMENTS_BYTES = 1 << 20
 """4 000 models in one group."""
 
+PATCH_ALGORITHM = "zstd-prefix"
+"""A zstd frame whose prefix (a raw dictionary) is the old file; its window covers the longer of the old and new one."""
+
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 53)]
 Counter = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -76,10 +79,15 @@ class Golden(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """A patch: from the artifact with one hash to the one that `target` says the rest of. size: of the patch."""
+    """A patch from the bytes with one hash to an artifact of this release. target: its path; sha256, size: its bytes'.
+
+    algorithm: PATCH_ALGORITHM, or one that is not known here and passed over.
+    """
 
     from_sha256: Sha256
+    to_sha256: Sha256
     target: str
+    sha256: Sha256
     algorithm: str
     size: Bytes
 
@@ -134,7 +142,8 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     said = (manifest.model, manifest.release_counter)
     if path != release.manifest or said != (release.model, release.counter):
         raise UpdateError(f"{path}: says that it is release {said[1]} of {said[0][:64]!r}; wanted what its path says")
-    for named in (*(artifact.path for artifact in manifest.artifacts), manifest.golden.path):
+    paths = [*(artifact.path for artifact in manifest.artifacts), *(delta.target for delta in manifest.delta)]
+    for named in (*paths, manifest.golden.path):
         if parse_release_file(named)[0] != release:
             raise UpdateError(f"{path}: names {named[:200]!r}, which is not below {release.folder}/")
     return manifest

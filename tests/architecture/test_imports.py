@@ -36,6 +36,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),
     "cryptography": ("publish.",),
+    "backports": ("update.", "publish."),
     "tomli": ("typed_toml",),
     "tomllib": ("typed_toml",),
     # Needed to build, train or check models, never to serve them.

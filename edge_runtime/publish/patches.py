@@ -1,0 +1,131 @@
+"""Patches from the last releases' files to the new ones, so that devices fetch what changed (DESIGN 8).
+
+Owns: which patches are made, and how: zstd with the old file as a prefix and long-distance matching, which needs 15 %
+of a model whose last 16 % changed. A patch is made only where it pays, and tried before it is published. Whoever
+applies one checks the whole file's hash; the whole file is always there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from edge_runtime.errors import PublishError
+from edge_runtime.publish.assignments import read_manifest
+from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.publish.intake import StagedFile
+from edge_runtime.publish.repository import Repository
+from edge_runtime.repository.manifest import PATCH_ALGORITHM, Delta
+from edge_runtime.repository.release_paths import ReleasePath
+
+LAST_RELEASES = 3
+"""A device that was off for longer fetches the whole file."""
+
+MAX_SHARE = 0.6
+"""Of the whole file: a larger patch costs a device more memory and work than it saves."""
+
+MAX_FILE_BYTES = 512 << 20
+"""Old and new file are in memory here, and on the device that applies the patch."""
+
+MIN_FILE_BYTES = 16 << 10
+"""Below, one more request costs as much as it saves."""
+
+_LEVEL = 3
+_ID_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A patch, and what the manifest says of it."""
+
+    delta: Delta
+    data: bytes
+
+
+def make_patches(
+    repository: Repository, release: ReleasePath, files: tuple[StagedFile, ...], last: int = LAST_RELEASES
+) -> Iterator[Patch]:
+    """Patches to a release's files from those of the same name in the `last` releases before it, newest first.
+
+    Raises PublishError: an old file is not what was signed, or a patch does not give the new one.
+    """
+    before = [each for each in repository.catalog.releases() if each[0].model == release.model]
+    before.sort(key=lambda each: -each[0].counter)
+    seen: set[tuple[str, str]] = set()
+    for old_release, target in before[:last]:
+        for artifact in read_manifest(repository, old_release, target).artifacts:
+            name = artifact.path.rpartition("/")[2]
+            new = next((file for file in files if file.name == name and file.sha256 != artifact.sha256), None)
+            if new is None or (artifact.sha256, new.sha256) in seen:
+                continue
+            seen.add((artifact.sha256, new.sha256))
+            sizes = (artifact.length, new.length)
+            if max(sizes) <= MAX_FILE_BYTES and min(sizes) >= MIN_FILE_BYTES:
+                old_data = _read_blob(repository.folder, artifact.path, artifact.sha256)
+                patch = _patch(release, artifact.sha256, new, old_data, new.path.read_bytes())
+                if patch is not None:
+                    yield patch
+
+
+def compress_patch(old: bytes, new: bytes) -> bytes:
+    """What turns `old` into `new`. Its window covers the longer of both, as `zstd --patch-from` does it."""
+    zstd = _zstd()
+    options = {
+        zstd.CompressionParameter.compression_level: _LEVEL,
+        zstd.CompressionParameter.window_log: max(len(old), len(new)).bit_length(),
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+        zstd.CompressionParameter.checksum_flag: 0,
+    }
+    patch: bytes = zstd.compress(new, options=options, zstd_dict=_prefix(zstd, old))
+    return patch
+
+
+def _patch(release: ReleasePath, old_hash: str, new: StagedFile, old_data: bytes, new_data: bytes) -> Patch | None:
+    data = compress_patch(old_data, new_data)
+    if len(data) > MAX_SHARE * new.length:
+        return None
+    if _apply(old_data, data) != new_data:
+        raise PublishError(f"{new.name}: the patch from {old_hash} does not give it; publish with --patches 0")
+    path = release.file(f"{new.sha256[:_ID_DIGITS]}-from-{old_hash[:_ID_DIGITS]}.patch")
+    digest = hashlib.sha256(data).hexdigest()
+    return Patch(Delta(old_hash, new.sha256, path, digest, PATCH_ALGORITHM, len(data)), data)
+
+
+def _apply(old: bytes, patch: bytes) -> bytes:
+    zstd = _zstd()
+    options = {zstd.DecompressionParameter.window_log_max: MAX_FILE_BYTES.bit_length()}
+    new: bytes = zstd.decompress(patch, zstd_dict=_prefix(zstd, old), options=options)
+    return new
+
+
+def _prefix(zstd: ModuleType, old: bytes) -> Any:
+    return zstd.ZstdDict(old, is_raw=True).as_prefix
+
+
+def _read_blob(folder: RepositoryFolder, path: str, digest: str) -> bytes:
+    parent, _, name = path.rpartition("/")
+    place = folder.targets / parent / f"{digest}.{name}"
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        raise PublishError(f"{place}: {error.strerror}; bring it back from a copy, or give --patches 0") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise PublishError(f"{place}: was changed by somebody; bring it back from a copy, or give --patches 0")
+    return data
+
+
+def _zstd() -> ModuleType:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ModuleNotFoundError as error:
+        raise PublishError(
+            f"{error.name} is not installed; pip install 'edge-runtime[publish]', or give --patches 0"
+        ) from error
+    return zstd
