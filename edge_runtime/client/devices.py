@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.wire.topics import is_id
 
 ONLINE = "online"

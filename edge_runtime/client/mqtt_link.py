@@ -22,7 +22,8 @@ from typing import Any
 from edge_runtime.client.frames import Frame
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
-from edge_runtime.transports.mqtt_connection import Inbound, Session, Subscription
+from edge_runtime.transports.mqtt_connection import Session, Subscription
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.transports.outbox import Outgoing

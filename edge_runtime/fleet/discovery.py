@@ -15,7 +15,7 @@ from typing import Any
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
 from edge_runtime.fleet.status import ONLINE
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.topics import DeviceTopics, check_prefix
 

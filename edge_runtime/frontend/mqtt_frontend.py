@@ -30,7 +30,7 @@ from edge_runtime.frontend.mqtt_request import (
     tightens,
 )
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.wire import codec
 from edge_runtime.wire.topics import DeviceTopics, check_reply_topic

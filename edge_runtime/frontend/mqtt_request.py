@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.frontend.forms import Form, Frames, Json
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.wire import codec
 from edge_runtime.wire.topics import Address
 

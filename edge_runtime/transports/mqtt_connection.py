@@ -17,6 +17,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_runtime.config.broker import BrokerAccess
+from edge_runtime.transports.mqtt_packets import Inbound, packed_publish
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, refusal
 from edge_runtime.transports.mqtt_socket import BoundedClient
 from edge_runtime.transports.mqtt_tls import tls_context
@@ -27,6 +28,9 @@ UNSUPPORTED_PROTOCOL = 0x84
 SESSION_TAKEN_OVER = 0x8E
 QOS1_IN_FLIGHT = 64
 """QoS 1 messages sent and not acknowledged, at most; a broker that says less with its Receive Maximum gets less."""
+
+MAX_UNSENT_BYTES = 64 << 10
+"""Handed over and not sent: about 400 small replies, which nobody can drop any more."""
 
 NO_LIMIT = 268_435_455
 """The largest MQTT packet there can be (MQTT 5, 2.1.4)."""
@@ -56,21 +60,6 @@ class Session:
     session_expiry_s: int = 0
     receive_maximum: int = 1024
     max_packet_bytes: int = 64 << 20
-
-
-@dataclass(slots=True)
-class Inbound:
-    """One message that came, with what MQTT 5 says beside it."""
-
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
-    response_topic: str | None = None
-    correlation: bytes | None = None
-    content_type: str | None = None
-    expiry_s: int | None = None
-    user_properties: Sequence[tuple[str, str]] = ()
 
 
 class PackedProperties(Properties):  # type: ignore[misc]
@@ -116,7 +105,6 @@ class MqttConnection:
         self._received = received
         self._is_first = is_first
         self._in_flight_limit = QOS1_IN_FLIGHT
-        self._steps = 0
         self._socket_error = ""
         self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
         self._client = self._new_client()
@@ -135,6 +123,7 @@ class MqttConnection:
             options = {"clean_start": self._is_first or not session.session_expiry_s, "properties": properties}
         address = self._access.address
         self._client.connect(address.host, address.port, session.keepalive_s, **options)
+        self.flush()
 
     def close(self) -> None:
         """Say goodbye where there is somebody to hear it, and give the socket back. Idempotent."""
@@ -167,27 +156,54 @@ class MqttConnection:
 
     def read(self, max_messages: int) -> bool:
         """Take what is there, up to so many packets. False when the connection is lost; `reason` then says why."""
-        client = self._client
-        for _ in range(max_messages):
-            before = self._steps
-            if client.loop_read() != paho.MQTT_ERR_SUCCESS or client.socket() is None:
+        client, packets = self._client, self._client.packets
+        if packets is None:
+            return False
+        try:
+            if not packets.has_packet() and not packets.fill():
+                client.loop_read()  # which says how it ended
                 return False
-            if self._steps == before and not self.has_pending():
-                break
+            for _ in range(max_messages):
+                if not packets.has_packet():
+                    break
+                found = packets.next_message(with_properties=self.protocol == 5)
+                if found is None:
+                    if client.loop_read() != paho.MQTT_ERR_SUCCESS or client.socket() is None:
+                        return False
+                    continue
+                message, mid = found
+                self._received(message)
+                if mid:
+                    client.ack(mid, 1)
+        except ValueError as error:
+            self.lost(f"the broker sends what is not MQTT: {error}")
+            return False
         return True
 
     def has_pending(self) -> bool:
-        """Whether TLS holds bytes that the descriptor no longer tells of."""
-        pending = getattr(self._client.socket(), "pending", None)
-        return bool(pending is not None and pending())
+        """Whether there is more to read that the descriptor no longer tells of."""
+        packets = self._client.packets
+        return packets is not None and packets.has_pending()
 
     def wants_write(self) -> bool:
         """Whether bytes wait for the socket."""
-        return bool(self._client.want_write())
+        packets = self._client.packets
+        return packets is not None and packets.unsent_bytes > 0
 
-    def write(self) -> bool:
-        """Send what waits. False when the connection is lost."""
-        return bool(self._client.loop_write() == paho.MQTT_ERR_SUCCESS) and self._client.socket() is not None
+    def has_room(self) -> bool:
+        """Whether another message may be handed over."""
+        packets = self._client.packets
+        return packets is not None and packets.unsent_bytes < MAX_UNSENT_BYTES
+
+    def flush(self) -> bool:
+        """Send what was handed over, as far as the socket takes it. False when the connection is lost."""
+        client, packets = self._client, self._client.packets
+        if client.want_write():
+            client.loop_write()  # what was said inside a callback goes to `packets`
+        if packets is not None and not packets.flush():
+            client.loop_read()  # which says why
+            return False
+        return True
 
     def keep_alive(self) -> bool:
         """Ask a silent broker whether it is there; to be called each second. False when it did not answer in time."""
@@ -198,13 +214,16 @@ class MqttConnection:
         return len(self.in_flight) < self._in_flight_limit
 
     def publish(self, message: Outgoing) -> None:
-        """Hand a message to the socket, or to paho's queue when the socket takes no more (`wants_write`)."""
-        properties = PackedProperties(message.properties) if self.protocol == 5 else None
-        info = self._client.publish(message.topic, message.payload, message.qos, message.retain, properties)
-        if message.qos:
-            # Not before: paho makes objects for this callback for each QoS 0 message as well.
-            self._client.on_publish = self._on_publish
-            self.in_flight[info.mid] = message
+        """Hand a message over, for `flush`. Raises ValueError for one that cannot be sent."""
+        client, is_v5 = self._client, self.protocol == 5
+        if not message.qos:
+            if client.packets is not None:
+                properties = message.properties if is_v5 else None
+                client.packets.send(packed_publish(message.topic, properties, message.payload, retain=message.retain))
+            return
+        packed = PackedProperties(message.properties) if is_v5 else None
+        info = client.publish(message.topic, message.payload, message.qos, message.retain, packed)
+        self.in_flight[info.mid] = message
 
     def fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
         """Receive what the broker retains there; `done` is told "" after the last one, else why it went wrong.
@@ -246,7 +265,9 @@ class MqttConnection:
             protocol=PROTOCOLS[self.protocol],
             clean_session=None if is_v5 else True,
             reconnect_on_failure=False,
+            manual_ack=True,  # what is read past paho is acknowledged here
         )
+        client.max_packet_bytes = session.max_packet_bytes
         client.user_timeout_s = session.keepalive_s
         client.is_local = access.address.is_this_machine
         client.connect_timeout = CONNECT_LIMIT_S
@@ -263,7 +284,7 @@ class MqttConnection:
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
         client.on_unsubscribe = self._on_unsubscribe
-        client.on_message = self._on_message_v5 if is_v5 else self._on_message_v3
+        client.on_publish = self._on_publish
         client.on_log = self._on_log
         return client
 
@@ -273,7 +294,6 @@ class MqttConnection:
             self._socket_error = text.removeprefix("failed to receive on socket: ")
 
     def _on_connect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
-        self._steps += 1
         if reason.is_failure:
             self.reason = refusal(str(reason), self._access)
             self.is_protocol_refused = reason.value == UNSUPPORTED_PROTOCOL
@@ -294,7 +314,6 @@ class MqttConnection:
             client.subscribe([(each.filter, each.qos) for each in wanted])
 
     def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
-        self._steps += 1
         if mid in self._fetches:
             self._fetched(mid, reasons)
             return
@@ -327,16 +346,13 @@ class MqttConnection:
         self._fetches[end] = filters, done
 
     def _on_unsubscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
-        self._steps += 1
         fetch = self._fetches.pop(mid, None)
         if fetch is not None:
             fetch[1]("")
 
     def _on_publish(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:  # noqa: ARG002
-        if self.in_flight.pop(mid, None) is not None:
-            self._steps += 1
-            if reason.is_failure:
-                self.refused_publishes += 1
+        if self.in_flight.pop(mid, None) is not None and reason.is_failure:
+            self.refused_publishes += 1
 
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
         if reason.value == SESSION_TAKEN_OVER:
@@ -345,31 +361,3 @@ class MqttConnection:
             )
         elif reason.is_failure and self.is_subscribed:
             self.lost(f"the connection ended: {reason}")
-
-    def _on_message_v5(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002
-        self._steps += 1
-        said = message.properties.__dict__
-        self._received(
-            Inbound(
-                _topic(message),
-                bytes(message.payload),
-                message.qos,
-                message.retain,
-                said.get("ResponseTopic"),
-                said.get("CorrelationData"),
-                said.get("ContentType"),
-                said.get("MessageExpiryInterval"),
-                said.get("UserProperty", ()),
-            )
-        )
-
-    def _on_message_v3(self, client: Any, userdata: Any, message: Any) -> None:  # noqa: ARG002
-        self._steps += 1
-        self._received(Inbound(_topic(message), bytes(message.payload), message.qos, message.retain))
-
-
-def _topic(message: Any) -> str:
-    try:
-        return str(message.topic)
-    except UnicodeDecodeError:
-        return ""  # no broker lets this through; nothing listens to it

@@ -16,6 +16,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 
+from edge_runtime.transports.mqtt_packets import PacketSocket
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
 
 LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES = 8 << 10, 32 << 10
@@ -31,17 +32,24 @@ REMOTE_BYTES = 256 << 10, 256 << 10
 class BoundedClient(paho.Client):  # type: ignore[misc]
     """paho's client over a connection of ours: what bounds a connection must be said before it is made.
 
-    `_create_socket_connection` is paho's own, not promised; were it gone, connections would be made as paho does.
-    tests/unit/test_mqtt_socket.py holds that it is there.
+    The two methods below are paho's own, which it does not promise to keep: tests/unit/test_mqtt_socket.py holds that
+    it has them. `packets` is what the last connection is read and written through.
     """
 
     user_timeout_s: int = 20
     is_local: bool = False
+    max_packet_bytes: int = 268_435_455
+    packets: PacketSocket | None = None
 
     def _create_socket_connection(self) -> sockets.socket:
         return connect(
             self.host, self.port, CONNECT_LIMIT_S, user_timeout_s=self.user_timeout_s, is_local=self.is_local
         )
+
+    def _create_socket(self) -> PacketSocket:
+        """TLS is paho's, when it is wanted; what it reads and writes through is ours."""
+        self.packets = PacketSocket(super()._create_socket(), self.max_packet_bytes)
+        return self.packets
 
 
 def connect(host: str, port: int, limit_s: float, *, user_timeout_s: int, is_local: bool) -> sockets.socket:

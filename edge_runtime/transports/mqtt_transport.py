@@ -23,7 +23,8 @@ from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import ConfigError
 from edge_runtime.transports.backoff import STEADY_S, Backoff
-from edge_runtime.transports.mqtt_connection import NO_LIMIT, Inbound, MqttConnection, Session
+from edge_runtime.transports.mqtt_connection import NO_LIMIT, MqttConnection, Session
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, connect_failure
 from edge_runtime.transports.outbox import Outbox, Outgoing
 
@@ -276,8 +277,8 @@ class MqttTransport:
         # Now and then something is read all the same, or the broker's word that it is alive would be missed.
         may_read = not wants_write or self._must_read
         poller.modify(connection.fd, (select.POLLIN if may_read else 0) | (select.POLLOUT if wants_write else 0))
-        is_busy = (
-            (may_read and connection.has_pending()) or bool(self._posted or self._calls) or self._can_send(connection)
+        is_busy = bool(self._posted or self._calls) or (
+            not wants_write and (connection.has_pending() or self._can_send(connection))
         )
         found = dict(poller.poll(0 if is_busy else int(BEAT_S * 1e3)))
         if self._wake_fd in found:
@@ -289,11 +290,11 @@ class MqttTransport:
             self._deliver()
             if not is_there:
                 return False
-        if wants_write and events & select.POLLOUT and not connection.write():
+        if wants_write and events & select.POLLOUT and not connection.flush():
             return False
         self._work()
         self._send(connection)
-        return self._beat(connection) and connection.is_open
+        return connection.flush() and self._beat(connection) and connection.is_open
 
     def _deliver(self) -> None:
         if self._inbox:
@@ -317,16 +318,16 @@ class MqttTransport:
     def _can_send(self, connection: MqttConnection) -> bool:
         return (
             connection.is_subscribed
-            and not connection.wants_write()
+            and connection.has_room()
             and self._outbox.has(with_qos1=connection.may_publish_qos1())
         )
 
     def _send(self, connection: MqttConnection) -> None:
-        """Publish while the socket takes it: nothing piles up in paho, which has no bound."""
+        """Hand over what will be flushed together, within a bound: nothing piles up where it cannot be dropped."""
         if not connection.is_subscribed:
             return
         now_s = self._clock.monotonic_s()
-        while not connection.wants_write():
+        while connection.has_room():
             message = self._outbox.take(now_s, with_qos1=connection.may_publish_qos1())
             if message is None:
                 return

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.discovery import GONE_MODELS, SPREAD_S, Discovery, device_message
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.topics import DeviceTopics
 from tests.fakes.clock import FakeClock

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.client.devices import Device, device_filters, devices_told_by
-from edge_runtime.transports.mqtt_connection import Inbound
+from edge_runtime.transports.mqtt_packets import Inbound
 
 
 def told(topic: str, payload: bytes) -> Inbound:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket as sockets
 from collections.abc import Iterator
 
 import paho.mqtt.client as paho
 import pytest
 
+from edge_runtime.transports.mqtt_packets import PacketSocket
 from edge_runtime.transports.mqtt_socket import (
     LOCAL_RECEIVE_BYTES,
     LOCAL_SEGMENT_BYTES,
@@ -49,13 +51,16 @@ def test_nobody_there_is_an_oserror() -> None:
         connect("127.0.0.1", port, 5.0, user_timeout_s=7, is_local=True)
 
 
-def test_paho_makes_its_connections_through_ours(listener: sockets.socket) -> None:
+def test_paho_makes_its_connections_through_ours_and_reads_through_our_packets(listener: sockets.socket) -> None:
+    """The two methods that are overridden are paho's own: a version without them would pass them by."""
     client = BoundedClient(paho.CallbackAPIVersion.VERSION2)
     client.is_local = True
     client.connect("127.0.0.1", port_of(listener))
     socket = client.socket()
-    assert socket is not None
+    assert isinstance(socket, PacketSocket)
+    assert socket is client.packets
     try:
-        assert socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_MAXSEG) <= LOCAL_SEGMENT_BYTES
+        with sockets.socket(fileno=os.dup(socket.fileno())) as twin:
+            assert twin.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_MAXSEG) <= LOCAL_SEGMENT_BYTES
     finally:
         socket.close()
