@@ -7,12 +7,15 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_runtime.cli.main import main
+from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.rotation import rotate
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 
 
@@ -129,24 +132,55 @@ def test_a_wrong_command_line_is_status_2(words: list[str], complaint: str, caps
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("answer", "status", "version"), [(b"y\n", 0, 2), (b"n\n", 1, 1), (b"\n", 1, 1)])
-def test_on_a_terminal_a_person_is_asked(answer: bytes, status: int, version: int, repository: Path) -> None:
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "edge_runtime", "repo", "add-team", "vision", "--online"],
-        stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
-    try:
-        while b"Sign? [y/N]" not in seen:
-            seen += os.read(ours, 1 << 16)
-        assert b"targets version 2" in seen
-        os.write(ours, answer)
-        assert child.wait(60) == status
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+class Terminal:
+    """A person at a terminal in front of `edge-runtime repo`. `seen`: all that was shown."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        environment = {name: value for name, value in os.environ.items() if name != "EDGE_RUNTIME_PASSPHRASE"}
+        # A session of its own, or getpass would ask on the terminal that the tests run in.
+        self._child = subprocess.Popen(
+            [sys.executable, "-W", "ignore::getpass.GetPassWarning", "-m", "edge_runtime", "repo", *words],
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env=environment,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def answer(self, question: str, text: str) -> None:
+        """Wait for a question and type an answer."""
+        while question not in self.seen:
+            self.seen += os.read(self._ours, 1 << 16).decode()
+        self.seen = self.seen.partition(question)[2]
+        os.write(self._ours, f"{text}\n".encode())
+
+    def wait(self) -> int:
+        """The exit status."""
+        return self._child.wait(60)
+
+    def close(self) -> None:
+        """Leave."""
+        self._child.kill()
+        self._child.wait()
+        os.close(self._ours)
+
+
+@pytest.mark.parametrize(("answer", "status", "version"), [("y", 0, 2), ("n", 1, 1), ("", 1, 1)])
+def test_on_a_terminal_a_person_is_asked(answer: str, status: int, version: int, repository: Path) -> None:
+    with closing(Terminal("add-team", "vision", "--online")) as terminal:
+        terminal.answer("Sign? [y/N]", answer)
+        if answer == "y":
+            terminal.answer("Passphrase of targets-1: ", PASSPHRASE)
+        assert terminal.wait() == status
     with Publisher(repository).opened() as opened:
         assert opened.catalog.targets.version == version
+
+
+def test_a_person_makes_a_repository_with_a_passphrase_that_is_typed_twice(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with closing(Terminal("init", str(path), "--root-keys", "1", "--root-threshold", "1")) as terminal:
+        terminal.answer("Passphrase for the new keys: ", PASSPHRASE)
+        terminal.answer("The same again: ", PASSPHRASE)
+        terminal.answer("Sign? [y/N]", "yes")
+        assert terminal.wait() == 0
+    with Publisher(path).opened() as repository:
+        assert not rotate(repository, "root", NewKeys(is_online=True)).signings[0].is_online

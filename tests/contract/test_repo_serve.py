@@ -16,8 +16,10 @@ import pytest
 from tuf.ngclient import Updater
 
 from edge_runtime.errors import PublishError
+from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.delegations import add_group
 from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.rotation import rotate
 from edge_runtime.publish.static_server import StaticServer
 from edge_runtime.repository.release_paths import assignments_path
 from tests.fakes.publishing import Publisher
@@ -154,3 +156,30 @@ def test_the_command_serves_until_it_is_interrupted(publisher: Publisher) -> Non
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("place", ["http", "bundle"])
+def test_our_own_client_without_cryptography_fetches_from_a_server_and_from_a_bundle(
+    place: str, server: StaticServer, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.carry_out(lambda repository: rotate(repository, "root"))
+    base = server.url
+    if place == "bundle":
+        base = f"{tmp_path / 'usb'}/"
+        with publisher.opened() as repository:
+            write_bundle(repository, "line", tmp_path / "usb")
+    root = tmp_path / "root.json"
+    root.write_bytes(publisher.root_1)
+    home = ["--metadata-dir", str(tmp_path / "device"), "--metadata-url", f"{base}metadata/"]
+    wanted = ["--target-name", assignments_path("line"), "--target-dir", str(tmp_path / "out")]
+    program = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from edge_runtime.update.tuf_cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for words in (
+        [*home, "init", str(root)],
+        [*home, *wanted, "--target-base-url", f"{base}targets/", "download"],
+    ):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"[]\n"]
