@@ -184,3 +184,27 @@ def test_a_person_makes_a_repository_with_a_passphrase_that_is_typed_twice(tmp_p
         assert terminal.wait() == 0
     with Publisher(path).opened() as repository:
         assert not rotate(repository, "root", NewKeys(is_online=True)).signings[0].is_online
+
+
+@pytest.mark.parametrize("package", ["tuf", "securesystemslib", "cryptography"])
+def test_without_the_extra_the_verb_says_what_to_install_and_help_still_helps(package: str) -> None:
+    for words, status, complaint in ((["status"], 1, "pip install 'edge-runtime[publish]'"), (["--help"], 0, "")):
+        program = (
+            f"import sys; sys.modules[{package!r}] = None\n"
+            f"from edge_runtime.cli.main import main; sys.exit(main(['repo', *{words!r}]))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        assert complaint in done.stderr
+
+
+def test_a_team_may_need_more_than_one_signature(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(capsys, "add-team", "vision", "--keys", "3", "--threshold", "2", "--yes")
+    assert [each["keys"] for each in done["signed"] if each["role"] == "team-vision"] == [
+        ["team-vision-1", "team-vision-2"]
+    ]
+    done = run(capsys, "rotate", "team-vision", "--keys", "1", "--threshold", "1", "--yes")
+    assert [each["keys"] for each in done["signed"] if each["role"] == "team-vision"] == [["team-vision-4"]]
+    TufDevice(repository, tmp_path / "device", Publisher(repository).root_1).check()
