@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ from edge_runtime.repository.names import (
     parse_version,
     weights_name,
 )
-from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_file_name
+from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
 from edge_runtime.typed_toml import build, parse_toml
 
 MAX_FILE_BYTES = 16 << 30
@@ -46,7 +45,6 @@ REFUSED_SETTINGS = {
 }
 """Keys of `model.toml` that are not published, and why."""
 
-_CODE = re.compile(r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)", re.IGNORECASE)
 _PIECE_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -145,7 +143,7 @@ def _plain_names(folder: Path) -> list[str]:
                 continue
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
                 raise PublishError(f"{entry.path}: is no plain file; copy its content there")
-            if _CODE.fullmatch(entry.name):
+            if is_code(entry.name):
                 raise PublishError(
                     f"{entry.path}: is code, or compiled for one machine; an update carries neither: convert the model "
                     "to ONNX, or put it on devices by other means"

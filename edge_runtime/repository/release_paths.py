@@ -20,6 +20,7 @@ MANIFEST_FILE = "manifest.json"
 GOLDEN_FILE = "golden.bin"
 RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
 
+_CODE = re.compile(r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)", re.IGNORECASE)
 _OWNER = re.compile(r"[a-z0-9-]{1,64}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -32,6 +33,11 @@ def is_owner_name(text: str) -> bool:
 def is_file_name(text: str) -> bool:
     """Whether a text may name a file of a release."""
     return _FILE.fullmatch(text) is not None
+
+
+def is_code(name: str) -> bool:
+    """Whether a file would run as code, or was compiled for one machine: no release carries such (DESIGN 8)."""
+    return _CODE.fullmatch(name) is not None
 
 
 def team_role(team: str) -> str:

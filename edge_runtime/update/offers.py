@@ -10,21 +10,23 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from edge_runtime.repository.manifest import Assignment, Manifest
-
-CODE_SUFFIXES = (".py", ".pyc", ".so", ".plan", ".engine")
-"""Files of a release that would run as code, or were built for another device: never taken from anybody (DESIGN 8)."""
+from edge_runtime.repository.release_paths import is_code
 
 _SHARE_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What of a device decides whether a release fits it. runtime: its version, as numbers."""
+    """What of a device decides whether a release fits it.
+
+    runtime: its version, as numbers. suffixes: of the artifacts that its backends load; several load ".onnx", so what
+    the publisher ran it with says little.
+    """
 
     device_id: str
     profile: str
     runtime: tuple[int, ...]
-    backends: frozenset[str]
+    suffixes: frozenset[str]
     memory_bytes: int
 
 
@@ -82,12 +84,12 @@ def why_not_fit(manifest: Manifest, device: Device) -> str | None:
     needed = version_numbers(manifest.min_runtime)
     if needed > device.runtime:
         return f"{name} needs edge-runtime {manifest.min_runtime}; this is {'.'.join(map(str, device.runtime))}"
-    code = [artifact.path for artifact in manifest.artifacts if artifact.path.endswith(CODE_SUFFIXES)]
+    names = [artifact.path.rpartition("/")[2] for artifact in manifest.artifacts]
+    code = [file for file in names if is_code(file)]
     if code:
-        return f"{name} carries {code[0]}; an update never brings code, nor plans made for another device"
-    known = {artifact.backend for artifact in manifest.artifacts}
-    if not known & device.backends:
-        return f"{name} has artifacts for {', '.join(sorted(known))}; here are {', '.join(sorted(device.backends))}"
+        return f"{name} carries {code[0]}; an update never brings code, nor what was compiled for another machine"
+    if not any(file.endswith(tuple(device.suffixes)) for file in names):
+        return f"{name} has {', '.join(sorted(names))}; backends here load {', '.join(sorted(device.suffixes))}"
     if manifest.peak_memory_bytes > device.memory_bytes:
         return f"{name} needs {manifest.peak_memory_bytes} bytes of memory; models may have {device.memory_bytes} here"
     return None

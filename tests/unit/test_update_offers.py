@@ -19,7 +19,7 @@ from edge_runtime.update.offers import (
     why_not_offered,
 )
 
-DEVICE = Device("cam-7", "x86-avx2", (0, 3), frozenset({"onnxruntime"}), 1 << 30)
+DEVICE = Device("cam-7", "x86-avx2", (0, 3), frozenset({".onnx"}), 1 << 30)
 
 
 def sha(number: int) -> str:
@@ -101,7 +101,10 @@ def test_a_release_is_passed_over_for_a_reason(memory: Memory, reason: str | Non
         ({"min_runtime": "0.3.1"}, "needs edge-runtime 0.3.1"),
         ({"min_runtime": "0.3.0"}, None),
         ({"peak_memory_bytes": 1 << 40}, "bytes of memory"),
-        ({"artifacts": (Artifact("team/vision/digits/4/model.xml", sha(1), 1, "openvino"),)}, "artifacts for openvino"),
+        (
+            {"artifacts": (Artifact("team/vision/digits/4/model.xml", sha(1), 1, "openvino"),)},
+            "has model.xml; backends here load .onnx",
+        ),
         ({"artifacts": (Artifact("team/vision/digits/4/model.py", sha(1), 1, "onnxruntime"),)}, "never brings code"),
     ],
 )
