@@ -1,0 +1,105 @@
+"""Whether a release that serves does as well as the one before it. Pure.
+
+Owns: the rule. What is compared are the same numbers of both, counted the same way on this very device: no threshold
+in milliseconds can fit both a Jetson and a Pi. What caused a failure is not known here; refusals under load are not
+counted as failures, since they are the load's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+LEAST_TO_JUDGE = 20
+"""Requests from which a share or a quantile says anything: one failure of 20 is 5 %."""
+
+NOISE_S = 0.002
+"""Below this a p95 is the machine's, not the model's: 0.2 ms beside 0.05 is four times as long and no regression."""
+
+
+class Verdict(Enum):
+    """What is to be done.
+
+    UNDECIDED: go on looking; at the end of the window, with too little traffic, run the golden input and look again.
+    """
+
+    HEALTHY = "healthy"
+    REGRESSED = "regressed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one release did in a time: requests that were run, how many of them failed, and their p95 run time."""
+
+    requests: int = 0
+    failures: int = 0
+    p95_s: float | None = None
+
+    @property
+    def failure_share(self) -> float:
+        """Failures of requests; 0 without requests."""
+        return self.failures / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """`[update]`: how much worse is too much. window_s: how long a release is looked at before it is committed."""
+
+    window_s: float = 60.0
+    failure_share: float = 0.02
+    latency_ratio: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and, in words, why."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge_health(before: Observed, now: Observed, elapsed_s: float, thresholds: Thresholds) -> Judgement:
+    """Judge a release by what it did since it was swapped in, beside what the one before it did.
+
+    A regression is said as soon as it is sure, health only when the window is over.
+    """
+    bad = _failures(before, now, thresholds) or _latency(before, now, thresholds)
+    if bad is not None:
+        return Judgement(Verdict.REGRESSED, bad)
+    if elapsed_s < thresholds.window_s:
+        return Judgement(Verdict.UNDECIDED, f"{elapsed_s:.0f} of {thresholds.window_s:.0f} s observed")
+    if now.requests < LEAST_TO_JUDGE:
+        wanted = f"{LEAST_TO_JUDGE} are needed to judge"
+        return Judgement(Verdict.UNDECIDED, f"{now.requests} requests in {elapsed_s:.0f} s; {wanted}")
+    return Judgement(
+        Verdict.HEALTHY, f"{now.requests} requests in {elapsed_s:.0f} s, {now.failures} failed, {_ms(now.p95_s)}"
+    )
+
+
+def _failures(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
+    """More failures than before by more than the share, over enough requests to say so."""
+    allowed = before.failure_share + thresholds.failure_share
+    if now.requests < LEAST_TO_JUDGE or now.failure_share <= allowed:
+        return None
+    return (
+        f"{now.failures} of {now.requests} requests failed ({now.failure_share:.1%}); before it were "
+        f"{before.failure_share:.1%}, and {thresholds.failure_share:.1%} more are allowed"
+    )
+
+
+def _latency(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
+    """A p95 run time so many times as long as before, where both are known and not noise."""
+    if now.requests < LEAST_TO_JUDGE or before.requests < LEAST_TO_JUDGE or before.p95_s is None or now.p95_s is None:
+        return None
+    allowed_s = max(before.p95_s, NOISE_S) * thresholds.latency_ratio
+    if now.p95_s <= allowed_s:
+        return None
+    return (
+        f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and {thresholds.latency_ratio:g} times "
+        "that are allowed"
+    )
+
+
+def _ms(p95_s: float | None) -> str:
+    return "p95 unknown" if p95_s is None else f"p95 {p95_s * 1e3:.3g} ms"
