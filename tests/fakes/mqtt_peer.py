@@ -21,6 +21,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edge_runtime.transports.mqtt_tls import ClosingSocket
 from tests.fakes.broker import Tls
 
 if TYPE_CHECKING:
@@ -330,22 +331,9 @@ class Peer:
             self._changed.notify_all()
 
 
-class _ClosingSocket(ssl.SSLSocket):
-    """Closes itself when its handshake fails; paho leaves that to the collector, which Python warns of."""
-
-    def _handshake_or_close(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except OSError:
-            self.close()
-            raise
-
-    do_handshake = _handshake_or_close
-
-
 def _context(tls: Tls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(tls.ca))
     if tls.certificate is not None:
         context.load_cert_chain(str(tls.certificate), str(tls.key))
-    context.sslsocket_class = _ClosingSocket
+    context.sslsocket_class = ClosingSocket
     return context
