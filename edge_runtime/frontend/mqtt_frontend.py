@@ -64,6 +64,7 @@ class MqttFrontend:
         self._retained_listeners: dict[str, Listener] = {}
         self._frontend = frontend
         self._topics = topics
+        self._asked = topics.infer()
         self._reply_prefixes = reply_prefixes
         self._clock = clock
         self._metrics = metrics
@@ -171,6 +172,9 @@ class MqttFrontend:
         if message.retain:
             self._metrics.count("mqtt_retained_ignored")
             return
+        if not message.topic.startswith(self._asked):
+            self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends what was not subscribed to
+            return
         has_json = is_json(message)
         body = read_json(message.payload) if has_json else read_array(message.payload)
         try:
@@ -181,7 +185,9 @@ class MqttFrontend:
         address = ReplyAddress(
             topic, min(message.qos, 1), correlation, is_json=has_json, expires_s=reply_expires_s(now_s, math.inf)
         )
-        key = (topic, correlation, hash(message.payload)) if message.qos and correlation is not None else None
+        # What is too long is refused below, and never kept.
+        is_known_by = message.qos > 0 and correlation is not None and len(correlation) <= MAX_CORRELATION_BYTES
+        key = (topic, correlation, hash(message.payload)) if is_known_by else None
         if key is not None and not self._duplicates.is_new(key, now_s):
             self._metrics.count("mqtt_duplicates")
             return

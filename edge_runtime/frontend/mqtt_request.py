@@ -64,7 +64,7 @@ def is_json(message: Inbound) -> bool:
     kind = (message.content_type or "").split(";")[0].strip().lower()
     if kind in {JSON_TYPE, MSGPACK_TYPE}:
         return kind == JSON_TYPE
-    return message.payload[:1] == b"{"
+    return message.payload[:64].lstrip()[:1] == b"{"  # people's editors and shells put blanks before it
 
 
 def is_plain(message: Inbound, body: Body) -> bool:

@@ -106,6 +106,7 @@ class MqttConnection:
         self._is_first = is_first
         self._in_flight_limit = QOS1_IN_FLIGHT
         self._socket_error = ""
+        self._subscribing: int | None = None
         self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
         self._client = self._new_client()
 
@@ -172,7 +173,8 @@ class MqttConnection:
                         return False
                     continue
                 message, mid = found
-                self._received(message)
+                if self.is_accepted:  # before, nobody has said who is at the other end
+                    self._received(message)
                 if mid:
                     client.ack(mid, 1)
         except ValueError as error:
@@ -306,16 +308,19 @@ class MqttConnection:
         if not wanted:
             self._introduced()
         elif self.protocol == 5:
-            client.subscribe([
+            _, self._subscribing = client.subscribe([
                 (each.filter, SubscribeOptions(qos=each.qos, retainAsPublished=each.retain_as_published))
                 for each in wanted
             ])  # fmt: skip
         else:
-            client.subscribe([(each.filter, each.qos) for each in wanted])
+            _, self._subscribing = client.subscribe([(each.filter, each.qos) for each in wanted])
 
     def _on_subscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
         if mid in self._fetches:
             self._fetched(mid, reasons)
+            return
+        if mid != self._subscribing or len(reasons) != len(self._session.subscriptions):
+            self.reason = "the broker acknowledges a subscription that nobody asked for"
             return
         refused = [
             f"{each.filter} ({reason})"
@@ -359,5 +364,5 @@ class MqttConnection:
             self.reason = (
                 f"another client took over the session {self._session.client_id!r}: two devices with one device_id?"
             )
-        elif reason.is_failure and self.is_subscribed:
-            self.lost(f"the connection ended: {reason}")
+        elif flags.is_disconnect_packet_from_server and reason.is_failure:
+            self.lost(f"the broker ended the connection: {reason}")

@@ -18,6 +18,9 @@ READ_BYTES = 16 << 10
 LARGEST_READ_BYTES = 256 << 10
 """Of one read while a large packet is under way."""
 
+MAX_USER_PROPERTIES = 64
+"""Of one message that are kept; the others are passed over. Three mean something (wire v1)."""
+
 PUBLISH = 0x30
 _FIXED_BYTES = {0x01: 1, 0x02: 4, 0x23: 2}
 _EXPIRY, _CONTENT_TYPE, _RESPONSE_TOPIC, _CORRELATION, _SUBSCRIPTION, _USER = 0x02, 0x03, 0x08, 0x09, 0x0B, 0x26
@@ -145,14 +148,17 @@ class PacketSocket:
     def next_message(self, *, with_properties: bool) -> tuple[Inbound, int] | None:
         """The message at the front, and its packet identifier; None when something else is there, which is paho's.
 
-        To be called only while `has_packet`. Raises ValueError for a packet that breaks the protocol.
+        To be called only while `has_packet`. Raises ValueError for a packet that breaks the protocol, or is a message
+        of QoS 2, which nobody here asks for and paho would keep.
         """
         front = self._front()
         assert front is not None
         first, begin, end = front
-        if first & 0xF0 != PUBLISH or first & 0x06 > 0x02:
+        if first & 0xF0 != PUBLISH:
             self._end_for_paho = end
             return None
+        if first & 0x06 > 0x02:
+            raise ValueError("a message of QoS 2 or 3, which was not asked for")
         self._at = end
         try:
             return _message(first, self._read, begin, end, with_properties=with_properties)
@@ -239,6 +245,7 @@ def _message(first: int, data: bytearray, at: int, end: int, *, with_properties:
 
 
 def _read_properties(message: Inbound, data: bytearray, at: int, end: int) -> None:
+    said: list[tuple[str, str]] = []
     while at < end:
         kind = data[at]
         at += 1
@@ -261,8 +268,10 @@ def _read_properties(message: Inbound, data: bytearray, at: int, end: int) -> No
             else:
                 begin = at + 2
                 at = begin + (data[at] << 8 | data[at + 1])
-                message.user_properties += ((raw.decode(), data[begin:at].decode()),)
+                if len(said) < MAX_USER_PROPERTIES:
+                    said.append((raw.decode(), data[begin:at].decode()))
         else:
             raise ValueError(f"a message has a property {kind:#x}")
-    if at != end:
-        raise IndexError
+        if at > end:
+            raise IndexError
+    message.user_properties = tuple(said)

@@ -268,7 +268,7 @@ class MqttTransport:
         while self._turn(connection, poller):
             if self._is_stopping and self._has_sent_all(connection):
                 return
-        connection.lost("the connection ended")
+        connection.lost("the broker or the network ended the connection")
 
     def _turn(self, connection: MqttConnection, poller: select.poll) -> bool:
         """One round: wait, read, answer, write. False when the connection is lost."""
@@ -381,7 +381,10 @@ class MqttTransport:
         self._outbox.put_back([message for message in again if not message.retain])
         is_protocol_refused = connection.is_protocol_refused and self._protocol == 5
         if is_protocol_refused:
-            log.log(self._log_level, "the broker does not speak MQTT 5; going on with 3.1.1")
+            log.log(
+                self._log_level,
+                "the broker does not speak MQTT 5; going on with 3.1.1, where a request says reply_to inside",
+            )
             self._protocol = 4
         if self._is_stopping:
             return
@@ -401,6 +404,7 @@ class MqttTransport:
     def _account_for_loss(self, connection: MqttConnection, lasted_s: float) -> None:
         """Begin with short waits again after a good connection; after some bad ones in a row, say what it may be."""
         self._backoff.lasted(lasted_s)
+        self._protocol = 5  # the next broker there may speak it, whatever this one said
         self._short_connections = 0 if lasted_s >= STEADY_S else self._short_connections + 1
         if self._short_connections >= SUSPECT_CONNECTIONS:
             # Not every broker says which: mosquitto 2.0.11 just closes.

@@ -180,6 +180,20 @@ def test_a_flood_of_hostile_messages_leaves_no_memory_behind(attacker, daemon):
     assert resident_bytes() - before < GROWTH_BYTES
 
 
+def test_correlation_data_that_is_refused_for_its_length_is_not_kept(attacker, daemon):
+    def flood(seed: int) -> None:
+        for index in range(500):
+            attacker.publish(
+                TOPIC, GOOD, 1, response_topic="reply/harm", correlation=b"%d-%d" % (seed, index) + b"c" * 60_000
+            )
+            assert error_of(attacker.next()) == "decode_failed"
+
+    flood(0)
+    before = resident_bytes()
+    flood(1)
+    assert resident_bytes() - before < GROWTH_BYTES
+
+
 def test_a_retained_wake_or_request_runs_nothing_when_the_device_comes_back(broker, models, tmp_path):
     with Peer(broker.url) as peer:
         peer.subscribe("reply/stale", 1)

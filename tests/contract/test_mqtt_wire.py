@@ -126,6 +126,7 @@ def test_without_a_content_type_the_first_byte_says_the_form(peer):
     x = floats(1, 16)
 
     assert peer.ask("edge/dev1/infer/mlp", json_request(x)).payload[:1] == b"{"
+    assert peer.ask("edge/dev1/infer/mlp", " \n\t" + json_request(x)).payload[:1] == b"{"
     assert peer.ask("edge/dev1/infer/mlp", request(x)).payload[0] == 0x92
 
 
@@ -431,6 +432,19 @@ def test_a_broker_that_does_not_speak_mqtt_5_is_served_with_3(models, broker, tm
             pass
         assert json.loads(message.payload)["id"] == "a"
         assert daemon.stats()["mqtt"]["protocol"] == "3.1.1"
+
+
+def test_a_broker_that_refused_mqtt_5_once_is_asked_again_after_the_next_loss(models, broker, tmp_path):
+    with FaultProxy(broker.port, refuse_mqtt5=True) as old, Peer(broker.url) as peer:
+        settings = MqttSettings(url=f"mqtt://127.0.0.1:{old.port}/risen", reconnect_min_s=0.05, reconnect_max_s=0.1)
+        with running_daemon(models, tmp_path, mqtt=settings) as daemon:
+            wait_status(peer, "risen", b"online")
+            assert daemon.stats()["mqtt"]["protocol"] == "3.1.1"
+            old.cut()
+            while peer.next().payload != b"online":
+                pass
+            # It was asked for 5 first, refused, and served with 3.1.1 again.
+            assert old.connections >= 4
 
 
 # ---- presence -------------------------------------------------------------------------------------------------------
