@@ -20,15 +20,17 @@ def connect_failure(error: Exception, access: BrokerAccess) -> str:
         case ssl.SSLCertVerificationError():
             why = f"the broker's certificate is not trusted: {error.verify_message}; check ca_file and the host name"
         case ssl.SSLError():
-            why = f"TLS failed: {error.reason or error}; does the broker want a client certificate, or no TLS?"
+            why = f"TLS failed: {getattr(error, 'reason', None) or error}; does the broker want a client certificate, or no TLS?"
         case sockets.gaierror():
             why = f"the name is not known: {error.strerror}"
+        case ConnectionResetError() if access.address.is_tls:
+            why = "the connection was reset; does the broker speak TLS on this port, and want a client certificate?"
         case TimeoutError():
             why = f"no answer within {CONNECT_LIMIT_S:.0f} s"
         case ConnectionRefusedError():
             why = "nobody listens there; is the broker running?"
         case _:
-            why = f"{getattr(error, 'strerror', None) or error or type(error).__name__}"
+            why = f"{getattr(error, 'strerror', None) or str(error) or type(error).__name__}"
     return f"{access.address.url}: {why}"
 
 
