@@ -20,7 +20,8 @@ def connect_failure(error: Exception, access: BrokerAccess) -> str:
         case ssl.SSLCertVerificationError():
             why = f"the broker's certificate is not trusted: {error.verify_message}; check ca_file and the host name"
         case ssl.SSLError():
-            why = f"TLS failed: {getattr(error, 'reason', None) or error}; does the broker want a client certificate, or no TLS?"
+            said = getattr(error, "reason", None) or error
+            why = f"TLS failed: {said}; does the broker want a client certificate, or no TLS?"
         case sockets.gaierror():
             why = f"the name is not known: {error.strerror}"
         case ConnectionResetError() if access.address.is_tls:
