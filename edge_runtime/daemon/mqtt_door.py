@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_runtime.config.broker import broker_access
+from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.daemon.assemble import Core
 from edge_runtime.fleet.discovery import Discovery
@@ -52,23 +52,7 @@ class MqttDoor:
             core.metrics,
             max_packet_bytes=settings.max_packet_bytes,
         )
-        self.transport = MqttTransport(
-            access,
-            Session(
-                client_id=f"edge-{self.topics.device_id}",
-                subscriptions=self._subscriptions(),
-                will=last_will(self.topics),
-                keepalive_s=settings.keepalive_s,
-                session_expiry_s=settings.session_expiry_s,
-                receive_maximum=settings.receive_maximum,
-                max_packet_bytes=settings.max_packet_bytes,
-            ),
-            self._mqtt_frontend,
-            core.metrics,
-            reconnect_min_s=settings.reconnect_min_s,
-            reconnect_max_s=settings.reconnect_max_s,
-            clock=core.clock,
-        )
+        self.transport = self._new_transport(access, settings)
         self._presence = Presence(
             self.topics,
             self.transport.retain,
@@ -140,6 +124,25 @@ class MqttDoor:
             "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
             "reason": self.transport.reason,
         }
+
+    def _new_transport(self, access: BrokerAccess, settings: MqttSettings) -> MqttTransport:
+        return MqttTransport(
+            access,
+            Session(
+                client_id=f"edge-{self.topics.device_id}",
+                subscriptions=self._subscriptions(),
+                will=last_will(self.topics),
+                keepalive_s=settings.keepalive_s,
+                session_expiry_s=settings.session_expiry_s,
+                receive_maximum=settings.receive_maximum,
+                max_packet_bytes=settings.max_packet_bytes,
+            ),
+            self._mqtt_frontend,
+            self._core.metrics,
+            reconnect_min_s=settings.reconnect_min_s,
+            reconnect_max_s=settings.reconnect_max_s,
+            clock=self._core.clock,
+        )
 
     def _new_discovery(self, settings: MqttSettings, host: HostProbe) -> Discovery | None:
         if settings.home_assistant is None:

@@ -10,6 +10,7 @@ Invariant: a message ends as exactly one reply, or as a counted drop: retained, 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -34,6 +35,8 @@ from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.wire import codec
 from edge_runtime.wire.topics import DeviceTopics, check_reply_topic
+
+log = logging.getLogger(__name__)
 
 MAX_CORRELATION_BYTES = 1024
 """It is kept with each request that waits; ids are 16 to 40 bytes."""
@@ -73,7 +76,6 @@ class MqttFrontend:
         self._allowed: set[str] = set()
         self._endpoint: MqttEndpoint | None = None
         self._beats: list[Callable[[], None]] = []
-        self._on_online: list[Callable[[], None]] = []
         self._error_due_s = 0.0
 
     def listen(self, topic: str, listener: Listener, *, takes_retained: bool = False) -> None:
@@ -89,10 +91,6 @@ class MqttFrontend:
         """Call a function at each beat. Before the transport starts."""
         self._beats.append(function)
 
-    def when_online(self, function: Callable[[], None]) -> None:
-        """Call a function with each new connection. Before the transport starts."""
-        self._on_online.append(function)
-
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
     def messages(self, transport: MqttTransport, messages: Sequence[Inbound]) -> None:
@@ -107,7 +105,7 @@ class MqttFrontend:
         for message in messages:
             route = self._gather(message, routes, now_s)
             if route is None:
-                self._message(endpoint, message, now_s)
+                self._message_or_log(endpoint, message, now_s)
             elif len(route.lot) == 1:
                 touched.append(route)
         for route in touched:
@@ -116,8 +114,6 @@ class MqttFrontend:
 
     def online(self) -> None:
         """See Receiver."""
-        for function in self._on_online:
-            function()
 
     def offline(self, reason: str) -> None:
         """See Receiver."""
@@ -162,6 +158,14 @@ class MqttFrontend:
         )
         route.lot.append((address, b"", frames[0] if len(frames) == 1 else tuple(frames)))
         return route
+
+    def _message_or_log(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> None:
+        """The same; a bug that one message meets must not lose the requests gathered beside it."""
+        try:
+            self._message(endpoint, message, now_s)
+        except Exception:
+            log.exception("a message was not answered")
+            self._metrics.count("mqtt_errors")
 
     def _message(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> None:
         """Answer any message by itself."""

@@ -1,8 +1,8 @@
 """One connection to a broker over paho, from its socket to its end; the next one is a new object.
 
-Owns: how paho is set up (credentials, will, session, limits) and what its callbacks mean. paho never runs
-a thread here and keeps nothing over a loss: its owner (mqtt_transport.py) reads, writes and decides. paho's own loop
-would read one message at each wake-up, and its queue of unsent messages has no bound.
+Owns: how paho is set up (credentials, will, session, limits) and what its callbacks mean. paho never runs a thread here
+and keeps nothing over a loss: its owner (mqtt_transport.py) reads, writes and decides. paho's own loop would read one
+message at each wake-up, and its queue of unsent messages has no bound.
 """
 
 from __future__ import annotations
