@@ -114,7 +114,7 @@ class MqttTransport:
         self._connection: MqttConnection | None = None
         self._protocol = 5
         self._is_first = True
-        self._is_online = threading.Event()
+        self._is_online = False
         self._is_stopping = False
         self._frees_itself = False  # closed on the thread, which then gives its descriptor back
         self._linger_end_s = float("inf")
@@ -156,11 +156,7 @@ class MqttTransport:
     @property
     def is_online(self) -> bool:
         """Whether the broker has acknowledged this client's subscriptions and is still there."""
-        return self._is_online.is_set()
-
-    def wait_online(self, limit_s: float) -> bool:
-        """Wait for it up to so many seconds."""
-        return self._is_online.wait(limit_s)
+        return self._is_online
 
     @property
     def protocol(self) -> int:
@@ -259,7 +255,7 @@ class MqttTransport:
         self._counters.count("mqtt_connections")
         self.reason = ""
         self._online_s = self._clock.monotonic_s()
-        self._is_online.set()
+        self._is_online = True
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
         self._receiver.online()
         for message in self._retained.values():
@@ -389,17 +385,17 @@ class MqttTransport:
         if self._is_stopping:
             return
         connection.end_fetches()
-        if self.is_online:
-            self._account_for_loss(connection, now_s - self._online_s)
-        self._say(connection.reason)
-        if self.is_online:
-            self._is_online.clear()
-            self._counters.count("mqtt_connections_lost")
-            self._receiver.offline(connection.reason)
-        else:
+        if not self._is_online:
+            self._say(connection.reason)
             self._counters.count("mqtt_connect_failures")
             if not is_protocol_refused:
                 self._attempt_failed(connection.reason)
+            return
+        self._account_for_loss(connection, now_s - self._online_s)
+        self._say(connection.reason)
+        self._is_online = False
+        self._counters.count("mqtt_connections_lost")
+        self._receiver.offline(connection.reason)
 
     def _account_for_loss(self, connection: MqttConnection, lasted_s: float) -> None:
         """Begin with short waits again after a good connection; after some bad ones in a row, say what it may be."""
