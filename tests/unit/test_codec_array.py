@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -74,3 +76,15 @@ def test_reply_to_and_id_are_read_from_a_header_map() -> None:
 def test_a_reply_to_or_id_that_cannot_be_used_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(DecodeFailed):
         codec.reply_fields(msgpack.packb(fields))
+
+
+def test_what_stands_in_a_tensors_place_is_refused_before_it_is_made_into_objects() -> None:
+    """By memory: the list below would take hundreds of times what is allowed here."""
+    payload = b"\x92\x80\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\xc0" * 4096) * 1024
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeFailed, match="tensor 0 is no msgpack bin"):
+            codec.unpack_array(payload)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(payload)
+    finally:
+        tracemalloc.stop()
