@@ -79,12 +79,12 @@ def test_a_reply_to_or_id_that_cannot_be_used_is_refused(fields: dict[str, objec
 
 
 def test_what_stands_in_a_tensors_place_is_refused_before_it_is_made_into_objects() -> None:
-    """By memory: the list below would take hundreds of times what is allowed here."""
+    """By memory: the bytes and the unpacker's own copy of them are 2.3 times the payload, the list would be 8 times."""
     payload = b"\x92\x80\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\xc0" * 4096) * 1024
     tracemalloc.start()
     try:
         with pytest.raises(DecodeFailed, match="tensor 0 is no msgpack bin"):
             codec.unpack_array(payload)
-        assert tracemalloc.get_traced_memory()[1] < 2 * len(payload)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(payload)
     finally:
         tracemalloc.stop()
