@@ -111,6 +111,7 @@ class MqttTransport:
         self._posted: deque[Outgoing] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_fd = -1
+        self._wake_lock = threading.Lock()
         self._connection: MqttConnection | None = None
         self._protocol = 5
         self._is_first = True
@@ -446,9 +447,12 @@ class MqttTransport:
             log.log(self._log_level, "no MQTT broker; trying again and again", extra={"reason": reason})
 
     def _wake(self) -> None:
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def _free(self) -> None:
-        wake_fd, self._wake_fd = self._wake_fd, -1
-        os.close(wake_fd)
+        with self._wake_lock:  # or another thread would write to whoever gets the descriptor's number next
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            if wake_fd >= 0:
+                os.close(wake_fd)
