@@ -21,13 +21,10 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.catalog import TOP_LEVEL, Catalog
+from edge_runtime.repository.release_paths import ISSUED_FIELD
 
 if TYPE_CHECKING:
     from edge_runtime.publish.repository import Repository
-
-ISSUED_FIELD = "issued"
-"""Extra field of the timestamp: when it was signed, so that a device whose clock forgot knows what time it is at least.
-TUF keeps fields that it does not know, signed."""
 
 MAX_BYTES = {"root": 512_000, "timestamp": 16_384, "snapshot": 2_000_000}
 MAX_TARGETS_BYTES = 5_000_000

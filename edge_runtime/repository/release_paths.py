@@ -18,6 +18,10 @@ FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' 
 
 MANIFEST_FILE = "manifest.json"
 GOLDEN_FILE = "golden.bin"
+ISSUED_FIELD = "issued"
+"""Extra field of the timestamp: when it was signed, so that a device whose clock forgot knows what time it is at least.
+TUF keeps fields that it does not know, signed."""
+
 RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
 
 _CODE = re.compile(r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)", re.IGNORECASE)

@@ -40,6 +40,9 @@ create table if not exists counters (model text primary key, counter integer not
 create table if not exists active (
   model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null
 ) strict;
+create table if not exists previous (
+  model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null
+) strict;
 create table if not exists rollouts (
   model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null,
   state text not null, tries integer not null, reason text not null
@@ -126,6 +129,11 @@ class Journal:
         rows = self._read("select model, version, counter, manifest_sha256 from active")
         return {row[0]: Release(*row) for row in rows}
 
+    def previous(self) -> dict[str, Release]:
+        """By model, the release that was active before, which an operator can go back to."""
+        rows = self._read("select model, version, counter, manifest_sha256 from previous")
+        return {row[0]: Release(*row) for row in rows}
+
     def rollouts(self) -> dict[str, Rollout]:
         """By model, the release that is under way."""
         rows = self._read("select model, version, counter, manifest_sha256, state, tries, reason from rollouts")
@@ -199,9 +207,10 @@ class Journal:
         """A release is the active one from now on. The second record follows; after a cut between, this one wins."""
         with self._transaction() as database:
             database.execute(
-                "insert or replace into active values (?, ?, ?, ?)",
-                (release.model, release.version, release.counter, release.manifest_sha256),
+                "insert or replace into previous select * from active where model = ? and manifest_sha256 != ?",
+                (release.model, release.manifest_sha256),
             )
+            _set_active(database, release)
             database.execute(
                 "insert into counters values (?, ?) on conflict do update set counter = max(counter, excluded.counter)",
                 (release.model, release.counter),
@@ -213,12 +222,29 @@ class Journal:
     def reject(self, release: Release, at_utc: str, reason: str) -> None:
         """A release is never tried again."""
         with self._transaction() as database:
-            database.execute(
-                "insert or ignore into refused values (?, ?, ?)",
-                (release.manifest_sha256, release.model, reason[:SHOWN_BYTES]),
-            )
+            _refuse(database, release, reason)
             database.execute("delete from rollouts where model = ?", (release.model,))
             _note(database, at_utc, release, "rejected", reason)
+
+    def go_back(self, release: Release, at_utc: str, reason: str) -> None:
+        """A release that was active before is active again, and the one that is now is never tried again."""
+        with self._transaction() as database:
+            _refuse(database, self.active()[release.model], reason)
+            _set_active(database, release)
+            database.execute("delete from previous where model = ?", (release.model,))
+            database.execute("delete from rollouts where model = ?", (release.model,))
+            _note(database, at_utc, release, "gone back to", reason)
+        self._write_record()
+
+    def take_away(self, model: str, at_utc: str, reason: str) -> None:
+        """A model is no longer meant for this device; how far its counter had come stays known."""
+        with self._transaction() as database:
+            release = self.active()[model]
+            database.execute("delete from active where model = ?", (model,))
+            database.execute("delete from previous where model = ?", (model,))
+            database.execute("delete from rollouts where model = ?", (model,))
+            _note(database, at_utc, release, "taken away", reason)
+        self._write_record()
 
     def restart(self, at_utc: str) -> dict[str, Rollout]:
         """Put every release that was under way where a restart leaves it. Once, after `open`."""
@@ -270,10 +296,7 @@ class Journal:
             if is_lost or record is not None:
                 _set_fact(database, "state_lost", "yes")
             for release in record or ():
-                database.execute(
-                    "insert or replace into active values (?, ?, ?, ?)",
-                    (release.model, release.version, release.counter, release.manifest_sha256),
-                )
+                _set_active(database, release)
                 database.execute("insert or replace into counters values (?, ?)", (release.model, release.counter))
 
     def _in_record(self) -> list[Release]:
@@ -322,6 +345,20 @@ def _set_rollout(database: sqlite3.Connection, release: Release, state: State, t
             reason[:SHOWN_BYTES],
         ),
     )  # fmt: skip
+
+
+def _set_active(database: sqlite3.Connection, release: Release) -> None:
+    database.execute(
+        "insert or replace into active values (?, ?, ?, ?)",
+        (release.model, release.version, release.counter, release.manifest_sha256),
+    )
+
+
+def _refuse(database: sqlite3.Connection, release: Release, reason: str) -> None:
+    database.execute(
+        "insert or ignore into refused values (?, ?, ?)",
+        (release.manifest_sha256, release.model, reason[:SHOWN_BYTES]),
+    )
 
 
 def _set_fact(database: sqlite3.Connection, name: str, value: str) -> None:

@@ -90,16 +90,21 @@ class TufClient:
         self._targets = self._load(trusted, "targets", trusted.root, pace)
         self._trusted = trusted
 
+    @property
+    def trusted(self) -> TrustedSet:
+        """The top-level metadata that is believed. Only after `refresh`."""
+        assert self._trusted is not None, "refresh first"
+        return self._trusted
+
     def look_up(self, path: str) -> TargetFile | None:
         """What the repository's most trusted role says of a target; None: no role that may speak of it names it.
 
         Searches delegations depth first, in their order, asking for roles as it gets to them. Raises as `refresh`.
         """
-        assert self._trusted is not None, "refresh first"
-        assert self._targets is not None
+        assert self._targets is not None, "refresh first"
         pace = self._make_pace()
         visited: set[str] = set()
-        to_visit: list[tuple[str, Root | Targets]] = [("targets", self._trusted.root)]
+        to_visit: list[tuple[str, Root | Targets]] = [("targets", self.trusted.root)]
         while to_visit and len(visited) <= self._bounds.delegations:
             role, delegator = to_visit.pop()
             if role in visited:
@@ -119,8 +124,7 @@ class TufClient:
 
     def file_path(self, target: TargetFile) -> str:
         """Where the repository has a target's bytes: with its hash before its name, where snapshots are consistent."""
-        assert self._trusted is not None, "refresh first"
-        if not self._trusted.root.consistent_snapshot:
+        if not self.trusted.root.consistent_snapshot:
             return target.path
         folder, slash, name = target.path.rpartition("/")
         # Any of its hashes would do by the specification; some repositories have it under the first one only.
@@ -178,11 +182,10 @@ class TufClient:
         self._store.save("snapshot", data)
 
     def _load_once(self, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
-        assert self._trusted is not None
         edge = (id(delegator), role)
         if edge not in self._delegated:
             # Delegators live as long as this object, as values here or as `targets`: no id is used twice.
-            self._delegated[edge] = self._load(self._trusted, role, delegator, pace)
+            self._delegated[edge] = self._load(self.trusted, role, delegator, pace)
         return self._delegated[edge]
 
     def _load(self, trusted: TrustedSet, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
