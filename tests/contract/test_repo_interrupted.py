@@ -17,7 +17,8 @@ from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.rotation import rotate
 from edge_runtime.repository.release_paths import assignments_path
-from tests.fakes.publishing import DyingDisk, Killed, Publisher, TufDevice
+from tests.fakes.dying_disk import DyingDisk, Killed
+from tests.fakes.publishing import Publisher, TufDevice
 
 Make = Callable[[Repository], Change]
 

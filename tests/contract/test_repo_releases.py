@@ -27,7 +27,8 @@ from edge_runtime.publish.trial import try_artifact
 from edge_runtime.repository.golden import differences, unpack
 from edge_runtime.repository.manifest import Assignment, Manifest, decode_assignments, decode_manifest
 from edge_runtime.repository.release_paths import ReleasePath, assignments_path
-from tests.fakes.publishing import PASSPHRASE, DyingDisk, Killed, Publisher, TufDevice
+from tests.fakes.dying_disk import DyingDisk, Killed
+from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 from tests.models.ir_models import from_onnx
 from tests.models.onnx_models import IR_VERSION, OPSET, mlp, wide
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -118,51 +117,3 @@ class _FolderFetcher(FetcherInterface):
         if not path.is_file():
             raise DownloadHTTPError(f"{path} is not there", 404)
         return iter((path.read_bytes(),))
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class DyingDisk:
-    """The real disk until operation number `dies_at` (from 1); then, as after a kill, nothing is done any more."""
-
-    def __init__(self, dies_at: int = 0) -> None:
-        self.count = 0
-        self._dies_at = dies_at
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the process was killed."""
-        return 0 < self._dies_at <= self.count
-
-    def open(self, path: Path, flags: int, mode: int) -> int:
-        self._live()
-        return os.open(path, flags, mode)
-
-    def write(self, fd: int, data: memoryview) -> int:
-        self._live()
-        return os.write(fd, data)
-
-    def chmod(self, fd: int, mode: int) -> None:
-        self._live()
-        os.fchmod(fd, mode)
-
-    def fsync(self, fd: int) -> None:
-        self._live()
-
-    def close(self, fd: int) -> None:
-        os.close(fd)  # the kernel does that for the dead
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._live()
-        old.replace(new)
-
-    def mkdir(self, path: Path) -> None:
-        self._live()
-        path.mkdir()
-
-    def _live(self) -> None:
-        self.count += 1
-        if self.is_dead:
-            raise Killed

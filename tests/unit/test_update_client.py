@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -25,6 +24,7 @@ from edge_runtime.update.store import MetadataStore
 from edge_runtime.update.trust import update_start
 from edge_runtime.update.tuf_client import Bounds, TufClient
 from tests.fakes.clock import FakeClock
+from tests.fakes.dying_disk import DyingDisk, Killed, die, failing
 from tests.fakes.tuf_repository import NOW, TufRepository
 
 
@@ -195,46 +195,6 @@ def test_a_target_is_looked_up_only_after_a_refresh(repository: TufRepository, t
 # ---- death ----------------------------------------------------------------------------------------------------------
 
 
-class Death(BaseException):
-    """The process is gone."""
-
-
-class DyingDisk(SystemDisk):
-    """The real disk, until call `dies_at`; from then on the process is dead. Counts the calls."""
-
-    def __init__(self, dies_at: int = 0, error: int = 0) -> None:
-        self.calls = 0
-        self._dies_at = dies_at
-        self._error = error
-
-    def open(self, path: Path, flags: int, mode: int) -> int:  # type: ignore[override]
-        self._count()
-        return os.open(path, flags, mode)
-
-    def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
-        self._count()
-        return os.write(fd, data)
-
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
-        self._count()
-        os.fsync(fd)
-
-    def rename(self, old: Path, new: Path) -> None:  # type: ignore[override]
-        self._count()
-        old.replace(new)
-
-    def mkdir(self, path: Path) -> None:  # type: ignore[override]
-        self._count()
-        path.mkdir()
-
-    def _count(self) -> None:
-        self.calls += 1
-        if 0 < self._dies_at <= self.calls:
-            if self._error:
-                raise OSError(self._error, os.strerror(self._error))
-            raise Death
-
-
 @pytest.mark.parametrize("error", [0, 28, 5], ids=["death", "full", "failing"])
 def test_a_check_that_ends_at_any_write_never_forgets_a_version_and_the_next_completes(
     tmp_path: Path, error: int
@@ -257,14 +217,14 @@ def test_a_check_that_ends_at_any_write_never_forgets_a_version_and_the_next_com
     repository.publish_all()
     counting = DyingDisk()
     check(seeds, counting)
-    assert counting.calls > 20
-    for dies_at in range(1, counting.calls + 1):
+    assert len(counting.calls) > 20
+    for dies_at in range(1, len(counting.calls) + 1):
         folder = tmp_path / str(dies_at)
         folder.mkdir()
         for name, data in before.items():
             (folder / name).write_bytes(data)
-        with pytest.raises(StorageFailed if error else Death):
-            check(folder, DyingDisk(dies_at, error))
+        with pytest.raises(StorageFailed if error else Killed):
+            check(folder, DyingDisk(dies_at, failing(error) if error else die))
         for role in first:
             data = (folder / f"{role}.json").read_bytes()
             assert data in repository.published[role]

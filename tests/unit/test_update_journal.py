@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import SystemDisk
 from edge_runtime.update.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, Release
 from edge_runtime.update.states import State
+from tests.fakes.dying_disk import DyingDisk, Killed, failing
 
 REASON = "scores: 3 of 10 values are too far from the golden ones"
 NOW = "2026-11-21T12:00:00Z"
@@ -183,29 +183,7 @@ def test_a_damaged_record_is_made_whole_from_the_database(journal: Journal, fold
 # ---- crashes --------------------------------------------------------------------------------------------------------
 
 
-class Died(BaseException):
-    """The process is gone: nothing after this runs."""
-
-
-class DyingDisk(SystemDisk):
-    """Ends the process before or after its n-th durable call."""
-
-    def __init__(self, number: int, *, after: bool) -> None:
-        self.calls = 0
-        for name in ("fsync", "rename", "commit"):
-            setattr(self, name, self._counted(getattr(SystemDisk, name), number, after=after))
-
-    def _counted(self, call: Callable[..., object], number: int, *, after: bool) -> Callable[..., object]:
-        def counted(*arguments: object) -> object:
-            self.calls += 1
-            if self.calls == number and not after:
-                raise Died
-            result = call(*arguments)
-            if self.calls == number:
-                raise Died
-            return result
-
-        return counted
+DURABLE = ("fsync", "rename", "commit")
 
 
 def update(journal: Journal) -> None:
@@ -225,11 +203,11 @@ def update(journal: Journal) -> None:
 
 
 def steps(folder: Path) -> int:
-    disk = DyingDisk(-1, after=False)
+    disk = DyingDisk(counts=DURABLE)
     journal = Journal(folder, disk=disk)
     update(journal)
     journal.close()
-    return disk.calls
+    return len(disk.calls)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -240,8 +218,8 @@ def test_a_death_at_any_durable_step_leaves_the_old_or_the_new_and_the_life_goes
     assert count > 15
     for number in range(1, count + 1):
         folder = tmp_path / str(number)
-        dying = Journal(folder, disk=DyingDisk(number, after=after))
-        with pytest.raises(Died):
+        dying = Journal(folder, disk=DyingDisk(number, after=after, counts=DURABLE))
+        with pytest.raises(Killed):
             update(dying)
         dying.close()
         again = Journal(folder)
@@ -263,18 +241,6 @@ def test_a_death_at_any_durable_step_leaves_the_old_or_the_new_and_the_life_goes
         assert look(folder, Journal.marks) == {"timestamp": 1}
 
 
-class FailingDisk(SystemDisk):
-    """Its commits fail as SQLite's do on a full or broken disk."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error: Exception | None = error
-
-    def commit(self, database: sqlite3.Connection) -> None:  # type: ignore[override]
-        if self.error is not None:
-            raise self.error
-        database.commit()
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -286,13 +252,11 @@ class FailingDisk(SystemDisk):
 def test_a_disk_that_fails_changes_nothing_and_says_so(folder: Path, journal: Journal, error: Exception) -> None:
     journal.commit(ONE, NOW)
     journal.close()
-    disk = FailingDisk(error)
-    failing = Journal(folder, disk=disk)
-    failing.open()
+    failed = Journal(folder, disk=DyingDisk(1, failing(error), lasts=False, counts=("commit",)))
+    failed.open()
     with pytest.raises(StorageFailed, match="nothing was changed"):
-        failing.commit(TWO, NOW)
-    assert failing.active() == {"digits": ONE}
-    disk.error = None
-    failing.commit(TWO, NOW)
-    assert failing.active() == {"digits": TWO}
-    failing.close()
+        failed.commit(TWO, NOW)
+    assert failed.active() == {"digits": ONE}
+    failed.commit(TWO, NOW)
+    assert failed.active() == {"digits": TWO}
+    failed.close()

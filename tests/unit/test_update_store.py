@@ -14,53 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.errors import DownloadError, StorageFailed, TrustError, UpdateError
-from edge_runtime.repository.durable import SystemDisk, growing
+from edge_runtime.repository.durable import growing
 from edge_runtime.update.download import ARTIFACT_MODE, Wanted, is_whole
 from edge_runtime.update.fetch import Body, Limits, Pace
 from edge_runtime.update.store import ArtifactStore, MetadataStore, place, target_file
+from tests.fakes.dying_disk import DyingDisk, failing
 
 DATA = bytes(range(256)) * 1024
 PIECE = 10_000
 NAME = "path/in/repository"
 PRINTABLE = st.characters(codec="utf-8")
-
-
-class FailingDisk(SystemDisk):
-    """The real disk, whose calls are noted down; from call `fails_at` (from 1) on it does nothing but fail."""
-
-    def __init__(self, fails_at: int = 0, error: int = errno.EIO) -> None:
-        self.calls: list[str] = []
-        self._fails_at = fails_at
-        self._error = error
-
-    def open(self, path: Path, flags: int, mode: int) -> int:  # type: ignore[override]
-        self._note("open")
-        return os.open(path, flags, mode)
-
-    def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
-        self._note("write")
-        return os.write(fd, data[:PIECE])
-
-    def chmod(self, fd: int, mode: int) -> None:  # type: ignore[override]
-        self._note("chmod")
-        os.fchmod(fd, mode)
-
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
-        self._note("fsync")
-        os.fsync(fd)
-
-    def rename(self, old: Path, new: Path) -> None:  # type: ignore[override]
-        self._note("rename")
-        old.replace(new)
-
-    def mkdir(self, path: Path) -> None:  # type: ignore[override]
-        self._note("mkdir")
-        path.mkdir()
-
-    def _note(self, call: str) -> None:
-        self.calls.append(call)
-        if 0 < self._fails_at <= len(self.calls):
-            raise OSError(self._error, os.strerror(self._error))
 
 
 class FromMemory:
@@ -118,7 +81,7 @@ def test_an_artifact_is_kept_under_its_hash_and_read_only(tmp_path: Path) -> Non
 
 
 def test_an_artifact_is_synced_before_it_gets_its_name_and_its_folder_after(tmp_path: Path) -> None:
-    disk = FailingDisk()
+    disk = DyingDisk(piece_bytes=PIECE)
     fetch(ArtifactStore(tmp_path, disk=disk), FromMemory(DATA))
     assert disk.calls[-5:] == ["chmod", "fsync", "rename", "open", "fsync"]
 
@@ -231,12 +194,12 @@ def test_what_is_here_of_a_part_counts_for_the_reserve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_any_call_leaves_the_artifact_whole_or_absent(tmp_path: Path, error: int) -> None:
-    recorded = FailingDisk()
+    recorded = DyingDisk(piece_bytes=PIECE)
     fetch(ArtifactStore(tmp_path / "0", disk=recorded), FromMemory())
     for number in range(1, len(recorded.calls) + 1):
         folder = tmp_path / str(number)
         with pytest.raises(StorageFailed):
-            fetch(ArtifactStore(folder, disk=FailingDisk(number, error)), FromMemory())
+            fetch(ArtifactStore(folder, disk=DyingDisk(number, failing(error), piece_bytes=PIECE)), FromMemory())
         path = folder / wanted().digest
         assert not path.exists() or is_whole(path, wanted())
         assert fetch(ArtifactStore(folder), FromMemory()).read_bytes() == DATA
@@ -292,13 +255,13 @@ def test_a_disk_that_fails_at_any_call_leaves_the_old_copy_or_the_new(tmp_path: 
     source = fetch(ArtifactStore(tmp_path / "artifacts"), FromMemory())
     folder = tmp_path / "own"
     folder.mkdir()
-    recorded = FailingDisk()
+    recorded = DyingDisk(piece_bytes=PIECE)
     place(source, folder / "file", disk=recorded)
     for number in range(1, len(recorded.calls) + 1):
         (folder / "file").unlink()
         (folder / "file").write_bytes(b"old")
         with pytest.raises(StorageFailed):
-            place(source, folder / "file", disk=FailingDisk(number, error))
+            place(source, folder / "file", disk=DyingDisk(number, failing(error), piece_bytes=PIECE))
         assert files(folder) in ({"file": b"old"}, {"file": DATA})
 
 

@@ -1,0 +1,119 @@
+"""A disk that ends its process, or fails, at a chosen durable call: the one way that tests make storage go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
+
+Fault = Callable[[], None]
+"""What happens instead of a call, or after it; it usually does not return."""
+
+CALLS = ("open", "write", "chmod", "fsync", "rename", "mkdir", "commit")
+
+
+class Killed(BaseException):
+    """The process ends here, as far as the test goes."""
+
+
+def die() -> None:
+    """End what runs, as a kill would, within this process."""
+    raise Killed
+
+
+def kill_process() -> None:
+    """End this very process, at once: nothing is flushed, nothing is closed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failing(error: int | Exception) -> Fault:
+    """Fail as a full (ENOSPC) or broken (EIO) disk does, or with an exception of one's own."""
+
+    def fail() -> None:
+        raise OSError(error, os.strerror(error)) if isinstance(error, int) else error
+
+    return fail
+
+
+class DyingDisk(SystemDisk):
+    """The real disk until call number `at` (from 1; 0: never), where `fault` happens. Closing is no such call.
+
+    after: the call is made and then the fault happens. lasts: so it is with every call that follows. syncs: really
+    sync; the death of a process loses nothing that was written, so only what cuts the power needs it. counts: which
+    calls are counted. piece_bytes: how much one write takes at most.
+    """
+
+    def __init__(
+        self,
+        at: int = 0,
+        fault: Fault = die,
+        *,
+        after: bool = False,
+        lasts: bool = True,
+        syncs: bool = False,
+        counts: tuple[str, ...] = CALLS,
+        piece_bytes: int = 1 << 30,
+    ) -> None:
+        self.calls: list[str] = []
+        self._at = at
+        self._fault = fault
+        self._after = after
+        self._lasts = lasts
+        self._syncs = syncs
+        self._counts = counts
+        self._piece_bytes = piece_bytes
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the call with the fault was reached."""
+        return 0 < self._at <= len(self.calls)
+
+    def open(self, path: Path, flags: int, mode: int) -> int:  # type: ignore[override]
+        """As Disk."""
+        return int(self._call("open", lambda: SYSTEM_DISK.open(path, flags, mode)))
+
+    def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
+        """As Disk."""
+        return int(self._call("write", lambda: SYSTEM_DISK.write(fd, data[: self._piece_bytes])))
+
+    def chmod(self, fd: int, mode: int) -> None:  # type: ignore[override]
+        """As Disk."""
+        self._call("chmod", lambda: SYSTEM_DISK.chmod(fd, mode))
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        """As Disk."""
+        self._call("fsync", lambda: SYSTEM_DISK.fsync(fd) if self._syncs else None)
+
+    def rename(self, old: Path, new: Path) -> None:  # type: ignore[override]
+        """As Disk."""
+        self._call("rename", lambda: SYSTEM_DISK.rename(old, new))
+
+    def mkdir(self, path: Path) -> None:  # type: ignore[override]
+        """As Disk."""
+        self._call("mkdir", lambda: SYSTEM_DISK.mkdir(path))
+
+    def commit(self, database: sqlite3.Connection) -> None:  # type: ignore[override]
+        """As Disk; a failure is one of SQLite's own."""
+        try:
+            self._call("commit", lambda: SYSTEM_DISK.commit(database))
+        except OSError as error:
+            raise sqlite3.OperationalError(f"disk I/O error: {error.strerror}") from error
+
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
+        if name not in self._counts:
+            return call()
+        self.calls.append(name)
+        number = len(self.calls)
+        is_struck = number == self._at or (self._lasts and 0 < self._at < number)
+        if not is_struck:
+            return call()
+        if self._after and number == self._at:
+            result = call()
+            if name == "open":
+                os.close(result)  # nobody learns of it
+        return self._fault()
