@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.backends.onnx_files import check_onnx_files
-from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import LoadFailed, PublishError
+from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.repository.folder import MAX_VERSION_FILES
 from edge_runtime.repository.names import (
@@ -31,19 +30,13 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
-from edge_runtime.typed_toml import build, parse_toml
+from edge_runtime.repository.release_settings import read_release_settings
+from edge_runtime.typed_toml import parse_toml
 
 MAX_FILE_BYTES = 16 << 30
 """More than any device of ours has memory for."""
 
 MAX_SETTINGS_BYTES = 1 << 16
-
-REFUSED_SETTINGS = {
-    "options": "they are in a library's own words, which may name code",
-    "device": "a device's profile says it",
-    "versions": "a group is assigned one version",
-}
-"""Keys of `model.toml` that are not published, and why."""
 
 _PIECE_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -230,8 +223,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         settings = parse_toml(text.decode(), str(path))
     except UnicodeDecodeError as error:
         raise PublishError(f"{path}: is no UTF-8 text") from error
-    build(ModelSettings, settings, str(path))
-    for key, why in REFUSED_SETTINGS.items():
-        if key in settings:
-            raise PublishError(f"{path}: {key} is not published: {why}; take it out")
+    try:
+        read_release_settings(settings, str(path))
+    except ConfigError as error:
+        raise PublishError(error.message) from error
     return settings

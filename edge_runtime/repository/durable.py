@@ -54,6 +54,10 @@ class Disk(Protocol):
         """As os.replace."""
         ...
 
+    def link(self, old: Path, new: Path) -> None:
+        """As os.link."""
+        ...
+
     def mkdir(self, path: Path) -> None:
         """As os.mkdir."""
         ...
@@ -72,6 +76,7 @@ class SystemDisk:
     fsync = staticmethod(os.fsync)
     close = staticmethod(os.close)
     rename = staticmethod(os.replace)
+    link = staticmethod(os.link)
     mkdir = staticmethod(os.mkdir)
 
     @staticmethod

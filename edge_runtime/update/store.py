@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
-from edge_runtime.errors import StorageFailed, UpdateError
+from edge_runtime.errors import StorageFailed, TrustError, UpdateError
 from edge_runtime.repository.durable import (
     PART_SUFFIX,
     SYSTEM_DISK,
@@ -26,7 +26,7 @@ from edge_runtime.repository.durable import (
     remove_parts,
     write_atomically,
 )
-from edge_runtime.update.download import ARTIFACT_MODE, Progress, Wanted, download, is_whole
+from edge_runtime.update.download import ARTIFACT_MODE, Check, Progress, Wanted, download, is_whole
 from edge_runtime.update.fetch import PIECE_BYTES, Fetcher, Pace
 
 LONGEST_NAME = 200
@@ -145,6 +145,45 @@ class ArtifactStore:
             raise StorageFailed(f"{self._folder}: cannot be prepared: {error.strerror}; look at the disk") from error
         download(fetcher, path, wanted, part, final, pace=pace, progress=progress, disk=self._disk)
         return final
+
+    def adopt(self, wanted: Wanted, pieces: Iterable[bytes]) -> Path:
+        """Keep a file that was made here from something else, with what `fetch` promises of one.
+
+        Takes no piece after the one that makes it too long. Raises TrustError (it is not the wanted file) and
+        StorageFailed; whatever is raised, nothing of it stays.
+        """
+        final = self.path(wanted)
+        # Not the part of a download: what is made wrongly must not be gone on with.
+        part = self._parts / f"{wanted.digest}.made{PART_SUFFIX}"
+        make_folder(self._parts, disk=self._disk)
+        self._check_reserve(wanted, part)
+        check = Check(wanted)
+        try:
+            with growing(part, keep=False, disk=self._disk) as file:
+                for piece in pieces:
+                    check.update(piece)
+                    if check.length > wanted.length:
+                        break
+                    file.write(piece)
+                mismatch = check.mismatch()
+                if mismatch is not None:
+                    raise TrustError(f"{final}: what was made of the files here is another file: {mismatch}")
+                file.commit(final, mode=ARTIFACT_MODE)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        return final
+
+    def let_go(self, digests: Iterable[str]) -> None:
+        """Take the names of files away that have another place now; absent ones are passed over. Raises StorageFailed.
+
+        A power cut may bring a name back; nothing depends on its absence.
+        """
+        try:
+            for digest in digests:
+                (self._folder / digest).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Remove every file and part but these. Raises StorageFailed."""

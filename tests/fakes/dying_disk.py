@@ -14,7 +14,7 @@ from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
 Fault = Callable[[], None]
 """What happens instead of a call, or after it; it usually does not return."""
 
-CALLS = ("open", "write", "chmod", "fsync", "rename", "mkdir", "commit")
+CALLS = ("open", "write", "chmod", "fsync", "rename", "link", "mkdir", "commit")
 
 
 class Killed(BaseException):
@@ -92,6 +92,10 @@ class DyingDisk(SystemDisk):
     def rename(self, old: Path, new: Path) -> None:  # type: ignore[override]
         """As Disk."""
         self._call("rename", lambda: SYSTEM_DISK.rename(old, new))
+
+    def link(self, old: Path, new: Path) -> None:  # type: ignore[override]
+        """As Disk."""
+        self._call("link", lambda: SYSTEM_DISK.link(old, new))
 
     def mkdir(self, path: Path) -> None:  # type: ignore[override]
         """As Disk."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.errors import ConfigError, PublishError
+from edge_runtime.errors import PublishError
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import MAX_FILE_BYTES, take_in
 from tests.models.onnx_models import add_weights, external_tensor, mlp
@@ -87,7 +87,7 @@ def test_settings_that_are_a_devices_or_could_name_code_are_refused(
 
 def test_settings_that_no_device_would_take_are_refused(folder: RepositoryFolder, digits: Path) -> None:
     (digits / "model.toml").write_text("max_batch_row = 8")
-    with pytest.raises(ConfigError, match="did you mean 'max_batch_rows'"):
+    with pytest.raises(PublishError, match="did you mean 'max_batch_rows'"):
         take_in(folder, digits)
 
 

@@ -1,0 +1,337 @@
+"""Verified releases on disk: each a folder of its own that the loader can serve, there whole or not at all.
+
+Owns: `<folder>/<sha256 of the manifest>/` with `manifest.json`, `golden.bin` and the artifacts under the names that
+their graphs know them by, all read-only; and what is asked of a manifest before its files are served: no code, no
+settings in a library's own words, every byte as it was signed. Files come from the artifact store, which gives them up
+once they lie here, because a graph's data must have one name only (backends/plain_files.py). Never fetches. Called by
+the update loop and at start.
+
+What is hashed is what is loaded, as far as a library that opens files by name allows it: `open` hashes right before the
+load and `check_unchanged` right after it finds whatever touched a file in between, by the time that the kernel notes at
+every change and that nobody but root can set. Who has the daemon's own rights could replace the daemon as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import ConfigError, StorageFailed, UpdateError
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, sync_folder, write_atomically
+from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
+from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Golden, Manifest, decode_manifest
+from edge_runtime.repository.release_paths import (
+    GOLDEN_FILE,
+    MANIFEST_FILE,
+    RESERVED_FILES,
+    is_code,
+    parse_release_file,
+)
+from edge_runtime.repository.release_settings import read_release_settings
+from edge_runtime.update.download import ARTIFACT_MODE, Wanted, is_whole
+from edge_runtime.update.journal import Release
+from edge_runtime.update.store import ArtifactStore, place
+
+_GRAPHS = (".onnx", ".xml")
+"""Files that are read under any number of names; all others may be a graph's data, which may have one only."""
+
+_CANNOT_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP)
+
+Seal = tuple[tuple[str, int, int, int, int], ...]
+"""(name, size, inode, mtime_ns, ctime_ns) of every file: equal as long as nobody wrote to, replaced or relinked one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRelease:
+    """A release whose files were hashed a moment ago. folder: one version, as the loader takes it."""
+
+    release: Release
+    manifest: Manifest
+    folder: ModelFolder
+    golden: Path
+    _seal: Seal = field(repr=False)
+
+    def check_unchanged(self) -> None:
+        """Raise UpdateError, naming the file, where one is not the very file that was hashed. Right after the load."""
+        now = {stamp[0]: stamp for stamp in _seal(self.folder.path)}
+        for stamp in self._seal:
+            if now.get(stamp[0]) != stamp:
+                raise UpdateError(
+                    f"{self.folder.path / stamp[0]}: was changed after it was verified; find out who writes there"
+                )
+
+
+class Releases:
+    """The folder of all releases that are here. Thread: one owner.
+
+    Nothing in it is believed for lying there: `open` reads and hashes everything.
+    """
+
+    def __init__(self, folder: Path, artifacts: ArtifactStore, *, disk: Disk = SYSTEM_DISK) -> None:
+        self._folder = folder
+        self._artifacts = artifacts
+        self._disk = disk
+
+    def artifacts(self) -> dict[str, Path]:
+        """By SHA-256, where an artifact of a release here lies, as its manifest says: not hashed yet."""
+        found: dict[str, Path] = {}
+        for folder in self._whole_folders():
+            with suppress(UpdateError):
+                for artifact in _read_manifest(folder).artifacts:
+                    path = folder / file_name(artifact.path)
+                    if path.is_file():
+                        found[artifact.sha256] = path
+        return found
+
+    def lay_out(self, release: Release, manifest_data: bytes, chosen: Sequence[Artifact]) -> None:
+        """Make the folder of a release from its manifest, its golden file and the chosen artifacts. Idempotent.
+
+        The files are in the artifact store, or in another release's folder. When it returns, the folder survives a
+        power cut; cut off before, there is none, and the store still has the files. Not for a release that serves: one
+        that is damaged or lacks a file is replaced. Raises UpdateError: the manifest is not the release's, its files
+        may not be served, or one is not here. StorageFailed: the disk does not take it.
+        """
+        manifest = _check_manifest(manifest_data, release, self._path(release))
+        files = {file_name(artifact.path): _wanted(artifact) for artifact in chosen}
+        files[GOLDEN_FILE] = _wanted(manifest.golden)
+        _check_choice(manifest, set(files) - RESERVED_FILES, self._path(release))
+        final = self._path(release)
+        if not self._is_laid_out(final, manifest_data, files):
+            part = self._folder / f".{final.name}.part"
+            try:
+                _remove_tree(part)
+                self._fill(part, manifest_data, files)
+                self._put_away(final)
+                self._disk.rename(part, final)
+                sync_folder(self._folder, disk=self._disk)
+            except OSError as error:
+                raise StorageFailed(f"{final}: cannot be laid out: {error.strerror}; look at the disk") from error
+        # Invariant: a release's files have no other name than the one they are loaded by.
+        self._artifacts.let_go(wanted.digest for wanted in files.values())
+
+    def open(self, release: Release) -> StagedRelease:
+        """Read a release that was laid out, hashing every byte of it. Right before it is loaded.
+
+        Raises UpdateError naming the file that is missing, changed, or not to be served.
+        """
+        folder = self._path(release)
+        manifest = _check_manifest(_read(folder / MANIFEST_FILE), release, folder)
+        described = {file_name(artifact.path): _wanted(artifact) for artifact in manifest.artifacts}
+        self._let_go_of_links(folder, described)
+        seal = _seal(folder)
+        there = [stamp[0] for stamp in seal if stamp[0] not in RESERVED_FILES]
+        for name in there:
+            if name not in described:
+                raise UpdateError(f"{folder / name}: is no file of the release; find out who writes there")
+        _check_choice(manifest, there, folder)
+        for name, wanted in [(GOLDEN_FILE, _wanted(manifest.golden)), *((name, described[name]) for name in there)]:
+            if not is_whole(folder / name, wanted):
+                raise UpdateError(
+                    f"{folder / name}: is not the file that was signed; it was changed, or the disk lost it"
+                )
+        files = {name: folder / name for name in there}
+        return StagedRelease(release, manifest, _model_folder(manifest, folder, files), folder / GOLDEN_FILE, seal)
+
+    def keep_only(self, manifests: Collection[str], *, digests: Collection[str] = ()) -> None:
+        """Remove every release but those with these manifests, and from the store all but these digests.
+
+        A folder is renamed before anything in it is removed: half of one is never taken for a release. Raises
+        StorageFailed; the next call goes on.
+        """
+        if self._folder.is_dir():
+            try:
+                for folder in self._folder.iterdir():
+                    if folder.name.startswith("."):
+                        _remove_tree(folder)
+                    elif folder.name not in manifests:
+                        self._put_away(folder)
+            except OSError as error:
+                raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
+        self._artifacts.keep_only(digests)
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _path(self, release: Release) -> Path:
+        return self._folder / release.manifest_sha256
+
+    def _whole_folders(self) -> list[Path]:
+        with suppress(FileNotFoundError):
+            return sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
+        return []
+
+    def _is_laid_out(self, folder: Path, manifest_data: bytes, files: Mapping[str, Wanted]) -> bool:
+        with suppress(UpdateError):
+            if _read(folder / MANIFEST_FILE) == manifest_data:
+                return all(is_whole(folder / name, wanted) for name, wanted in files.items())
+        return False
+
+    def _fill(self, part: Path, manifest_data: bytes, files: Mapping[str, Wanted]) -> None:
+        make_folder(part, disk=self._disk)
+        write_atomically(part / MANIFEST_FILE, manifest_data, mode=ARTIFACT_MODE, disk=self._disk)
+        elsewhere, linked = self.artifacts(), set[str]()
+        for name, wanted in files.items():
+            stored = self._artifacts.path(wanted)
+            source = stored if stored.is_file() else elsewhere.get(wanted.digest)
+            if source is None:
+                raise UpdateError(f"{part / name}: its bytes are not here; they are to be fetched first")
+            if wanted.digest in linked or (source != stored and not name.endswith(_GRAPHS)):
+                place(source, part / name, disk=self._disk)
+            else:
+                self._link(source, part / name)
+                linked.add(wanted.digest)
+        sync_folder(part, disk=self._disk)
+
+    def _link(self, source: Path, file: Path) -> None:
+        """Another name for a file, or where the file system has no such thing, a copy."""
+        try:
+            self._disk.link(source, file)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            place(source, file, disk=self._disk)
+
+    def _let_go_of_links(self, folder: Path, files: Mapping[str, Wanted]) -> None:
+        """The store's names of files that lie in a release: `lay_out` takes them away, and was cut off, or undone."""
+        for name, wanted in files.items():
+            with suppress(FileNotFoundError):
+                if (folder / name).samefile(self._artifacts.path(wanted)):
+                    self._artifacts.let_go([wanted.digest])
+
+    def _put_away(self, folder: Path) -> None:
+        """Take a folder's name from it, durably, and then its files."""
+        gone = folder.with_name(f".{folder.name}.gone")
+        _remove_tree(gone)
+        if folder.is_dir():
+            self._disk.rename(folder, gone)
+            sync_folder(self._folder, disk=self._disk)
+            _remove_tree(gone)
+
+
+def file_name(path: str) -> str:
+    """What a release's file is called here: the last part of its target path."""
+    return path.rpartition("/")[2]
+
+
+def check_served(manifest: Manifest, source: str) -> ModelSettings:
+    """The settings of a release. source: for the message.
+
+    Raises UpdateError: it brings code, a file of a name that is taken, or settings that no release may bring.
+    """
+    names = [file_name(artifact.path) for artifact in manifest.artifacts]
+    for name in names:
+        if is_code(name) or name in RESERVED_FILES or names.count(name) > 1:
+            raise UpdateError(f"{source}: names {name}, which is code, or a name that is taken; it is not served")
+    if file_name(manifest.golden.path) != GOLDEN_FILE:
+        raise UpdateError(f"{source}: its golden file is {manifest.golden.path}, wanted {GOLDEN_FILE}")
+    try:
+        return read_release_settings(manifest.settings, source)
+    except ConfigError as error:
+        raise UpdateError(error.message) from error
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+class _GoldenPath(msgspec.Struct):
+    path: str
+
+
+class _AnyManifest(msgspec.Struct):
+    golden: _GoldenPath
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    return _decode(_read(folder / MANIFEST_FILE), folder)
+
+
+def _decode(data: bytes, folder: Path) -> Manifest:
+    """A manifest whose own path is not known: that of its release, which it names its files by."""
+    try:
+        named = msgspec.json.decode(data, type=_AnyManifest).golden.path
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpdateError(f"{folder / MANIFEST_FILE}: is no manifest: {error}") from error
+    return decode_manifest(data, parse_release_file(named)[0].manifest)
+
+
+def _check_manifest(data: bytes, release: Release, folder: Path) -> Manifest:
+    """The release's manifest. Raises UpdateError: it is another's, or may not be served."""
+    path = folder / MANIFEST_FILE
+    if hashlib.sha256(data).hexdigest() != release.manifest_sha256:
+        raise UpdateError(f"{path}: is not the manifest that was signed; it was changed, or the disk lost it")
+    manifest = _decode(data, folder)
+    said = (manifest.model, manifest.version, manifest.release_counter)
+    if said != (release.model, release.version, release.counter):
+        raise UpdateError(f"{path}: is of {said}, wanted {(release.model, release.version, release.counter)}")
+    check_served(manifest, str(path))
+    return manifest
+
+
+def _check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> None:
+    """Raise UpdateError unless, of each backend's files, all or none are among the names, and of one all."""
+    backends: dict[str, list[str]] = {}
+    for artifact in manifest.artifacts:
+        backends.setdefault(artifact.backend, []).append(file_name(artifact.path))
+    if not names:
+        raise UpdateError(
+            f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in backends.values())}"
+        )
+    for group in backends.values():
+        missing = [name for name in group if name not in names]
+        if missing and len(missing) < len(group):
+            raise UpdateError(f"{folder / missing[0]}: is missing; the release cannot be loaded without it")
+
+
+def _model_folder(manifest: Manifest, folder: Path, files: Mapping[str, Path]) -> ModelFolder:
+    settings = check_served(manifest, str(folder / MANIFEST_FILE))
+    version = VersionFolder(manifest.model, manifest.version, folder, dict(files), _fingerprint(files))
+    return ModelFolder(manifest.model, folder, settings, None, {manifest.version: version})
+
+
+def _fingerprint(files: Mapping[str, Path]) -> Fingerprint:
+    stats = {name: path.stat() for name, path in files.items()}
+    return tuple((name, each.st_size, each.st_mtime_ns, each.st_ino, each.st_mode) for name, each in stats.items())
+
+
+def _seal(folder: Path) -> Seal:
+    """Every file of a release as the kernel knows it. Raises UpdateError: one is no plain file, or none can be read."""
+    return tuple(sorted(_stamps(folder)))
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int, int]]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    raise UpdateError(f"{entry.path}: is no plain file; find out who writes there")
+                found = entry.stat(follow_symlinks=False)
+                yield (entry.name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    except OSError as error:
+        raise UpdateError(f"{folder}: cannot be read: {error.strerror}; the release is fetched again") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise UpdateError(f"{path}: cannot be read: {error.strerror}; the release is fetched again") from error
+
+
+def _wanted(file: Artifact | Golden) -> Wanted:
+    return Wanted.of(file.length, {"sha256": file.sha256})
+
+
+def _remove_tree(folder: Path) -> None:
+    """Raises OSError, unless it is not there."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
