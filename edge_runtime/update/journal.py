@@ -5,14 +5,15 @@ with NORMAL none did) and, beside it, a second record of the active releases, wr
 database cannot be read it is set aside and a new one begun from that record: the device serves on, says
 `is_state_lost`, and installs nothing before a full refresh (DESIGN 8). Marks only grow. Decides nothing.
 
-Thread: one owner. Every method that writes is one durable transaction: when it returns, a power cut cannot take it
-back; when it raises StorageFailed, nothing of it happened.
+Thread: one owner writes; what only reads may be called from any thread. Every method that writes is one durable
+transaction: when it returns, a power cut cannot take it back; when it raises StorageFailed, nothing of it happened.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,9 @@ create table if not exists rollouts (
   model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null,
   state text not null, tries integer not null, reason text not null
 ) strict;
-create table if not exists refused (manifest_sha256 text primary key, model text not null, reason text not null) strict;
+create table if not exists refused (
+  manifest_sha256 text primary key, model text not null, counter integer not null, reason text not null
+) strict;
 create table if not exists history (
   number integer primary key autoincrement, at_utc text not null, model text not null, counter integer not null,
   what text not null, reason text not null
@@ -75,6 +78,15 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A release that is never tried again, and why."""
+
+    model: str
+    counter: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the history."""
 
@@ -93,6 +105,7 @@ class Journal:
         self._folder = folder
         self._disk = disk
         self._database: sqlite3.Connection | None = None
+        self._lock = threading.RLock()  # one connection: sqlite3 lets its statements mix
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -118,9 +131,10 @@ class Journal:
 
     def close(self) -> None:
         """Give the database back."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
 
     # ---- what is remembered -----------------------------------------------------------------------------------------
 
@@ -139,9 +153,10 @@ class Journal:
         rows = self._read("select model, version, counter, manifest_sha256, state, tries, reason from rollouts")
         return {row[0]: Rollout(Release(*row[:4]), State(row[4]), row[5], row[6]) for row in rows}
 
-    def refused(self) -> dict[str, str]:
-        """Hashes of manifests that are never tried again, with the reason."""
-        return dict(self._read("select manifest_sha256, reason from refused"))
+    def refused(self) -> dict[str, Refused]:
+        """By the hash of their manifests, releases that are never tried again, in the order of their refusal."""
+        rows = self._read("select manifest_sha256, model, counter, reason from refused order by rowid")
+        return {row[0]: Refused(*row[1:]) for row in rows}
 
     def marks(self) -> dict[str, int]:
         """The highest version seen of each role."""
@@ -307,26 +322,28 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        database = self._database
-        assert database is not None, "open first"
-        try:
-            database.execute("begin immediate")
+        with self._lock:
+            database = self._database
+            assert database is not None, "open first"
             try:
-                yield database
-                self._disk.commit(database)
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("rollback")
-                raise
-        except (sqlite3.Error, OSError) as error:
-            raise StorageFailed(
-                f"{self._folder / DATABASE}: the update journal cannot be written: {error}; nothing was changed; is "
-                "the disk full or failing?"
-            ) from error
+                database.execute("begin immediate")
+                try:
+                    yield database
+                    self._disk.commit(database)
+                except BaseException:
+                    if database.in_transaction:
+                        database.execute("rollback")
+                    raise
+            except (sqlite3.Error, OSError) as error:
+                raise StorageFailed(
+                    f"{self._folder / DATABASE}: the update journal cannot be written: {error}; nothing was changed; "
+                    "is the disk full or failing?"
+                ) from error
 
     def _read(self, query: str, *values: Any) -> list[Any]:
-        assert self._database is not None, "open first"
-        return self._database.execute(query, values).fetchall()
+        with self._lock:
+            assert self._database is not None, "open first"
+            return self._database.execute(query, values).fetchall()
 
 
 def _tries(database: sqlite3.Connection, release: Release) -> int:
@@ -356,8 +373,8 @@ def _set_active(database: sqlite3.Connection, release: Release) -> None:
 
 def _refuse(database: sqlite3.Connection, release: Release, reason: str) -> None:
     database.execute(
-        "insert or ignore into refused values (?, ?, ?)",
-        (release.manifest_sha256, release.model, reason[:SHOWN_BYTES]),
+        "insert or ignore into refused values (?, ?, ?, ?)",
+        (release.manifest_sha256, release.model, release.counter, reason[:SHOWN_BYTES]),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.update.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, Release
+from edge_runtime.update.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, Refused, Release
 from edge_runtime.update.states import State
 from tests.fakes.dying_disk import DyingDisk, Killed, failing
 
@@ -73,10 +73,33 @@ def test_a_release_that_is_rejected_is_never_tried_again(journal: Journal, folde
     journal.advance(TWO, State.WARMING, NOW)
     journal.reject(TWO, NOW, REASON)
     journal.close()
-    assert look(folder, Journal.refused) == {
-        TWO.manifest_sha256: "scores: 3 of 10 values are too far from the golden ones"
-    }
+    assert look(folder, Journal.refused) == {TWO.manifest_sha256: Refused("digits", 2, REASON)}
     assert look(folder, Journal.rollouts) == {}
+
+
+def test_the_release_before_is_at_hand_until_an_operator_goes_back_to_it(journal: Journal, folder: Path) -> None:
+    for release in (ONE, TWO, THREE):
+        journal.commit(release, NOW)
+    assert look(folder, Journal.previous) == {"digits": TWO}
+    journal.go_back(TWO, NOW, "slower")
+    assert look(folder, Journal.active) == {"digits": TWO}
+    assert look(folder, Journal.previous) == {}
+    assert look(folder, Journal.refused) == {THREE.manifest_sha256: Refused("digits", 3, "slower")}
+    assert look(folder, Journal.counters) == {"digits": 3}
+
+
+def test_a_release_that_is_committed_again_is_not_the_one_before_itself(journal: Journal) -> None:
+    journal.commit(ONE, NOW)
+    journal.commit(ONE, NOW)
+    assert journal.previous() == {}
+
+
+def test_of_a_model_that_is_taken_away_only_its_counter_stays(journal: Journal, folder: Path) -> None:
+    for release in (ONE, TWO):
+        journal.commit(release, NOW)
+    journal.take_away("digits", NOW, "its group no longer names it")
+    assert look(folder, lambda kept: (kept.active(), kept.previous(), kept.rollouts())) == ({}, {}, {})
+    assert look(folder, Journal.counters) == {"digits": 2}
 
 
 def test_marks_and_counters_never_go_back(journal: Journal) -> None:
