@@ -11,7 +11,7 @@ from edge_runtime.update.clock_rule import LONGEST_STEP, floor_after, parse_utc,
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
-INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1)).map(lambda each: each.replace(tzinfo=timezone.utc))  # noqa: DTZ001
+INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1)).map(lambda each: each.replace(tzinfo=timezone.utc))
 
 
 def moved(clock: datetime, *, synchronised: bool = True, issued: datetime | None = None) -> datetime:
