@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.transports.mqtt_packets import Inbound
-from edge_runtime.wire.topics import is_id
+from edge_runtime.wire.topics import DeviceTopics, is_id
 
 ONLINE = "online"
 AWAY = frozenset(("stopped", "offline"))
@@ -38,9 +38,14 @@ class Device:
         return self.status == ONLINE
 
 
-def device_filters(prefix: str) -> tuple[str, str]:
-    """Where the status and the state of every device are retained."""
-    return f"{prefix}/+/status", f"{prefix}/+/state"
+def status_filter(prefix: str) -> str:
+    """Where the status of every device is retained."""
+    return f"{prefix}/+/status"
+
+
+def state_topics(device_ids: Iterable[str], prefix: str) -> list[str]:
+    """Where the states of some devices are retained."""
+    return [DeviceTopics(device_id, prefix).state for device_id in device_ids]
 
 
 def devices_told_by(messages: Iterable[Inbound], prefix: str) -> list[Device]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy.typing as npt
 
 from edge_runtime.client import frames
-from edge_runtime.client.devices import AWAY, Device, device_filters, devices_told_by
+from edge_runtime.client.device_listing import DeviceListing
+from edge_runtime.client.devices import AWAY, Device
 from edge_runtime.client.frames import Frame, Options
 from edge_runtime.client.mqtt_link import MAX_EXPIRY_S, MqttLink, Request
 from edge_runtime.config.broker import BrokerAccess, broker_access
@@ -48,7 +49,7 @@ READY_ASK_S = 0.25
 """How long its first question waits, each further one twice as long: a broker drops what nobody listens to yet."""
 
 RETAINED_LIMIT_S = 10.0
-"""How long `devices` waits for the broker; a thousand devices take milliseconds."""
+"""How long `devices` waits for each answer of the broker; those of a thousand devices take milliseconds."""
 
 
 class MqttClient:
@@ -108,6 +109,7 @@ class MqttClient:
             qos=qos,
             max_in_flight=max_in_flight,
         )
+        self._listing = DeviceListing(lambda filters: self._link.retained(filters, RETAINED_LIMIT_S), self._prefix)
         self._encoder = frames.RequestEncoder()
         self._decoder = frames.ReplyDecoder()
         self._metadata: dict[str, Mapping[str, Any]] = {}
@@ -222,9 +224,15 @@ class MqttClient:
     def devices(self) -> list[Device]:
         """Every device that the broker has a status of, by id. Needs no device to be named.
 
-        Raises ConnectionError, also when the broker forbids looking; TimeoutError after 10 s.
+        One listing runs at a time, and threads that ask meanwhile share the next. The broker sends all statuses at
+        once; what neither the connection's buffers (on one machine some 4 MB) nor its queue (mosquitto's
+        `max_queued_messages`) has room for it drops without a word. 60 000 devices of a mosquitto on the same machine,
+        with 200 of these, were listed whole. States are asked for a hundred at a time: two round trips each.
+
+        Raises ConnectionError, also when the broker forbids looking, and when each look shows other devices, as they do
+        where it drops some; TimeoutError after 10 s of silence.
         """
-        return devices_told_by(self._link.retained(device_filters(self._prefix), RETAINED_LIMIT_S), self._prefix)
+        return self._listing.devices()
 
     # ---- private ----------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,8 @@ class MqttLink:
         # From where nobody can guess it: other clients and devices may know the reply topic.
         self._numbers = count(int.from_bytes(os.urandom(7), "big"))
         self._pending: dict[bytes, _Asked] = {}
-        self._fetches: list[_Fetch] = []
+        self._fetch: _Fetch | None = None
+        self._may_fetch = threading.Lock()  # two at once would be a burst of twice the size, and each have the other's
         self._slots = threading.Semaphore(max_in_flight)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -184,23 +185,37 @@ class MqttLink:
         return future
 
     def retained(self, filters: Sequence[str], limit_s: float) -> list[Inbound]:
-        """What the broker retains under some filters. Raises ConnectionError, TimeoutError, RuntimeError as `ask`."""
+        """What the broker retains under some filters, and did not drop on the way; one call after the other.
+
+        Raises ConnectionError, TimeoutError, RuntimeError as `ask`.
+        """
         self._check_may_wait()
-        transport = self._wait_online(time.monotonic() + limit_s)
+        end_s = time.monotonic() + limit_s
+        if not self._may_fetch.acquire(timeout=limit_s):
+            raise self._untold(limit_s)
+        try:
+            return self._retained(self._wait_online(end_s), filters, limit_s)
+        finally:
+            self._may_fetch.release()
+
+    def _retained(self, transport: MqttTransport, filters: Sequence[str], limit_s: float) -> list[Inbound]:
         fetch = _Fetch()
         with self._lock:
             self._check_open()
-            self._fetches.append(fetch)
+            self._fetch = fetch
         try:
             transport.fetch_retained(filters, fetch.end)
             if not fetch.is_over.wait(limit_s):
-                raise TimeoutError(f"{self.url} did not tell within {limit_s:.1f} s what it retains; is it overloaded?")
+                raise self._untold(limit_s)
         finally:
             with self._lock:
-                self._fetches.remove(fetch)
+                self._fetch = None
         if fetch.reason:
             raise ConnectionError(fetch.reason)
         return fetch.messages
+
+    def _untold(self, limit_s: float) -> TimeoutError:
+        return TimeoutError(f"{self.url} did not tell within {limit_s:.1f} s what it retains; is it overloaded?")
 
     def close(self) -> None:
         """Fail what is pending with ConnectionError, say goodbye to the broker, end the thread. Thread: any."""
@@ -209,10 +224,10 @@ class MqttLink:
                 return
             self._is_closed = True
             self._is_online = False
-            fetches = list(self._fetches)
+            fetch = self._fetch
             self._changed.notify_all()
         self._fail_all("closed before an answer was there")
-        for fetch in fetches:
+        if fetch is not None:
             fetch.end("the client was closed")
         if self._transport is not None:
             self._transport.close()
@@ -324,7 +339,7 @@ class MqttLink:
             subscriptions.append(Subscription(self._device.status, 0, retain_as_published=False, is_needed=False))
         return MqttTransport(
             self._access,
-            Session(client_id=self._client_id, subscriptions=tuple(subscriptions)),
+            Session(client_id=self._client_id, subscriptions=tuple(subscriptions), takes_bursts=True),
             self,
             _NoCounters(),
             reconnect_min_s=RECONNECT_MIN_S,
@@ -393,10 +408,9 @@ class MqttLink:
     def _told(self, message: Inbound) -> None:
         if self._device is not None and message.topic == self._device.status:
             self.device_status = message.payload[:32].decode("utf-8", "replace")
-        if message.retain and self._fetches:
-            with self._lock:
-                for fetch in self._fetches:
-                    fetch.messages.append(message)
+        fetch = self._fetch
+        if message.retain and fetch is not None:
+            fetch.messages.append(message)
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 

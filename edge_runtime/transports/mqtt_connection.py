@@ -51,7 +51,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a client is to its broker; see `MqttSettings` for the numbers."""
+    """What a client is to its broker; see `MqttSettings` for the numbers. takes_bursts: see mqtt_socket.py."""
 
     client_id: str
     subscriptions: tuple[Subscription, ...] = ()
@@ -60,6 +60,7 @@ class Session:
     session_expiry_s: int = 0
     receive_maximum: int = 1024
     max_packet_bytes: int = 64 << 20
+    takes_bursts: bool = False
 
 
 class PackedProperties(Properties):  # type: ignore[misc]
@@ -108,6 +109,7 @@ class MqttConnection:
         self._socket_error = ""
         self._subscribing: int | None = None
         self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
+        self._nudges: set[int | None] = set()
         self._client = self._new_client()
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class MqttConnection:
 
         The sign of the end is the UNSUBACK that follows: a broker serves a client's packets in their order. It needs no
         time to be guessed, and no right to publish, which a client does not have on what it reads. The filters are none
-        of the session's own, which would end with them.
+        of the session's own, which would end with them. To be called again only when the one before is done.
         """
         if self.protocol == 5:
             code, mid = self._client.subscribe([(each, SubscribeOptions(qos=0)) for each in filters])
@@ -272,6 +274,7 @@ class MqttConnection:
         client.max_packet_bytes = session.max_packet_bytes
         client.user_timeout_s = session.keepalive_s
         client.is_local = access.address.is_this_machine
+        client.takes_bursts = session.takes_bursts
         client.connect_timeout = CONNECT_LIMIT_S
         client.max_inflight_messages_set(0)  # bounded here, by `may_publish_qos1`
         username = access.address.username or access.username
@@ -319,6 +322,9 @@ class MqttConnection:
         if mid in self._fetches:
             self._fetched(mid, reasons)
             return
+        if mid in self._nudges:
+            self._nudges.remove(mid)
+            return
         if mid != self._subscribing or len(reasons) != len(self._session.subscriptions):
             self.reason = "the broker acknowledges a subscription that nobody asked for"
             return
@@ -338,17 +344,36 @@ class MqttConnection:
         self._client.on_log = None  # it makes text of every message
 
     def _fetched(self, mid: int, reasons: Sequence[Any]) -> None:
-        """What is retained is on its way: the next thing to come after it is the acknowledgement asked for here."""
+        """What is retained is on its way: the next thing to come after it is the acknowledgement asked for here.
+
+        Where the socket was full when it was asked for, mosquitto 2.0.11 keeps it back until the client's next message
+        or SUBSCRIBE, even past an UNSUBACK; so it is given a SUBSCRIBE that changes nothing first.
+        """
         filters, done = self._fetches.pop(mid)
         refused = [f"{each} ({reason})" for each, reason in zip(filters, reasons, strict=False) if reason.is_failure]
         if refused:
             done(f"the broker refuses to let this client listen to {', '.join(refused)}; see the broker's ACL")
             return
+        self._nudge()
         code, end = self._client.unsubscribe(list(filters))
         if end is None:
             done(f"the connection ended: {paho.error_string(code)}")
             return
         self._fetches[end] = filters, done
+
+    def _nudge(self) -> None:
+        """Subscribe again to what is subscribed to, and nothing retained comes for it: MQTT 5 can say so."""
+        for own in self._session.subscriptions[:1]:
+            if self.protocol == 5:
+                options = SubscribeOptions(
+                    qos=own.qos,
+                    retainAsPublished=own.retain_as_published,
+                    retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND,
+                )
+                _, mid = self._client.subscribe([(own.filter, options)])
+            else:
+                _, mid = self._client.subscribe([(own.filter, own.qos)])
+            self._nudges.add(mid)
 
     def _on_unsubscribe(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:  # noqa: ARG002
         fetch = self._fetches.pop(mid, None)

@@ -7,12 +7,15 @@ mosquitto on the same machine, median wait and most bytes in the broker's end: 1
 it, 0.43 s and 0.85 MB with the segments and buffers below, and more with any others that were tried (segments of 256,
 536, 8 000, 16 000 bytes; 4, 16, 32 KiB to receive into, of which 4 halves the rate). A request of 600 KB takes 3.9 ms
 instead of 2.1.
+
+Who lists a fleet wants the contrary: what it asked for comes at once, and what the broker cannot hand to its kernel it
+drops. With these bounds and a reader that stood still mosquitto 2.0.11 kept 2 638 status messages on their way beside
+its own queue, with none (`takes_bursts`) more than 5 000 and 2 MB of states after them.
 """
 
 from __future__ import annotations
 
 import socket as sockets
-from typing import Any
 
 import paho.mqtt.client as paho
 
@@ -38,12 +41,18 @@ class BoundedClient(paho.Client):  # type: ignore[misc]
 
     user_timeout_s: int = 20
     is_local: bool = False
+    takes_bursts: bool = False
     max_packet_bytes: int = 268_435_455
     packets: PacketSocket | None = None
 
     def _create_socket_connection(self) -> sockets.socket:
         return connect(
-            self.host, self.port, CONNECT_LIMIT_S, user_timeout_s=self.user_timeout_s, is_local=self.is_local
+            self.host,
+            self.port,
+            CONNECT_LIMIT_S,
+            user_timeout_s=self.user_timeout_s,
+            is_local=self.is_local,
+            takes_bursts=self.takes_bursts,
         )
 
     def _create_socket(self) -> PacketSocket:
@@ -52,17 +61,22 @@ class BoundedClient(paho.Client):  # type: ignore[misc]
         return self.packets
 
 
-def connect(host: str, port: int, limit_s: float, *, user_timeout_s: int, is_local: bool) -> sockets.socket:
+def connect(
+    host: str, port: int, limit_s: float, *, user_timeout_s: int, is_local: bool, takes_bursts: bool = False
+) -> sockets.socket:
     """Connect to the first address that answers. Raises OSError.
 
     user_timeout_s: a peer that acknowledges nothing for so long is gone. is_local: the broker is on this machine.
+    takes_bursts: as much may wait in the connection as the kernels let it.
     """
     failure: OSError | None = None
     for family, kind, protocol, _, address in sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM):
         socket = sockets.socket(family, kind, protocol)
         try:
             socket.settimeout(limit_s)
-            _set_options(socket, user_timeout_s, is_local=is_local)
+            _set_options(socket, user_timeout_s)
+            if not takes_bursts:
+                _bound(socket, is_local=is_local)
             socket.connect(address)
         except OSError as error:
             socket.close()
@@ -72,11 +86,14 @@ def connect(host: str, port: int, limit_s: float, *, user_timeout_s: int, is_loc
     raise failure or OSError(f"{host} has no address")
 
 
-def _set_options(socket: Any, user_timeout_s: int, *, is_local: bool) -> None:
+def _set_options(socket: sockets.socket, user_timeout_s: int) -> None:
     # Without it each lone reply waits for the acknowledgement of the one before: 12 QoS 1 round trips a second.
     socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
     # Without it the kernel tries for a quarter of an hour.
     socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, user_timeout_s * 1000)
+
+
+def _bound(socket: sockets.socket, *, is_local: bool) -> None:
     receive_bytes, send_bytes = REMOTE_BYTES if not is_local else (LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES)
     socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, receive_bytes)
     socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, send_bytes)

@@ -582,6 +582,40 @@ def test_a_fleet_is_listed_whole_while_requests_go_on(client, broker):
                 assert {len(each.result(ANSWER_S)) for each in lists} == {601}
 
 
+def test_a_fleet_larger_than_the_broker_queues_is_listed_whole_by_many_at_once(tmp_path):
+    with (
+        Broker(tmp_path / "broker", config="max_queued_messages 200") as broker,
+        Peer(broker.url) as peer,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        for index in range(1_500):
+            peer.publish(f"edge/d{index}/status", b"online", retain=True)
+            peer.publish(f"edge/d{index}/state", b'{"pad": "%s"}' % (b"x" * 4_000), retain=True)
+        peer.publish("edge/last/status", b"online", 1, retain=True)
+        with MqttClient(broker.url) as client:
+            for listing in [pool.submit(client.devices) for _ in range(6)]:
+                found = listing.result(ANSWER_S)
+                assert len(found) == 1_501
+                assert sum(device.state is not None for device in found) == 1_500
+
+
+def test_what_is_retained_comes_also_when_replies_fill_the_connection(mute):
+    """mosquitto 2.0.11 keeps it back then, until it has something else to send."""
+    may_go_on = threading.Event()
+    with MqttClient(mute.url) as client, ThreadPoolExecutor(1) as pool:
+        future = client.submit("m", {"x": X})
+        future.add_done_callback(lambda _: may_go_on.wait(ANSWER_S))  # the thread that reads stands still
+        request = mute.request()
+        mute.answer(request, EMPTY)
+        future.result(ANSWER_S)
+        for _ in range(24):
+            mute.answer(request, bytes(1 << 20))
+        listing = pool.submit(client.devices)
+        mute.say(b"online")  # acknowledged: the broker has taken what came before
+        may_go_on.set()
+        assert [device.device_id for device in listing.result(ANSWER_S)] == ["mute"]
+
+
 def test_listing_devices_is_an_error_when_the_broker_dies_meanwhile(own_broker):
     with FaultProxy(own_broker.port) as proxy, MqttClient(f"mqtt://127.0.0.1:{proxy.port}") as client:
         assert client.devices() == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.client.devices import Device, device_filters, devices_told_by
+from edge_runtime.client.devices import Device, devices_told_by, state_topics, status_filter
 from edge_runtime.transports.mqtt_packets import Inbound
 
 
@@ -46,7 +46,8 @@ def test_what_is_no_status_of_a_device_names_none(topic):
 
 
 def test_a_prefix_of_several_levels_is_taken_off_whole():
-    assert device_filters("site/line1") == ("site/line1/+/status", "site/line1/+/state")
+    assert status_filter("site/line1") == "site/line1/+/status"
+    assert state_topics(["a", "b"], "site/line1") == ["site/line1/a/state", "site/line1/b/state"]
     assert devices_told_by([told("site/line1/a/status", b"online")], "site/line1") == [Device("a", "online")]
 
 

@@ -39,6 +39,19 @@ def test_a_connection_on_this_machine_holds_little_and_waits_for_nothing(listene
         assert socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF) <= 2 * LOCAL_SEND_BYTES
 
 
+def test_a_connection_that_takes_bursts_is_bounded_by_the_kernel_alone(listener: sockets.socket) -> None:
+    with (
+        sockets.create_connection(("127.0.0.1", port_of(listener))) as plain,
+        connect("127.0.0.1", port_of(listener), 5.0, user_timeout_s=7, is_local=True, takes_bursts=True) as socket,
+    ):
+        for level, option in (
+            (sockets.SOL_SOCKET, sockets.SO_RCVBUF),
+            (sockets.SOL_SOCKET, sockets.SO_SNDBUF),
+            (sockets.IPPROTO_TCP, sockets.TCP_MAXSEG),
+        ):
+            assert socket.getsockopt(level, option) == plain.getsockopt(level, option)
+
+
 def test_every_address_of_a_name_is_tried(listener: sockets.socket) -> None:
     with connect("localhost", port_of(listener), 5.0, user_timeout_s=7, is_local=True) as socket:
         assert socket.getpeername()[1] == port_of(listener)
