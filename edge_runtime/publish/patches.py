@@ -8,11 +8,9 @@ applies one checks the whole file's hash; the whole file is always there.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import read_manifest
@@ -20,6 +18,7 @@ from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import StagedFile
 from edge_runtime.publish.repository import Repository
 from edge_runtime.repository.manifest import PATCH_ALGORITHM, Delta
+from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, window_log
 from edge_runtime.repository.release_paths import ReleasePath
 
 LAST_RELEASES = 3
@@ -27,9 +26,6 @@ LAST_RELEASES = 3
 
 MAX_SHARE = 0.6
 """Of the whole file: a larger patch costs a device more memory and work than it saves."""
-
-MAX_FILE_BYTES = 512 << 20
-"""Old and new file are in memory here, and on the device that applies the patch."""
 
 MIN_FILE_BYTES = 16 << 10
 """Below, one more request costs as much as it saves."""
@@ -64,46 +60,37 @@ def make_patches(
                 continue
             seen.add((artifact.sha256, new.sha256))
             sizes = (artifact.length, new.length)
-            if max(sizes) <= MAX_FILE_BYTES and min(sizes) >= MIN_FILE_BYTES:
+            if max(sizes) <= MAX_PATCHED_BYTES and min(sizes) >= MIN_FILE_BYTES:
                 old_data = _read_blob(repository.folder, artifact.path, artifact.sha256)
                 patch = _patch(release, artifact.sha256, new, old_data, new.path.read_bytes())
                 if patch is not None:
                     yield patch
 
 
-def compress_patch(old: bytes, new: bytes) -> bytes:
-    """What turns `old` into `new`. Its window covers the longer of both, as `zstd --patch-from` does it."""
-    zstd = _zstd()
+def compress_patch(zstd: ModuleType, old: bytes, new: bytes) -> bytes:
+    """What turns `old` into `new`. zstd: from `find_zstd`."""
     options = {
         zstd.CompressionParameter.compression_level: _LEVEL,
-        zstd.CompressionParameter.window_log: max(len(old), len(new)).bit_length(),
+        zstd.CompressionParameter.window_log: window_log(len(old), len(new)),
         zstd.CompressionParameter.enable_long_distance_matching: 1,
         zstd.CompressionParameter.checksum_flag: 0,
     }
-    patch: bytes = zstd.compress(new, options=options, zstd_dict=_prefix(zstd, old))
+    patch: bytes = zstd.compress(new, options=options, zstd_dict=zstd.ZstdDict(old, is_raw=True).as_prefix)
     return patch
 
 
 def _patch(release: ReleasePath, old_hash: str, new: StagedFile, old_data: bytes, new_data: bytes) -> Patch | None:
-    data = compress_patch(old_data, new_data)
+    zstd = find_zstd()
+    if zstd is None:
+        raise PublishError("zstd is not installed; pip install 'edge-runtime[publish]', or give --patches 0")
+    data = compress_patch(zstd, old_data, new_data)
     if len(data) > MAX_SHARE * new.length:
         return None
-    if _apply(old_data, data) != new_data:
+    if b"".join(apply_patch(zstd, old_data, data, new.length)) != new_data:
         raise PublishError(f"{new.name}: the patch from {old_hash} does not give it; publish with --patches 0")
     path = release.file(f"{new.sha256[:_ID_DIGITS]}-from-{old_hash[:_ID_DIGITS]}.patch")
     digest = hashlib.sha256(data).hexdigest()
     return Patch(Delta(old_hash, new.sha256, path, digest, PATCH_ALGORITHM, len(data)), data)
-
-
-def _apply(old: bytes, patch: bytes) -> bytes:
-    zstd = _zstd()
-    options = {zstd.DecompressionParameter.window_log_max: MAX_FILE_BYTES.bit_length()}
-    new: bytes = zstd.decompress(patch, zstd_dict=_prefix(zstd, old), options=options)
-    return new
-
-
-def _prefix(zstd: ModuleType, old: bytes) -> Any:
-    return zstd.ZstdDict(old, is_raw=True).as_prefix
 
 
 def _read_blob(folder: RepositoryFolder, path: str, digest: str) -> bytes:
@@ -116,16 +103,3 @@ def _read_blob(folder: RepositoryFolder, path: str, digest: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != digest:
         raise PublishError(f"{place}: was changed by somebody; bring it back from a copy, or give --patches 0")
     return data
-
-
-def _zstd() -> ModuleType:
-    try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-    except ModuleNotFoundError as error:
-        raise PublishError(
-            f"{error.name} is not installed; pip install 'edge-runtime[publish]', or give --patches 0"
-        ) from error
-    return zstd

@@ -22,15 +22,12 @@ from edge_runtime.publish.intake import Intake, take_in
 from edge_runtime.publish.patches import LAST_RELEASES, make_patches
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, Trial, try_artifact
-from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, unpack
+from edge_runtime.repository.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
 from edge_runtime.repository.manifest import Artifact, Golden, Manifest, Tolerance, encode_manifest
 from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, team_role
 
 MIN_RUNTIME = "0.1.0"
 """The first version that reads these manifests. Raised when a device must understand something new."""
-
-MAX_GOLDEN_BYTES = 64 << 20
-"""Devices hold it in memory beside two versions of the model."""
 
 
 @dataclass(frozen=True, slots=True)

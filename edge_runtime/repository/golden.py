@@ -28,6 +28,9 @@ saturate differently from CPU to CPU (with and without VNNI), which is of the or
 
 DEFAULT_TOLERANCE = TOLERANCES["bf16"]
 
+MAX_GOLDEN_BYTES = 64 << 20
+"""Devices hold it in memory beside two versions of the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -64,6 +67,26 @@ def unpack(golden: Golden, data: bytes) -> tuple[dict[str, Array], dict[str, Arr
     named = [(form.name, array) for form, array in zip(forms, arrays, strict=True)]
     count = len(golden.inputs)
     return dict(named[:count]), dict(named[count:])
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenTensors:
+    """A release's golden input and output by name, as on the wire, with the tolerance for each precision."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    forms: tuple[TensorForm, ...]
+    tolerance: Mapping[str, Tolerance]
+
+    def tolerance_at(self, precision: str) -> Tolerance:
+        """By the precision that was read back; the publisher's own row, else ours."""
+        return self.tolerance.get(precision) or TOLERANCES.get(precision, DEFAULT_TOLERANCE)
+
+
+def read_golden(golden: Golden, data: bytes) -> GoldenTensors:
+    """What a manifest describes and the bytes of its file hold. Raises UpdateError: they do not fit together."""
+    inputs, outputs = unpack(golden, data)
+    return GoldenTensors(inputs, outputs, golden.outputs, golden.tolerance)
 
 
 def differences(

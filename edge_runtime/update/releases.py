@@ -22,23 +22,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import ConfigError, StorageFailed, UpdateError
+from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, sync_folder, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
-from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Golden, Manifest, decode_manifest
+from edge_runtime.repository.golden import GoldenTensors, read_golden
+from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Golden, Manifest
 from edge_runtime.repository.release_paths import (
     GOLDEN_FILE,
     MANIFEST_FILE,
     RESERVED_FILES,
-    is_code,
-    parse_release_file,
 )
-from edge_runtime.repository.release_settings import read_release_settings
 from edge_runtime.update.download import ARTIFACT_MODE, Wanted, is_whole
 from edge_runtime.update.journal import Release
+from edge_runtime.update.release_rules import check_choice, check_manifest, check_served, decode_any, file_name
 from edge_runtime.update.store import ArtifactStore, place
 
 _GRAPHS = (".onnx", ".xml")
@@ -59,6 +55,13 @@ class StagedRelease:
     folder: ModelFolder
     golden: Path
     _seal: Seal = field(repr=False)
+
+    def golden_tensors(self) -> GoldenTensors:
+        """The golden input and output. Raises UpdateError: the file was changed, or is not what the manifest says."""
+        data = _read(self.golden, self.manifest.golden.length)
+        if hashlib.sha256(data).hexdigest() != self.manifest.golden.sha256:
+            raise UpdateError(f"{self.golden}: was changed after it was verified; find out who writes there")
+        return read_golden(self.manifest.golden, data)
 
     def check_unchanged(self) -> None:
         """Raise UpdateError, naming the file, where one is not the very file that was hashed. Right after the load."""
@@ -100,10 +103,10 @@ class Releases:
         that is damaged or lacks a file is replaced. Raises UpdateError: the manifest is not the release's, its files
         may not be served, or one is not here. StorageFailed: the disk does not take it.
         """
-        manifest = _check_manifest(manifest_data, release, self._path(release))
+        manifest = check_manifest(manifest_data, release, self._path(release))
         files = {file_name(artifact.path): _wanted(artifact) for artifact in chosen}
         files[GOLDEN_FILE] = _wanted(manifest.golden)
-        _check_choice(manifest, set(files) - RESERVED_FILES, self._path(release))
+        check_choice(manifest, set(files) - RESERVED_FILES, self._path(release))
         final = self._path(release)
         if not self._is_laid_out(final, manifest_data, files):
             part = self._folder / f".{final.name}.part"
@@ -124,7 +127,7 @@ class Releases:
         Raises UpdateError naming the file that is missing, changed, or not to be served.
         """
         folder = self._path(release)
-        manifest = _check_manifest(_read(folder / MANIFEST_FILE), release, folder)
+        manifest = check_manifest(_read(folder / MANIFEST_FILE), release, folder)
         described = {file_name(artifact.path): _wanted(artifact) for artifact in manifest.artifacts}
         self._let_go_of_links(folder, described)
         seal = _seal(folder)
@@ -132,7 +135,7 @@ class Releases:
         for name in there:
             if name not in described:
                 raise UpdateError(f"{folder / name}: is no file of the release; find out who writes there")
-        _check_choice(manifest, there, folder)
+        check_choice(manifest, there, folder)
         for name, wanted in [(GOLDEN_FILE, _wanted(manifest.golden)), *((name, described[name]) for name in there)]:
             if not is_whole(folder / name, wanted):
                 raise UpdateError(
@@ -216,78 +219,11 @@ class Releases:
             _remove_tree(gone)
 
 
-def file_name(path: str) -> str:
-    """What a release's file is called here: the last part of its target path."""
-    return path.rpartition("/")[2]
-
-
-def check_served(manifest: Manifest, source: str) -> ModelSettings:
-    """The settings of a release. source: for the message.
-
-    Raises UpdateError: it brings code, a file of a name that is taken, or settings that no release may bring.
-    """
-    names = [file_name(artifact.path) for artifact in manifest.artifacts]
-    for name in names:
-        if is_code(name) or name in RESERVED_FILES or names.count(name) > 1:
-            raise UpdateError(f"{source}: names {name}, which is code, or a name that is taken; it is not served")
-    if file_name(manifest.golden.path) != GOLDEN_FILE:
-        raise UpdateError(f"{source}: its golden file is {manifest.golden.path}, wanted {GOLDEN_FILE}")
-    try:
-        return read_release_settings(manifest.settings, source)
-    except ConfigError as error:
-        raise UpdateError(error.message) from error
-
-
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-class _GoldenPath(msgspec.Struct):
-    path: str
-
-
-class _AnyManifest(msgspec.Struct):
-    golden: _GoldenPath
-
-
 def _read_manifest(folder: Path) -> Manifest:
-    return _decode(_read(folder / MANIFEST_FILE), folder)
-
-
-def _decode(data: bytes, folder: Path) -> Manifest:
-    """A manifest whose own path is not known: that of its release, which it names its files by."""
-    try:
-        named = msgspec.json.decode(data, type=_AnyManifest).golden.path
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UpdateError(f"{folder / MANIFEST_FILE}: is no manifest: {error}") from error
-    return decode_manifest(data, parse_release_file(named)[0].manifest)
-
-
-def _check_manifest(data: bytes, release: Release, folder: Path) -> Manifest:
-    """The release's manifest. Raises UpdateError: it is another's, or may not be served."""
-    path = folder / MANIFEST_FILE
-    if hashlib.sha256(data).hexdigest() != release.manifest_sha256:
-        raise UpdateError(f"{path}: is not the manifest that was signed; it was changed, or the disk lost it")
-    manifest = _decode(data, folder)
-    said = (manifest.model, manifest.version, manifest.release_counter)
-    if said != (release.model, release.version, release.counter):
-        raise UpdateError(f"{path}: is of {said}, wanted {(release.model, release.version, release.counter)}")
-    check_served(manifest, str(path))
-    return manifest
-
-
-def _check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> None:
-    """Raise UpdateError unless, of each backend's files, all or none are among the names, and of one all."""
-    backends: dict[str, list[str]] = {}
-    for artifact in manifest.artifacts:
-        backends.setdefault(artifact.backend, []).append(file_name(artifact.path))
-    if not names:
-        raise UpdateError(
-            f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in backends.values())}"
-        )
-    for group in backends.values():
-        missing = [name for name in group if name not in names]
-        if missing and len(missing) < len(group):
-            raise UpdateError(f"{folder / missing[0]}: is missing; the release cannot be loaded without it")
+    return decode_any(_read(folder / MANIFEST_FILE), folder)
 
 
 def _model_folder(manifest: Manifest, folder: Path, files: Mapping[str, Path]) -> ModelFolder:
@@ -318,11 +254,11 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int, int]]:
         raise UpdateError(f"{folder}: cannot be read: {error.strerror}; the release is fetched again") from error
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
-            return file.read(MAX_MANIFEST_BYTES + 1)
+            return file.read(max_bytes + 1)
     except OSError as error:
         raise UpdateError(f"{path}: cannot be read: {error.strerror}; the release is fetched again") from error
 

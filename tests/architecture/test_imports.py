@@ -36,7 +36,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),
     "cryptography": ("publish.",),
-    "backports": ("update.", "publish."),
+    "backports": ("repository.patch",),
     "tomli": ("typed_toml",),
     "tomllib": ("typed_toml",),
     # Needed to build, train or check models, never to serve them.
