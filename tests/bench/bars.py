@@ -161,6 +161,8 @@ BARS: tuple[Bar, ...] = (
     Bar("hostile.failed", "the same: lost or failed", "=", 0, rounds="sum"),
     Bar("hostile.growth_mib", "memory that a round of it left behind", "≤", 20, unit="MiB"),
     *_mqtt_bars(),
+    Bar("update.patch.fetched_ratio", "46 MB model whose last 16 % changed: bytes fetched ÷ full size", "≤", 0.20),
+    Bar("update.patch.install_s", "the same: patch read, applied, hashed and laid out durably", "≤", 1.0, unit="s"),
     Bar("reloads.done", "reloads of mlp under load", unit=""),
     Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
     Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),
