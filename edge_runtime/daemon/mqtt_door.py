@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.daemon.assemble import Core
+from edge_runtime.fleet.commands import Commands
 from edge_runtime.fleet.discovery import Discovery
 from edge_runtime.fleet.identity import check_groups, device_topics, reply_prefixes
 from edge_runtime.fleet.results import Results
@@ -28,7 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class MqttDoor:
-    """One broker. Raises ConfigError for settings that cannot be."""
+    """One broker. Raises ConfigError for settings that cannot be.
+
+    look: what a wake calls, on the transport's thread, see `Commands`; None: there are no updates, and nobody listens.
+    wake_groups: whose wakes are listened to beside those of `mqtt.groups`. update: see `Presence`.
+    """
 
     def __init__(
         self,
@@ -37,11 +42,16 @@ class MqttDoor:
         core: Core,
         frontend: InferFrontend,
         host: HostProbe,
+        *,
+        look: Callable[[], None] | None = None,
+        wake_groups: Sequence[str] = (),
+        update: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         access = broker_access(settings)
         self.topics = device_topics(settings, access.address)
-        check_groups(settings)
+        groups = (*check_groups(settings), *wake_groups)
         self._core = core
+        self._commands = None if look is None else Commands(self.topics, groups, look, core.metrics)
         self._frontend = frontend
         self._discovery = self._new_discovery(settings, host)
         self._mqtt_frontend = MqttFrontend(
@@ -62,6 +72,7 @@ class MqttDoor:
             clock=core.clock,
             profile=core.profile.name,
             interval_s=settings.state_interval_s,
+            update=update,
         )
         self._results = Results(
             rules,
@@ -77,6 +88,10 @@ class MqttDoor:
             self._presence.on_models = self._discovery.models_changed
             self._mqtt_frontend.listen(self._discovery.birth_topic, self._discovery.birth, takes_retained=True)
             self._mqtt_frontend.every_beat(self._discovery.beat)
+        if self._commands is not None:
+            self._mqtt_frontend.every_connection(self._commands.online)
+            for topic in self._commands.topics:
+                self._mqtt_frontend.listen(topic, self._commands.heard)
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
 
     def taps(self) -> Mapping[str, Tap]:
@@ -156,5 +171,9 @@ class MqttDoor:
         )
 
     def _subscriptions(self) -> tuple[Subscription, ...]:
-        requests = Subscription(self.topics.requests)
-        return (requests,) if self._discovery is None else (requests, Subscription(self._discovery.birth_topic))
+        topics = [self.topics.requests]
+        if self._discovery is not None:
+            topics.append(self._discovery.birth_topic)
+        if self._commands is not None:
+            topics.extend(self._commands.topics)
+        return tuple(map(Subscription, topics))

@@ -7,7 +7,7 @@ published when models change and at intervals. Thread: the MQTT transport's, exc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_runtime import __version__
@@ -20,8 +20,10 @@ from edge_runtime.wire.topics import DeviceTopics
 
 ONLINE, STOPPED, OFFLINE = "online", "stopped", "offline"
 
+NO_UPDATES: Mapping[str, Any] = {"state": "off"}
+
 LOOK_S = 1.0
-"""How often the models are looked at for a change that is told at once."""
+"""How often models and updates are looked at for a change that is told at once."""
 
 
 def last_will(topics: DeviceTopics) -> Outgoing:
@@ -30,7 +32,11 @@ def last_will(topics: DeviceTopics) -> Outgoing:
 
 
 class Presence:
-    """One device's status and state. `retain` is the transport's."""
+    """One device's status and state. `retain` is the transport's.
+
+    update: what the state says of updates, JSON's own types; asked once in LOOK_S on the transport's thread, so it must
+    not block; None: there are no updates.
+    """
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class Presence:
         clock: Clock,
         profile: str,
         interval_s: float,
+        update: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._topics = topics
         self._retain = retain
@@ -54,6 +61,8 @@ class Presence:
         self._interval_s = interval_s
         self._health = "starting"
         self._standings: list[Standing] = []
+        self._update = update or (lambda: NO_UPDATES)
+        self._updates: Mapping[str, Any] = NO_UPDATES
         self._rates = Rates(clock)
         self._look_due_s = 0.0
         self._state_due_s = 0.0
@@ -71,16 +80,17 @@ class Presence:
         self._retain(_status(self._topics, STOPPED))
 
     def beat(self) -> None:
-        """Publish the state when models changed, or it is time."""
+        """Publish the state when models or updates changed, or it is time."""
         now_s = self._clock.monotonic_s()
         if now_s < self._look_due_s or self._health == "stopping":
             return
         self._look_due_s = now_s + LOOK_S
         standings = self._servables.standings()
-        if standings == self._standings and now_s < self._state_due_s:
+        updates = dict(self._update())
+        if standings == self._standings and updates == self._updates and now_s < self._state_due_s:
             return
         has_other_models = _names(standings) != _names(self._standings)
-        self._standings = standings
+        self._standings, self._updates = standings, updates
         self._state_due_s = now_s + self._interval_s
         if has_other_models:
             self.on_models(_names(standings))
@@ -97,7 +107,7 @@ class Presence:
             "profile": self._profile,
             "health": "degraded" if has_failed and self._health == "ok" else self._health,
             "models": self._models(),
-            "update": {"state": "off"},
+            "update": self._updates,
             "temperature_celsius": max(temperatures, default=None),
             "memory_bytes": host["rss_bytes"],
             "cpu_cores": host["cpu_cores"],

@@ -76,6 +76,7 @@ class MqttFrontend:
         self._allowed: set[str] = set()
         self._endpoint: MqttEndpoint | None = None
         self._beats: list[Callable[[], None]] = []
+        self._connected: list[Callable[[], None]] = []
         self._error_due_s = 0.0
 
     def listen(self, topic: str, listener: Listener, *, takes_retained: bool = False) -> None:
@@ -90,6 +91,10 @@ class MqttFrontend:
     def every_beat(self, function: Callable[[], None]) -> None:
         """Call a function at each beat. Before the transport starts."""
         self._beats.append(function)
+
+    def every_connection(self, function: Callable[[], None]) -> None:
+        """Call a function when a connection has come about, the first included. Before the transport starts."""
+        self._connected.append(function)
 
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
@@ -114,6 +119,8 @@ class MqttFrontend:
 
     def online(self) -> None:
         """See Receiver."""
+        for function in self._connected:
+            function()
 
     def offline(self, reason: str) -> None:
         """See Receiver."""

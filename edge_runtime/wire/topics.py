@@ -71,6 +71,11 @@ class DeviceTopics:
         """Refusals that have no other address: a request without a reply topic, or with one that is not allowed."""
         return f"{self.base}/error"
 
+    @property
+    def check_update(self) -> str:
+        """Where this device alone is told to look for updates."""
+        return f"{self.base}/command/check-update"
+
     def infer(self, model: str = "", version: int | None = None) -> str:
         """Where a request is sent; without a model, for an op of the daemon itself."""
         return "/".join([f"{self.base}/infer", *([model] if model else []), *([str(version)] if version else [])])

@@ -40,11 +40,11 @@ def make_certificates(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory) -> Path:
-    """What the script makes: a broker, three devices, three clients."""
+    """What the script makes: a broker, three devices, five clients."""
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(folder, "broker", "127.0.0.1", "localhost")
     make_certificates(folder, "device", "cam-7", "cam-8", "cam-9")
-    make_certificates(folder, "client", "alice", "mallory", "operator")
+    make_certificates(folder, "client", "alice", "mallory", "operator", "fleet", "homeassistant")
     return folder
 
 
@@ -261,6 +261,32 @@ def test_the_operator_commands_wakes_and_reads_errors(fleet):
             assert device.next().topic == topic
         assert device.publish("edge/cam-7/error", b"lost", 1) == DELIVERED
         assert operator.next().payload == b"lost"
+
+
+def test_the_fleets_publisher_wakes_one_device_or_a_group_and_commands_nothing_else(fleet):
+    with fleet.device("cam-7") as device, fleet.client("fleet") as publisher:
+        device.subscribe("edge/cam-7/command/#", 1)
+        device.subscribe("fleet/line-1/wake", 1)
+        for topic in ("edge/cam-7/command/check-update", "fleet/line-1/wake"):
+            assert publisher.publish(topic, b"", 1) == DELIVERED
+            assert device.next().topic == topic
+        for topic in ("edge/cam-7/command/reboot", "fleet/line-1/wake/x", "edge/cam-7/status", "homeassistant/status"):
+            assert publisher.publish(topic, b"forged", 1) == NOT_AUTHORIZED
+        assert device.is_silent(SILENCE_S)
+
+
+@pytest.mark.parametrize("topic", ["edge/cam-7/command/check-update", "fleet/line-1/wake"])
+@pytest.mark.parametrize("name", ["alice", "mallory", "homeassistant"])
+def test_nobody_else_wakes_and_nothing_is_retained_of_the_attempt(fleet, name, topic):
+    with fleet.client(name) as client:
+        assert client.publish(topic, b"", 1, retain=True) == NOT_AUTHORIZED
+        client.publish(topic, b"", 0, retain=True)
+        assert client.publish("edge/cam-7/infer/digits", b"x", 1) == UNHEARD  # which comes after it
+    with fleet.client(name, protocol=4) as client:
+        client.publish(topic, b"", 1, retain=True)
+    with fleet.device("cam-7") as device:
+        device.subscribe(topic, 1)
+        assert device.is_silent(SILENCE_S)
 
 
 def test_a_retained_status_and_a_waiting_request_outlive_a_restart(tmp_path, certificates):

@@ -1,0 +1,52 @@
+"""A real core behind a real broker, with what wakes an updater in a test's hands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_runtime.config.settings import Config, MqttSettings
+from edge_runtime.daemon.assemble import Core, assemble_core
+from edge_runtime.daemon.mqtt_door import MqttDoor
+from edge_runtime.frontend.control_frontend import ControlFrontend
+from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.telemetry.host import HostProbe
+from tests.contract.running_daemon import ANSWER_S
+
+
+class Looks:
+    """What a wake calls; counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def look(self) -> None:
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        """Until it was called so often in all."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count >= count, ANSWER_S), f"{self.count} looks, wanted {count}"
+
+
+@contextmanager
+def running_door(models: Path, folder: Path, settings: MqttSettings, **words) -> Iterator[Core]:
+    """Serve a folder of models behind a broker, and nowhere else. words: MqttDoor's."""
+    core = assemble_core(Config(models=str(models), state=str(folder / "state"), mqtt=settings, calibrate=False))
+    control = ControlFrontend(core.servables, core.loader, core.lobby, stats=dict, is_ready=lambda: True)
+    infer = InferFrontend(core.servables, core.infer, control, core.clock, core.metrics)
+    door = MqttDoor(settings, (), core, infer, HostProbe(), **words)
+    core.start()
+    try:
+        assert core.loader.has_settled.wait(ANSWER_S)
+        door.start()
+        yield core
+    finally:
+        door.stop_admitting(ANSWER_S)
+        core.close(5.0)
+        door.close()
