@@ -55,7 +55,7 @@ class Core:
     def close(self, drain_s: float) -> bool:
         """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered."""
         self.loader.close()
-        drained = [servable.close(drain_s) for servable in self.servables.live()]
+        drained = [servable.close(drain_s) for servable in self.servables.loaded()]
         self.workers.close()
         return all(drained)
 
@@ -103,6 +103,7 @@ def assemble_core(config: Config, clock: Clock | None = None) -> Core:
             calibrate=config.calibrate,
             budget_bytes=profile.limits.memory_bytes,
         ),
+        metrics=metrics,
     )
     return Core(
         config=config,

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.assemble import Core, assemble_core
 from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
@@ -165,6 +165,11 @@ class Runtime:
         except EdgeRuntimeError as error:
             future.set_exception(error)
         return future
+
+    @property
+    def core(self) -> Core:
+        """The parts behind this, for who puts more before them than calls."""
+        return self._core
 
     def models(self) -> list[dict[str, Any]]:
         """Every version known: name, version, state, reason, backend, device, precision, mode, memory_bytes."""

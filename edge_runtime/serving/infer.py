@@ -78,10 +78,12 @@ class Infer:
             try:
                 plan = inquiry.plan()
             except NotReady:
-                if not self._servables.is_coming(header.model, header.version):
-                    raise
-                self._wait(inquiry)
-                return
+                if self._servables.is_coming(header.model, header.version):
+                    self._wait(inquiry)
+                    return
+                if self._servables.is_answering(header.model, header.version):
+                    continue  # its load ended between the two looks
+                raise
             try:
                 plan.servable.submit(inquiry.request(plan))
             except Draining:

@@ -1,30 +1,32 @@
 """The one thread that loads, replaces, unloads, evicts and calibrates versions, and watches the models folder.
 
-Owns: which versions are loaded, from what is in the folder, what the control endpoint asked for and what memory
-allows. Everything it does is a command from its queue, one at a time, so nothing here needs a lock. One of its steps
-failing is that version's state, never the thread's end.
+Owns: which versions are loaded, from what is in the folder, what updates put in its place, what the control endpoint
+asked for and what memory allows. Everything it does is an order, one at a time, so nothing here needs a lock. One of
+its steps failing is that version's state, never the thread's end.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound, NotReady
-from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound
+from edge_runtime.repository.folder import ModelFolder, Problem
 from edge_runtime.repository.version_policy import select_versions
 from edge_runtime.repository.watch import Change, Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibrator import Calibrator
-from edge_runtime.serving.loading import Loaded, VersionLoader
+from edge_runtime.serving.exchange import Exchange, ExchangeBench
+from edge_runtime.serving.lifecycle import Lifecycle
+from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.lobby import Lobby
-from edge_runtime.serving.memory_budget import Resident, plan_eviction
-from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.servables import Servables, Standing, State
+from edge_runtime.serving.orders import Orders
+from edge_runtime.serving.placement import Placement
+from edge_runtime.serving.servables import Servables, Standing
+from edge_runtime.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +38,19 @@ POLL_S = 0.5
 IDLE_S = 0.05
 """How long a calibration waits for the machine to be idle before it looks again."""
 
-DRAIN_S = 30.0
-"""A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """budget_bytes None: memory is not bounded."""
+    """budget_bytes None: memory is not bounded. serves_folder False: only what updates bring is served."""
 
     watch: bool = True
     calibrate: bool = True
     budget_bytes: int | None = None
+    serves_folder: bool = True
 
 
 class Loader:
-    """Keeps the live table true to the folder. Public methods may be called from any thread."""
+    """Keeps the live table true to the folder and to updates. Public methods may be called from any thread."""
 
     def __init__(
         self,
@@ -63,20 +63,40 @@ class Loader:
         lobby: Lobby,
         clock: Clock,
         settings: LoaderSettings,
+        metrics: Metrics,
     ) -> None:
-        self._versions = versions
         self._watcher = watcher
         self._servables = servables
         self._dispatcher = dispatcher
         self._calibrator = calibrator
         self._lobby = lobby
-        self._clock = clock
         self._settings = settings
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._measured_bytes: dict[tuple[str, int], int] = {}
+        self._orders = Orders()
+        placement = Placement(
+            versions=versions,
+            servables=servables,
+            dispatcher=dispatcher,
+            calibrator=calibrator,
+            metrics=metrics,
+            budget_bytes=settings.budget_bytes,
+        )
+        self._lifecycle = Lifecycle(placement, servables, lobby, clock, calibrator if settings.calibrate else None)
+        self._bench = ExchangeBench(
+            servables=servables,
+            placement=placement,
+            lifecycle=self._lifecycle,
+            lobby=lobby,
+            dispatcher=dispatcher,
+            metrics=metrics,
+            clock=clock,
+            orders=self._orders,
+            folder_model=self._folder_model,
+            on_end=self._end_exchange,
+        )
         self._held_back: set[tuple[str, int]] = set()
         self._reported: set[str] = set()
         self._asked_for: set[tuple[str, int]] = set()
+        self._missed: dict[str, set[int | None]] = {}
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self.has_settled = threading.Event()
@@ -85,33 +105,104 @@ class Loader:
         """Start the thread: it loads what the folder holds, then sets `has_settled`."""
         self._servables.on_demand(self.want)
         self._thread = threading.Thread(target=self._run, name="edge-loader", daemon=True)
+        self._orders.begin()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the step under way, then close every servable. Idempotent."""
+        """Stop after the step under way; who waits for another is refused. Servables stay open. Idempotent."""
         self._is_stopping = True
-        self._commands.put(lambda: None)
+        self._orders.give(lambda: None)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._orders.end()
 
     def load(self, model: str, number: int | None, done: Done) -> None:
         """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread."""
-        self._commands.put(lambda: self._answer(done, lambda: self._load_asked(model, number)))
+        self._orders.give(lambda: self._answer(done, lambda: self._load_asked(model, number)), done)
 
     def unload(self, model: str, number: int | None, done: Done) -> None:
         """Unload a version, or all of a model; it stays away until `load` or until its files change."""
-        self._commands.put(lambda: self._answer(done, lambda: self._unload_asked(model, number)))
+        self._orders.give(lambda: self._answer(done, lambda: self._unload_asked(model, number)), done)
 
     def want(self, model: str, number: int) -> None:
         """A request asked for a version that waits on demand."""
         if (model, number) not in self._asked_for:
             self._asked_for.add((model, number))
-            self._commands.put(lambda: self._load_wanted(model, number))
+            self._orders.give(lambda: self._load_wanted(model, number))
 
     def rescan(self) -> None:
         """Look at the folder now (SIGHUP)."""
-        self._commands.put(self._poll)
+        self._orders.give(self._poll)
+
+    # ---- updates ----------------------------------------------------------------------------------------------------
+
+    def exchange(self, folder: ModelFolder) -> Exchange:
+        """Load a release, the folder's only version, beside what serves of its model. Waits.
+
+        From here on the model is an update's: the models folder's model of that name is ignored, and reported.
+        Raises LoadFailed (all is as before), Draining.
+        """
+        return self._orders.ask(lambda: self._begin_exchange(folder))
+
+    def serve_release(self, folder: ModelFolder) -> None:
+        """Serve a release, the folder's only version, and nothing else of its model. Waits; before `start`, works here.
+
+        Raises LoadFailed (the model stays an update's, with nothing or what served before), Draining.
+        """
+        self._orders.ask(lambda: self._serve_release(folder))
+
+    def release_away(self, model: str) -> None:
+        """A model is no update's any more: it is unloaded, and the models folder's model of that name comes back.
+
+        Waits. Raises LoadFailed (an exchange is under way), Draining.
+        """
+        self._orders.ask(lambda: self._release_away(model))
+
+    def _begin_exchange(self, folder: ModelFolder) -> Exchange:
+        exchange = Exchange(self._bench, folder)
+        exchange.load()
+        return exchange
+
+    def _end_exchange(self, model: str) -> None:
+        """An exchange is over: either the model is an update's now, or all is as it was before."""
+        if model not in self._bench.releases:
+            self._catch_up(model)
+
+    def _serve_release(self, folder: ModelFolder) -> None:
+        model = folder.name
+        (version,) = folder.versions.values()
+        self._bench.check_free(model)
+        self._bench.releases[model] = folder
+        self._forget_held_back(model)
+        others = [standing.number for standing in self._known(model) if standing.number != version.number]
+        if folder.settings.on_demand:
+            self._lifecycle.load_or_wait(folder, version)
+        else:
+            self._lifecycle.load(folder, version)
+        for number in others:
+            self._lifecycle.unload(model, number, forget=True)
+
+    def _release_away(self, model: str) -> None:
+        self._bench.check_free(model)
+        if self._bench.releases.pop(model, None) is None:
+            return
+        self._forget_held_back(model)
+        for standing in self._known(model):
+            self._lifecycle.unload(model, standing.number, forget=True)
+        self._catch_up(model)
+
+    def _forget_held_back(self, model: str) -> None:
+        self._held_back = {key for key in self._held_back if key[0] != model}
+
+    def _catch_up(self, model: str) -> None:
+        """Take what changed in the models folder while the model was an update's."""
+        changed = self._missed.pop(model, set())
+        if self._settings.serves_folder:
+            self._reconcile(model, changed)
+
+    def _folder_model(self, model: str) -> ModelFolder | None:
+        return self._watcher.scan.models.get(model)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -119,12 +210,10 @@ class Loader:
         self._guarded(self._poll)
         self.has_settled.set()
         while not self._is_stopping:
-            try:
-                command = self._commands.get(timeout=self._pause_s())
-            except queue.Empty:
-                self._guarded(self._calibrate if self._may_calibrate() else self._poll_if_watching)
-                continue
-            self._guarded(command)
+            step = self._orders.next(self._pause_s())
+            if step is None:
+                step = self._calibrate if self._may_calibrate() else self._poll_if_watching
+            self._guarded(step)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -139,43 +228,57 @@ class Loader:
         return self._calibrator.has_work and self._dispatcher.is_idle()
 
     def _calibrate(self) -> None:
-        self._calibrator.step(lambda: self._is_stopping or not self._commands.empty() or not self._dispatcher.is_idle())
+        self._calibrator.step(lambda: self._is_stopping or self._orders.are_waiting() or not self._dispatcher.is_idle())
 
     def _poll_if_watching(self) -> None:
         if self._settings.watch:
             self._poll()
 
     def _poll(self) -> None:
+        if not self._settings.serves_folder:
+            return
         changes = self._watcher.poll()
         self._report_problems()
         self._take(changes)
 
     def _report_problems(self) -> None:
         """Say once what lies in the folder and is not served."""
-        problems = set(map(str, self._watcher.scan.problems))
+        scan = self._watcher.scan
+        problems = set(map(str, [*scan.problems, *self._ignored(scan.models.values())]))
         for problem in sorted(problems - self._reported):
             log.warning("not served: %s", problem)
         self._reported = problems
 
+    def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
+        """A model has one source: its folder is passed over while updates serve it (DESIGN 6)."""
+        for folder in folders:
+            release = self._bench.releases.get(folder.name)
+            if release is not None:
+                (number,) = release.versions
+                yield Problem(folder.path, f"ignored: release {number} of the update repository serves this name")
+
     def _take(self, changes: list[Change]) -> None:
         for change in changes:
             for key in [key for key in self._held_back if key[0] == change.model]:
-                if change.version in {None, key[1]}:
+                if change.version in {None, key[1]} and not self._bench.is_managed(change.model):
                     self._held_back.discard(key)
         models = dict.fromkeys(change.model for change in changes)
         for model in models:
             if self._is_stopping:
                 return
             changed = {change.version for change in changes if change.model == model}
-            self._reconcile(model, changed)
+            if self._bench.is_managed(model):
+                self._missed.setdefault(model, set()).update(changed)
+            else:
+                self._reconcile(model, changed)
 
     def _reconcile(self, model: str, changed: set[int | None]) -> None:
         """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
         folder = self._watcher.scan.models.get(model)
-        known = [standing for standing in self._servables.standings() if standing.model == model]
+        known = self._known(model)
         if folder is None:
             for standing in known:
-                self._unload(model, standing.number, forget=True)
+                self._lifecycle.unload(model, standing.number, forget=True)
             return
         selected = select_versions(folder.versions, folder.settings.versions)
         for number in sorted(selected, reverse=True):
@@ -183,84 +286,50 @@ class Loader:
                 continue
             is_new = self._servables.find(model, number) is None
             if is_new or number in changed or None in changed:
-                self._load_or_wait(folder, folder.versions[number])
+                self._lifecycle.load_or_wait(folder, folder.versions[number])
         has_failed = any(self._servables.has_failed(model, number) for number in selected)
         if has_failed:
             self._fall_back(folder, selected)
         for standing in known:
             is_gone = standing.number not in folder.versions
             if is_gone or (standing.number not in selected and not has_failed):
-                self._unload(model, standing.number, forget=is_gone)
+                self._lifecycle.unload(model, standing.number, forget=is_gone)
 
     def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
         """A version that was to be served failed: what serves goes on; where nothing does, the newest that loads."""
-        if folder.settings.versions.specific or any(each.model == folder.name for each in self._servables.live()):
+        if folder.settings.versions.specific or self._servables.live_of(folder.name):
             return
         for number in sorted(set(folder.versions) - set(selected), reverse=True):
-            self._load_or_wait(folder, folder.versions[number])
+            self._lifecycle.load_or_wait(folder, folder.versions[number])
             if self._servables.find(folder.name, number) is not None:
                 log.warning("an older version serves", extra={"model": folder.name, "version": number})
                 return
 
-    def _load_or_wait(self, folder: ModelFolder, version: VersionFolder, *, is_wanted: bool = False) -> None:
-        if not is_wanted and folder.settings.on_demand and self._servables.find(folder.name, version.number) is None:
-            self._servables.stand(Standing(folder.name, version.number, State.ON_DEMAND))
-            return
-        try:
-            self._load(folder, version)
-        except EdgeRuntimeError as error:
-            log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
+    def _known(self, model: str) -> list[Standing]:
+        return [standing for standing in self._servables.standings() if standing.model == model]
 
-    def _load(self, folder: ModelFolder, version: VersionFolder) -> None:
-        """Load beside the old one, swap, drain the old one. A failed load leaves the old one serving."""
-        name, number = folder.name, version.number
-        is_first = self._servables.find(name, number) is None
-        if is_first:
-            self._servables.stand(Standing(name, number, State.LOADING))
-        started_s = self._clock.monotonic_s()
-        try:
-            loaded = self._load_beside(folder, version)
-        except EdgeRuntimeError as error:
-            state = State.FAILED if is_first else State.READY
-            reason = error.message if is_first else f"a newer copy of its files failed to load: {error.message}"
-            self._servables.stand(Standing(name, number, state, reason))
-            self._asked_for.discard((name, number))
-            self._lobby.open(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
-            raise
-        replaced = self._servables.publish(loaded.servable)
-        self._watch_queue(loaded.servable)
-        if loaded.note:
-            self._servables.stand(Standing(name, number, State.READY, loaded.note))
-        self._asked_for.discard((name, number))
-        self._lobby.open(name, None)
-        if replaced is not None:
-            self._calibrator.discard(replaced)
-            replaced.close(DRAIN_S)
-        if self._settings.calibrate:
-            self._calibrator.add(loaded)
-        _log_loaded(loaded, self._clock.monotonic_s() - started_s)
-
-    def _load_beside(self, folder: ModelFolder, version: VersionFolder) -> Loaded:
-        """Make room, load, warm up. Raises EdgeRuntimeError only: a library's surprise is a failed load too."""
-        try:
-            key = (folder.name, version.number)
-            self._make_room(key, self._measured_bytes.get(key) or self._versions.bytes_wanted(version))
-            loaded = self._versions.load(folder, version)
-        except EdgeRuntimeError:
-            raise
-        except Exception as error:
-            log.exception("loading failed unexpectedly", extra={"model": folder.name, "version": version.number})
-            raise LoadFailed(f"{type(error).__name__}: {error}") from error
-        self._measured_bytes[key] = loaded.servable.memory_bytes
-        try:
-            # Files are only a guess at what a library makes of them: hold the budget by what was measured.
-            self._make_room(key, loaded.servable.memory_bytes)
-        except LoadFailed:
-            loaded.servable.close(0.0)
-            raise
-        return loaded
+    # ---- what was asked for -----------------------------------------------------------------------------------------
 
     def _load_asked(self, model: str, number: int | None) -> None:
+        self._bench.check_free(model)
+        if model in self._bench.releases:
+            self._load_release_again(model, number)
+            return
+        folder, selected = self._select_asked(model, number)
+        for each in selected:
+            self._held_back.discard((model, each))
+            self._lifecycle.load(folder, folder.versions[each])
+        if number is None:
+            for servable in self._servables.live_of(model):
+                if servable.number not in selected:
+                    self._lifecycle.unload(model, servable.number, forget=servable.number not in folder.versions)
+
+    def _select_asked(self, model: str, number: int | None) -> tuple[ModelFolder, Sequence[int]]:
+        if not self._settings.serves_folder:
+            raise ModelNotFound(
+                f"model {model!r} is no release of the update repository, and the models folder is not served; "
+                "see: edge-runtime update status"
+            )
         changes = self._watcher.poll(at_once=model)
         self._take([change for change in changes if change.model != model])
         folder = self._watcher.scan.models.get(model)
@@ -270,70 +339,38 @@ class Loader:
         selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
         if not selected:
             raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
-        for each in selected:
-            self._held_back.discard((model, each))
-            self._load(folder, folder.versions[each])
-        if number is None:
-            for servable in self._servables.live():
-                if servable.model == model and servable.number not in selected:
-                    self._unload(model, servable.number, forget=servable.number not in folder.versions)
+        return folder, selected
+
+    def _load_release_again(self, model: str, number: int | None) -> None:
+        """A release that was unloaded by hand comes back; another one comes by an update only."""
+        folder = self._bench.releases[model]
+        (version,) = folder.versions.values()
+        if self._servables.is_answering(model, None) or number not in {None, version.number}:
+            raise LoadFailed(
+                f"model {model!r} is served from the update repository, version {version.number}; "
+                "change it with: edge-runtime update check, apply or rollback"
+            )
+        self._held_back.discard((model, version.number))
+        self._lifecycle.load(folder, version)
 
     def _load_wanted(self, model: str, number: int) -> None:
-        folder = self._watcher.scan.models.get(model)
-        if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
+        folder = self._bench.folder_of(model)
+        try:
+            if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
+                self._lobby.open(model, None)
+            else:
+                self._lifecycle.load_or_report(folder, folder.versions[number])
+        finally:
             self._asked_for.discard((model, number))
-            self._lobby.open(model, None)
-            return
-        self._load_or_wait(folder, folder.versions[number], is_wanted=True)
 
     def _unload_asked(self, model: str, number: int | None) -> None:
-        known = [each for each in self._servables.standings() if each.model == model and number in {None, each.number}]
+        self._bench.check_free(model)
+        known = [standing for standing in self._known(model) if number in {None, standing.number}]
         if not known:
             raise ModelNotFound(f"no model {model!r}" + (f" version {number}" if number is not None else ""))
         for standing in known:
             self._held_back.add((model, standing.number))
-            self._unload(model, standing.number, forget=False)
-
-    def _unload(self, model: str, number: int, *, forget: bool) -> None:
-        servable = self._servables.withdraw(model, number, State.UNLOADING)
-        self._retire(servable)
-        if forget:
-            self._servables.forget(model, number)
-        else:
-            self._servables.stand(Standing(model, number, State.UNLOADED, "unloaded"))
-
-    def _retire(self, servable: Servable | None) -> None:
-        if servable is None:
-            return
-        self._calibrator.discard(servable)
-        servable.close(DRAIN_S)
-        log.info("unloaded", extra={"model": servable.model, "version": servable.number})
-
-    def _watch_queue(self, servable: Servable) -> None:
-        servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
-        servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
-
-    # ---- memory -----------------------------------------------------------------------------------------------------
-
-    def _make_room(self, key: tuple[str, int], wanted: int) -> None:
-        """Let others leave so that a version of so many bytes fits. Raises LoadFailed when that is not enough."""
-        budget = self._settings.budget_bytes
-        if budget is None:
-            return
-        residents = [
-            Resident(each.model, each.number, each.memory_bytes, each.used_s, each.settings.pinned)
-            for each in self._servables.live()
-            if (each.model, each.number) != key
-        ]
-        plan = plan_eviction(residents, wanted, budget)
-        if plan.missing_bytes:
-            raise LoadFailed(
-                f"needs {wanted} bytes; {plan.missing_bytes} are missing in the memory budget of {budget} "
-                "even after every model that is not pinned would leave"
-            )
-        for resident in plan.leave:
-            servable = self._servables.withdraw(resident.model, resident.number, State.ON_DEMAND, "left to free memory")
-            self._retire(servable)
+            self._lifecycle.unload(model, standing.number, forget=False)
 
     def _answer(self, done: Done, step: Callable[[], None]) -> None:
         try:
@@ -345,21 +382,3 @@ class Loader:
             done(LoadFailed(f"{type(error).__name__}: {error}"))
         else:
             done(None)
-
-
-def _log_loaded(loaded: Loaded, took_s: float) -> None:
-    servable = loaded.servable
-    instance = servable.layouts.narrow
-    log.info(
-        "loaded",
-        extra={
-            "model": servable.model,
-            "version": servable.number,
-            "backend": instance.backend,
-            "device": instance.device,
-            "precision": instance.precision,
-            "mode": servable.mode,
-            "took_s": round(took_s, 3),
-            **({"note": loaded.note} if loaded.note else {}),
-        },
-    )

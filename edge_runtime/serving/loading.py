@@ -5,6 +5,7 @@ Owns: the decisions at load. Reads the folder's values, never the folder's layou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -18,12 +19,14 @@ from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.repository.names import suffix_of
+from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, row_bytes, run_in_order
 from edge_runtime.serving.warmup import FirstRuns, time_bound, warm_up
-from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +86,11 @@ class VersionLoader:
         self._clock = clock
         self._metrics = metrics
 
-    def load(self, folder: ModelFolder, version: VersionFolder) -> Loaded:
-        """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can."""
+    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> Loaded:
+        """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
+
+        metrics: where it counts, None for the model's own numbers.
+        """
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
@@ -98,7 +104,14 @@ class VersionLoader:
                 reasons.append(f"{choice.name}: {error.message}")
                 continue
             try:
-                servable, first_runs = self._make_servable(folder.name, version.number, settings, instance, options)
+                servable, first_runs = self._make_servable(
+                    folder.name,
+                    version.number,
+                    settings,
+                    instance,
+                    options,
+                    metrics=metrics or self._metrics.model(folder.name),
+                )
             except BackendError as error:
                 instance.close()
                 reasons.append(f"{choice.name}: {error.message}")
@@ -106,6 +119,14 @@ class VersionLoader:
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
             return Loaded(servable, backend, artifact, options, first_runs, may_widen, "; ".join(reasons))
         raise LoadFailed("; ".join(reasons))
+
+    def suffixes(self) -> frozenset[str]:
+        """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
+        names: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                names.update(self._backend(choice.name).artifacts)
+        return frozenset(suffix_of(name) for name in names if not is_code(name))
 
     def bytes_wanted(self, version: VersionFolder) -> int:
         """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
@@ -129,13 +150,19 @@ class VersionLoader:
         return [(choice, found[choice.name]) for choice in usable if choice.name in found]
 
     def _make_servable(
-        self, model: str, number: int, settings: ModelSettings, instance: Instance, options: LoadOptions
+        self,
+        model: str,
+        number: int,
+        settings: ModelSettings,
+        instance: Instance,
+        options: LoadOptions,
+        *,
+        metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
-        metrics = self._metrics.model(model)
         layout = Layout(
             run_in_order(instance),
             threads=options.threads,

@@ -6,7 +6,7 @@ every change replaces a whole inner mapping.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -24,6 +24,7 @@ class State(Enum):
     UNLOADING = "unloading"
     UNLOADED = "unloaded"
     FAILED = "failed"
+    STANDBY = "standby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Servables:
     def __init__(self) -> None:
         self.generation = 0
         self._live: dict[str, dict[int, Servable]] = {}
+        self._beside: dict[str, tuple[Servable, ...]] = {}
         self._standings: dict[str, dict[int, Standing]] = {}
         self._want: Callable[[str, int], None] | None = None
 
@@ -65,6 +67,11 @@ class Servables:
             self._want(model, standing.number)
             raise NotReady(f"model {model} version {standing.number} is loading on demand", retry_after_ms=100.0)
         raise NotReady(f"model {model} version {standing.number} {_why_not(standing)}")
+
+    def is_answering(self, model: str, number: int | None) -> bool:
+        """Whether there is a servable for this now."""
+        live = self._live.get(model)
+        return live is not None and (number is None or number in live)
 
     def is_coming(self, model: str, number: int | None) -> bool:
         """Whether a version that cannot answer now will be able to after a load that was asked for or is under way."""
@@ -91,15 +98,34 @@ class Servables:
 
     def withdraw(self, model: str, number: int, state: State, reason: str = "") -> Servable | None:
         """Take a version out of the live table; returns its servable, which the caller closes."""
+        # First, so that who finds it gone finds the reason too.
+        self.stand(Standing(model, number, state, reason))
         live = dict(self._live.get(model, {}))
         gone = live.pop(number, None)
         if live:
             self._live[model] = live
         else:
             self._live.pop(model, None)
-        self.stand(Standing(model, number, state, reason))
         self.generation += 1
         return gone
+
+    def arrange(self, model: str, live: Sequence[Servable], beside: Sequence[Servable]) -> None:
+        """Say which loaded versions of a model answer, and which stand by, in one step; nothing is closed.
+
+        What it leaves out of both is the caller's to close and to say where it stands: before, where nothing answers
+        from here on, so that who asks meanwhile finds that.
+        """
+        self._beside.pop(model, None)
+        if beside:
+            self._beside[model] = tuple(beside)
+        if live:
+            self._live[model] = {servable.number: servable for servable in live}
+        else:
+            self._live.pop(model, None)
+        for servable in (*beside, *live):
+            state = State.READY if servable in live else State.STANDBY
+            self.stand(Standing(model, servable.number, state))
+        self.generation += 1
 
     def stand(self, standing: Standing) -> None:
         """Record what is known of a version."""
@@ -118,13 +144,25 @@ class Servables:
         """Every live servable."""
         return [servable for versions in list(self._live.values()) for servable in versions.values()]
 
+    def live_of(self, model: str) -> list[Servable]:
+        """The live servables of one model."""
+        return list(self._live.get(model, {}).values())
+
+    def loaded(self) -> list[Servable]:
+        """Every servable that holds memory: live, or standing by while its model is exchanged."""
+        return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
+
     def memory_bytes(self) -> int:
-        """What all live servables hold."""
-        return sum(servable.memory_bytes for servable in self.live())
+        """What all loaded servables hold."""
+        return sum(servable.memory_bytes for servable in self.loaded())
 
     def find(self, model: str, number: int) -> Servable | None:
         """The live servable of a version, if there is one."""
         return self._live.get(model, {}).get(number)
+
+    def standing(self, model: str, number: int) -> Standing | None:
+        """What is known of a version, if anything."""
+        return self._standings.get(model, {}).get(number)
 
     def standings(self) -> list[Standing]:
         """Every version known, by name and number."""
@@ -141,8 +179,12 @@ class Servables:
 
     def _listed(self, standing: Standing) -> dict[str, Any]:
         servable = self.find(standing.model, standing.number)
+        is_live = servable is not None
+        if servable is None:
+            beside = self._beside.get(standing.model, ())
+            servable = next((each for each in beside if each.number == standing.number), None)
         instance = servable.layouts.narrow if servable is not None else None
-        if servable is not None and standing.state is not State.UNLOADING:
+        if is_live and standing.state is not State.UNLOADING:
             standing = replace(standing, state=State.READY)
         return {
             "name": standing.model,
@@ -175,6 +217,8 @@ def _why_not(standing: Standing) -> str:
     match standing.state:
         case State.FAILED:
             return f"failed to load: {standing.reason}"
+        case State.STANDBY:
+            return "is on standby: an update of this model is under way"
         case State.UNLOADED:
             return f"is unloaded; load it with: edge-runtime models load {standing.model}"
         case state:

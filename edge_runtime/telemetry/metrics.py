@@ -11,8 +11,10 @@ number whole but several numbers at slightly different moments.
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -45,6 +47,14 @@ class Histogram:
         """Add a value `count` times. A value on a bound belongs to the bucket below it, as in Prometheus."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
+
+    def add(self, other: Histogram) -> None:
+        """Count another's values too. Raises ValueError: its bounds are others."""
+        if other.bounds != self.bounds:
+            raise ValueError("histograms of different bounds cannot be added")
+        for index, count in enumerate(other.counts):
+            self.counts[index] += count
+        self.total += other.total
 
     @property
     def count(self) -> int:
@@ -148,6 +158,22 @@ class ModelMetrics:
         """Have a number read when somebody looks, for example `queue_rows`; a later one replaces it."""
         self.gauges[gauge] = read
 
+    def unwatch(self) -> None:
+        """Read no gauge any more: what they told of is closed."""
+        self.gauges.clear()
+
+    def add(self, other: ModelMetrics) -> None:
+        """Count what another counted too; its gauges stay its own."""
+        for phase, histogram in self.phases.items():
+            histogram.add(other.phases[phase])
+        self.batch_rows.add(other.batch_rows)
+        self.answered_requests += other.answered_requests
+        self.rows += other.rows
+        self.runs += other.runs
+        self.run_s += other.run_s
+        for code, count in dict(other.refusals).items():
+            self.refused(code, count)
+
     @property
     def requests(self) -> int:
         """Requests that have had their reply."""
@@ -168,12 +194,22 @@ class ModelMetrics:
         }
 
 
+@dataclass(slots=True)
+class _Part:
+    """Numbers that are counted apart and told as part of their model's. writer: who may still write, if anybody."""
+
+    metrics: ModelMetrics
+    is_retired: bool = False
+    writer: Callable[[], object | None] = lambda: None
+
+
 class Metrics:
     """Every model's numbers, and the daemon's own counters and gauges by name. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[str, ModelMetrics] = {}
+        self._parts: dict[str, list[_Part]] = {}
         self._counters: dict[str, int] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
 
@@ -184,6 +220,29 @@ class Metrics:
             with self._lock:
                 found = self._models.setdefault(name, ModelMetrics())
         return found
+
+    def apart(self, name: str) -> ModelMetrics:
+        """New numbers for one version, to be judged on their own; what is told of the model has them too."""
+        self.model(name)
+        part = _Part(ModelMetrics())
+        with self._lock:
+            self._parts.setdefault(name, []).append(part)
+        return part.metrics
+
+    def retire(self, name: str, metrics: ModelMetrics, writer: object | None = None) -> None:
+        """A version is closed: its gauges end, its counts stay the model's. Does nothing for the model's own numbers.
+
+        Answers are counted after they are sent, so the closed version may still write: its numbers are kept as they
+        are until `writer` is gone, so that no late count is lost.
+        """
+        with self._lock:
+            for part in self._parts.get(name, ()):
+                if part.metrics is metrics:
+                    metrics.unwatch()
+                    part.is_retired = True
+                    if writer is not None:
+                        part.writer = weakref.ref(writer)
+            self._fold(name)
 
     def count(self, name: str, count: int = 1) -> None:
         """Add to a counter, for example `replies_dropped`, `messages_malformed`, `connections_accepted`.
@@ -198,9 +257,11 @@ class Metrics:
         self._gauges[gauge] = read
 
     def models(self) -> dict[str, ModelMetrics]:
-        """The models known now, by name."""
+        """The models known now, by name. Numbers of versions counted apart are added up, so write to none of these."""
         with self._lock:
-            return dict(self._models)
+            for name in list(self._parts):
+                self._fold(name)
+            return {name: self._whole(name) for name in self._models}
 
     def counters(self) -> dict[str, int]:
         """The counters as they are now."""
@@ -218,6 +279,35 @@ class Metrics:
             "counters": self.counters(),
             "gauges": self.gauges(),
         }
+
+    # ---- under the lock ---------------------------------------------------------------------------------------------
+
+    def _fold(self, name: str) -> None:
+        """Parts that nobody can write to any more become the model's own numbers."""
+        left: list[_Part] = []
+        for part in self._parts.get(name, ()):
+            if part.is_retired and part.writer() is None:
+                self._models[name].add(part.metrics)
+            else:
+                left.append(part)
+        if left:
+            self._parts[name] = left
+        else:
+            self._parts.pop(name, None)
+
+    def _whole(self, name: str) -> ModelMetrics:
+        own, parts = self._models[name], self._parts.get(name)
+        if not parts:
+            return own
+        whole = ModelMetrics()
+        readers: dict[str, list[Callable[[], float]]] = {}
+        for metrics in (own, *(part.metrics for part in parts)):
+            whole.add(metrics)
+            for gauge, read in list(metrics.gauges.items()):
+                readers.setdefault(gauge, []).append(read)
+        for gauge, reads in readers.items():
+            whole.watch(gauge, lambda reads=reads: sum(read() for read in reads))  # type: ignore[misc]
+        return whole
 
 
 def _quantiles(histogram: Histogram, scale: float) -> dict[str, float | None]:
