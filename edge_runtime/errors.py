@@ -164,6 +164,12 @@ class NotPublished(DownloadError):
     code = "not_published"
 
 
+class ReleaseFailed(UpdateError):
+    """A release crashes, fails or answers wrongly on this device: it is refused, and not tried again."""
+
+    code = "release_failed"
+
+
 class PublishError(EdgeRuntimeError):
     """A repository was not changed; what it publishes is as it was. Raised by the publisher's tool only."""
 

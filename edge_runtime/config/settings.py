@@ -164,6 +164,47 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError('remove is for source = "folder"')
 
 
+class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[update]`: there when models come signed from a repository: `url`, or a `folder` that mirrors one.
+
+    group: whose assignments this device follows. root_file: the root of trust that came with the device. auto: install
+    what is assigned; else only `edge-runtime update apply` does. poll_s: between two looks, a share `poll_jitter` more
+    or less; wake_jitter_s: a woken fleet spreads over this. min_check_s: at most one look in that time (DESIGN 8).
+    cap_bytes_per_s: of downloads. reserve_bytes: what downloads leave free on the disk. observe: how a new version
+    begins (swap: all requests at once; shadow: on copies first; canary: on canary_percent first), for window_s each.
+    failure_share, latency_ratio: how much worse than the version before is too much. trial_s, trial_memory_bytes:
+    limits of the child process that tries it first; memory None: the memory for models.
+    """
+
+    root_file: str
+    url: str | None = None
+    folder: str | None = None
+    group: str = "default"
+    device_id: str | None = None
+    ca_file: str | None = None
+    allow_http: bool = False
+    require_signed: bool = True
+    auto: bool = True
+    poll_s: PositiveFloat = 3600.0
+    poll_jitter: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    wake_jitter_s: NotNegative = 10.0
+    min_check_s: NotNegative = 30.0
+    cap_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
+    reserve_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
+    observe: Literal["swap", "shadow", "canary"] = "swap"
+    window_s: NotNegative = 60.0
+    failure_share: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    latency_ratio: Annotated[float, Meta(ge=1, le=1e3)] = 3.0
+    canary_percent: Annotated[float, Meta(gt=0, le=50)] = 10.0
+    shadow_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    trial_s: PositiveFloat = 120.0
+    trial_memory_bytes: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.folder is None):
+            raise ValueError("wanted one of url and folder: where the repository is")
+
+
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[metrics]`: Prometheus over HTTP, off unless a port is given; loopback unless a host is given."""
 
@@ -201,6 +242,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     zmq: ZmqSettings = ZmqSettings()
     mqtt: MqttSettings | None = None
     publish: tuple[PublishRule, ...] = ()
+    update: UpdateSettings | None = None
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()

@@ -5,18 +5,23 @@ Constructs; starts nothing. run.py starts and stops a daemon, runtime.py the sam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_runtime.backends.registry import backend
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config
+from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
 from edge_runtime.profiles.profile import BackendChoice, EffectiveProfile, load_profiles
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
@@ -28,6 +33,9 @@ from edge_runtime.serving.loading import ServingLimits, VersionLoader
 from edge_runtime.serving.lobby import Lobby
 from edge_runtime.serving.servables import Servables
 from edge_runtime.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from edge_runtime.update.worker import UpdateWorker
 
 
 @dataclass(slots=True)
@@ -46,22 +54,44 @@ class Core:
     infer: Infer
     loader: Loader
     state: Path | None
+    updates: UpdateWorker | None
 
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""
         self.workers.start()
         self.loader.start()
+        if self.updates is not None:
+            self.updates.start()
+
+    def wait_settled(self, limit_s: float | None = None) -> bool:
+        """Wait until every model that was there is ready, failed or waits on demand; False: the time was over first."""
+        began_s = self.clock.monotonic_s()
+        if not self.loader.has_settled.wait(limit_s):
+            return False
+        left_s = None if limit_s is None else max(began_s + limit_s - self.clock.monotonic_s(), 0.0)
+        return self.updates is None or self.updates.has_opened.wait(left_s)
 
     def close(self, drain_s: float) -> bool:
         """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered."""
+        if self.updates is not None:
+            self.updates.close()
         self.loader.close()
         drained = [servable.close(drain_s) for servable in self.servables.loaded()]
         self.workers.close()
         return all(drained)
 
 
-def assemble_core(config: Config, clock: Clock | None = None) -> Core:
-    """Wire the serving core. Raises ConfigError (an unknown profile, an unusable state folder)."""
+def assemble_core(
+    config: Config,
+    clock: Clock | None = None,
+    *,
+    disk: Disk = SYSTEM_DISK,
+    utc_clock: Callable[[], datetime] | None = None,
+) -> Core:
+    """Wire the serving core. Raises ConfigError (an unknown profile, an unusable state folder).
+
+    disk: what updates are written through. utc_clock: what expiry is judged by; None: the system's clock.
+    """
     clock = clock or SystemClock()
     facts = detect()
     profile = match_profile(facts, load_profiles(), config.profile).profile.effective(facts, config.limits)
@@ -102,9 +132,19 @@ def assemble_core(config: Config, clock: Clock | None = None) -> Core:
             watch=config.watch,
             calibrate=config.calibrate,
             budget_bytes=profile.limits.memory_bytes,
+            serves_folder=config.update is None or not config.update.require_signed,
         ),
         metrics=metrics,
     )
+    updates = None
+    if config.update is not None:
+        try:
+            from edge_runtime.daemon.update_parts import new_update_worker
+        except ImportError as error:
+            raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
+        updates = new_update_worker(
+            config, state, profile, versions=versions, loader=loader, clock=clock, disk=disk, utc_clock=utc_clock
+        )
     return Core(
         config=config,
         facts=facts,
@@ -118,4 +158,5 @@ def assemble_core(config: Config, clock: Clock | None = None) -> Core:
         infer=Infer(servables, lobby),
         loader=loader,
         state=state,
+        updates=updates,
     )

@@ -68,6 +68,7 @@ class Daemon:
             core.lobby,
             stats=self.stats,
             is_ready=lambda: self._is_ready,
+            updates=core.updates,
         )
         self._frontend = self._new_frontend()
         self._mqtt = self._new_mqtt_door()
@@ -106,7 +107,7 @@ class Daemon:
         self._io_thread.start()
         self._notifier.status("loading models")
         self._core.start()
-        if not self._core.loader.has_settled.wait(self._config.start_limit_s):
+        if not self._core.wait_settled(self._config.start_limit_s):
             log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
         for address in infer:
             self._bind(address, is_control=False)
@@ -200,7 +201,17 @@ class Daemon:
             from edge_runtime.daemon.mqtt_door import MqttDoor
         except ImportError as error:
             raise ConfigError(f"mqtt: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
-        return MqttDoor(settings, self._config.publish, self._core, self._new_frontend(), self._host)
+        updates, update = self._core.updates, self._config.update
+        return MqttDoor(
+            settings,
+            self._config.publish,
+            self._core,
+            self._new_frontend(),
+            self._host,
+            look=updates.look if updates is not None else None,
+            wake_groups=(update.group,) if update is not None else (),
+            update=updates.summary if updates is not None else None,
+        )
 
     def _start_zap(self) -> None:
         curve = self._config.zmq.curve
@@ -266,6 +277,7 @@ class Daemon:
             "profile": core.profile.name,
             "endpoints": self.endpoints,
             "mqtt": self._mqtt.stats() if self._mqtt is not None else None,
+            "update": core.updates.status() if core.updates is not None else None,
             "models": core.servables.listing(),
             "host": self._host.snapshot(),
             "metrics": core.metrics.snapshot(),

@@ -18,7 +18,7 @@ from edge_runtime.daemon.assemble import Core, assemble_core
 from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, Timing
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
-from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.request_plan import RequestPlan, plan_request
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
 from edge_runtime.wire.codec import RequestHeader, TensorHeader
@@ -114,7 +114,7 @@ class Runtime:
         self._generation = -1
         self._is_closed = False
         self._core.start()
-        self._core.loader.has_settled.wait()
+        self._core.wait_settled()
 
     def infer(
         self,
@@ -211,7 +211,7 @@ class Runtime:
                 self._generation, self._plans = generation, {}
             plan = self._plans.get(key)
         if plan is None:
-            plan = RequestPlan(servables.resolve(header.model, header.version), header)
+            plan = plan_request(servables, header)
             with self._lock:
                 if self._generation == generation:
                     self._plans[key] = plan

@@ -46,13 +46,13 @@ class Catalogue:
             )
         return decode_assignments(data, path)
 
-    def manifest(self, assignment: Assignment) -> Manifest:
-        """The manifest that a group chose, if a team signs that very one. Raises UpdateError."""
+    def manifest(self, assignment: Assignment) -> tuple[Manifest, bytes]:
+        """The manifest that a group chose, if a team signs that very one, and its bytes. Raises UpdateError."""
         path = assignment.manifest_path
         data = self._read(path, MAX_MANIFEST_BYTES, assignment.manifest_sha256)
         if data is None:
             raise TrustError(f"{path}: is assigned, and no team that may speak of it signs it")
-        return decode_manifest(data, path)
+        return decode_manifest(data, path), data
 
     def _read(self, path: str, max_bytes: int, sha256: str | None = None) -> bytes | None:
         """A small target's bytes; None: nobody signs it."""

@@ -113,15 +113,10 @@ class Journal:
         """Open the database, or set a broken one aside and begin anew. Raises StorageFailed: the disk takes neither."""
         make_folder(self._folder, disk=self._disk)
         path = self._folder / DATABASE
-        is_lost = False
         try:
-            self._database = self._connect(path)
+            is_lost = self._connect_or_begin(path)
         except (sqlite3.Error, OSError) as error:
-            if not _is_broken(error):
-                raise StorageFailed(f"{path}: cannot be opened: {error}") from error
-            self._set_aside(path)
-            self._database = self._connect(path)
-            is_lost = True
+            raise StorageFailed(f"{path}: cannot be opened: {error}; look at the disk") from error
         # Not whether the file was there: after a power cut it may be, and be empty.
         if self.fact("begun") is None:
             self._begin(is_lost=is_lost)
@@ -142,6 +137,10 @@ class Journal:
         """By model, the release that was committed last."""
         rows = self._read("select model, version, counter, manifest_sha256 from active")
         return {row[0]: Release(*row) for row in rows}
+
+    def recorded(self) -> list[Release]:
+        """What the second record names as active: for when the database cannot be opened. Needs no `open`."""
+        return _read_record(self._folder / RECORD) or []
 
     def previous(self) -> dict[str, Release]:
         """By model, the release that was active before, which an operator can go back to."""
@@ -280,6 +279,18 @@ class Journal:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
+    def _connect_or_begin(self, path: Path) -> bool:
+        """Connect; True: to a new database, the broken one was set aside. Raises sqlite3.Error, OSError."""
+        try:
+            self._database = self._connect(path)
+        except sqlite3.Error as error:
+            if not _is_broken(error):
+                raise
+            self._set_aside(path)
+            self._database = self._connect(path)
+            return True
+        return False
+
     def _connect(self, path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -343,7 +354,12 @@ class Journal:
     def _read(self, query: str, *values: Any) -> list[Any]:
         with self._lock:
             assert self._database is not None, "open first"
-            return self._database.execute(query, values).fetchall()
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StorageFailed(
+                    f"{self._folder / DATABASE}: the update journal cannot be read: {error}; look at the disk"
+                ) from error
 
 
 def _tries(database: sqlite3.Connection, release: Release) -> int:

@@ -30,7 +30,10 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happened to it. HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own."""
+    """What happened to it. SWAPPED: it is loaded in the daemon and about to run requests, copies, some or all of them.
+
+    HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own.
+    """
 
     OFFERED = "offered"
     VERIFIED = "verified"

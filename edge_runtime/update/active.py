@@ -1,0 +1,112 @@
+"""The releases that serve: let in at start, gone back from, taken away, and what of the disk they need.
+
+Owns: which active release does not serve, and why. The journal says which are active, the loader lets them answer.
+Thread: the updater's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+
+from edge_runtime.errors import EdgeRuntimeError, UpdateError
+from edge_runtime.serving.loader import Loader
+from edge_runtime.update.device_time import DeviceTime
+from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.offers import Memory
+from edge_runtime.update.releases import Releases
+
+log = logging.getLogger(__name__)
+
+
+class ActiveReleases:
+    """What updates have brought so far. not_served: by model, why its active release does not answer."""
+
+    def __init__(self, journal: Journal, releases: Releases, loader: Loader, time: DeviceTime) -> None:
+        self.not_served: dict[str, str] = {}
+        self._journal = journal
+        self._releases = releases
+        self._loader = loader
+        self._time = time
+        self._served: set[Release] = set()
+
+    def serve(self) -> None:
+        """Let every active release answer; one that is not whole, or does not load, is replaced by the one before."""
+        previous = self._journal.previous()
+        for model, release in sorted(self._journal.active().items()):
+            self._serve_first((release, *filter(None, (previous.get(model),))))
+
+    def serve_recorded(self) -> None:
+        """The same by the second record, where the database is out of reach: on a full disk, most likely."""
+        for release in self._journal.recorded():
+            self._serve_first((release,))
+
+    def noted(self, release: Release) -> None:
+        """A release was committed: it serves."""
+        self.not_served.pop(release.model, None)
+
+    def memory(self) -> Memory:
+        """What offers are judged by. A release that does not serve counts as not there, so that it is brought again."""
+        active = {
+            model: release.manifest_sha256
+            for model, release in self._journal.active().items()
+            if model not in self.not_served
+        }
+        return Memory(self._journal.counters(), active, self._journal.refused())
+
+    def roll_back(self, model: str) -> Release:
+        """Let the release before the active one answer again, and refuse the active one. Returns what serves now.
+
+        Raises UpdateError: there is none, or it is not whole any more; nothing has changed then.
+        """
+        active, previous = self._journal.active().get(model), self._journal.previous().get(model)
+        if active is None:
+            raise UpdateError(f"no release of {model!r} is active here; `edge-runtime update status` says which are")
+        if previous is None:
+            raise UpdateError(f"release {active.counter} of {model} is the first one here; there is none to go back to")
+        staged = self._releases.open(previous)
+        exchange = self._loader.exchange(staged.folder)
+        try:
+            staged.check_unchanged()
+            reason = f"rolled back to release {previous.counter} by an operator"
+            self._journal.go_back(previous, self._time.now_text(), reason)
+        except BaseException:
+            exchange.roll_back()
+            raise
+        exchange.commit()
+        self.noted(previous)
+        return previous
+
+    def take_away(self, assigned: Collection[str]) -> None:
+        """Models that the group no longer names are not meant for this device."""
+        for model in sorted(set(self._journal.active()) - set(assigned)):
+            self._journal.take_away(model, self._time.now_text(), "its group no longer names it")
+            self._loader.release_away(model)
+            self.not_served.pop(model, None)
+            log.info("taken away", extra={"model": model})
+
+    def tidy(self, digests: Iterable[str]) -> None:
+        """Keep what serves, what an operator can go back to, and what is under way; all else goes from the disk.
+
+        digests: of small files that the next check needs again.
+        """
+        kept = [*self._journal.active().values(), *self._journal.previous().values()]
+        kept += [rollout.release for rollout in self._journal.rollouts().values()]
+        self._releases.keep_only({release.manifest_sha256 for release in kept}, digests=set(digests))
+
+    def _serve_first(self, choice: Iterable[Release]) -> None:
+        reasons: list[str] = []
+        for release in choice:
+            try:
+                if release not in self._served:
+                    staged = self._releases.open(release)
+                    self._loader.serve_release(staged.folder)
+                    staged.check_unchanged()
+                    self._served.add(release)
+            except EdgeRuntimeError as error:
+                reasons.append(f"release {release.counter}: {error.message}")
+                continue
+            break
+        if reasons:
+            self.not_served[release.model] = "; ".join(reasons)
+            log.error("an active release does not serve", extra={"model": release.model, "reason": reasons[0]})

@@ -1,0 +1,74 @@
+"""The time that this device judges expiry by, kept through restarts and wrong clocks.
+
+Owns: the floor in the journal; the rule is `clock_rule`'s. Thread: one owner moves it; `now_utc` and `told` any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from tuf.api.metadata import Timestamp
+
+from edge_runtime.errors import EdgeRuntimeError, MetadataExpired
+from edge_runtime.repository.release_paths import ISSUED_FIELD
+from edge_runtime.update.clock_rule import BUILT_UTC, floor_after, is_clock_synchronised, parse_utc, utc_text
+from edge_runtime.update.journal import Journal
+
+FLOOR_FACT = "clock_floor_utc"
+
+FLOOR_STEP_S = 3600.0
+"""The floor is written down when it moved by this: a device that looks each minute spares its flash."""
+
+
+def _system_utc() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class DeviceTime:
+    """max(system clock, floor). utc_clock: the system's; tests bring their own."""
+
+    def __init__(self, journal: Journal, utc_clock: Callable[[], datetime] = _system_utc) -> None:
+        self._journal = journal
+        self._utc_clock = utc_clock
+
+    def now_utc(self) -> datetime:
+        """The clock, or what has surely passed, where the clock is behind it."""
+        return max(self._utc_clock(), self._floor())
+
+    def now_text(self) -> str:
+        """The same as text."""
+        return utc_text(self.now_utc())
+
+    def learn(self, accepted: Timestamp) -> None:
+        """Metadata was accepted just now: what it says of time is known from here on. Raises StorageFailed."""
+        floor_utc = self._floor()
+        moved_utc = floor_after(
+            floor_utc,
+            clock_utc=self._utc_clock(),
+            is_synchronised=is_clock_synchronised(),
+            issued_utc=parse_utc(accepted.unrecognized_fields.get(ISSUED_FIELD)),
+            expires_utc=accepted.expires,
+        )
+        if (moved_utc - floor_utc).total_seconds() >= FLOOR_STEP_S:
+            self._journal.note_fact(FLOOR_FACT, utc_text(moved_utc))
+
+    def explained(self, error: EdgeRuntimeError) -> str:
+        """An error's message, with what the clock may have to do with it."""
+        if isinstance(error, MetadataExpired) and not is_clock_synchronised():
+            return f"{error.message}; nobody sets this device's clock (clock_unknown), so it may be what is wrong"
+        return error.message
+
+    def told(self) -> dict[str, Any]:
+        """For `update status`."""
+        clock_utc, floor_utc = self._utc_clock(), self._floor()
+        return {
+            "now_utc": utc_text(clock_utc),
+            "floor_utc": utc_text(floor_utc),
+            "is_behind": clock_utc < floor_utc,
+            "is_synchronised": is_clock_synchronised(),
+        }
+
+    def _floor(self) -> datetime:
+        return max(parse_utc(self._journal.fact(FLOOR_FACT)) or BUILT_UTC, BUILT_UTC)

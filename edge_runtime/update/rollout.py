@@ -1,0 +1,214 @@
+"""One release on its way from being offered to serving, or to being refused: the effects of the state table.
+
+Owns: one release's state. Each step is written into the journal before it is begun, by way of `states.next_state`, so
+that whatever ends the process leaves a state from which a restart knows the way. The old version serves until `swap`,
+stays loaded until the end, and is what a restart loads unless the journal says `committed`. Thread: the updater's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import UpdateSettings
+from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFailed, UpdateError
+from edge_runtime.repository.golden import GoldenTensors
+from edge_runtime.serving.exchange import Exchange
+from edge_runtime.serving.loader import Loader
+from edge_runtime.update.download import Progress
+from edge_runtime.update.health_gate import Judgement, Thresholds, Verdict
+from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.observation import Interrupted, Observation
+from edge_runtime.update.releases import Releases, StagedRelease
+from edge_runtime.update.report import Step
+from edge_runtime.update.states import Event, State, next_state
+from edge_runtime.update.trial import Outcome, TrialReport
+
+log = logging.getLogger(__name__)
+
+INSTALLED, REFUSED, PUT_OFF = "installed", "refused", "put off"
+"""How a rollout ends: it serves; it is never tried again; the next check tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How it ended. outcome: INSTALLED, REFUSED or PUT_OFF. gap_s: how long nothing served, if memory held one only."""
+
+    release: Release
+    outcome: str
+    reason: str
+    gap_s: float | None = None
+    fetched_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every rollout works with. tell: where each step is shown. stop: set when the daemon stops."""
+
+    journal: Journal
+    releases: Releases
+    loader: Loader
+    settings: UpdateSettings
+    clock: Clock
+    now_text: Callable[[], str]
+    wait: Callable[[float], bool]
+    stop: threading.Event
+    tell: Callable[[Step], None]
+    try_release: Callable[[StagedRelease], TrialReport]
+    """Load it and run its golden input in a child process."""
+
+
+class Rollout:
+    """One release. `run` once."""
+
+    def __init__(self, release: Release, means: Means) -> None:
+        self.release = release
+        self._means = means
+        self._state = State.IDLE
+        self._gap_s: float | None = None
+        self._fetched_bytes = 0
+        self._withdrawn = threading.Event()
+
+    def withdraw(self) -> None:
+        """An operator does not want it: the version before it comes back, and this one is refused. Thread: any."""
+        self._withdrawn.set()
+
+    def run(self, bring: Callable[[Progress], int]) -> Result:
+        """Bring its files here, try it, let it serve, judge it.
+
+        bring: fetches what is missing and lays the release out, told of progress by what it is given; returns the bytes
+        fetched. Raises StorageFailed only where not even the journal can be written: the old version serves then.
+        """
+        try:
+            self._happened(Event.OFFERED)
+            self._happened(Event.VERIFIED)
+            self._fetched_bytes = bring(self._progress)
+            self._happened(Event.STAGED)
+            staged = self._means.releases.open(self.release)
+            self._try(staged)
+            return self._serve(staged)
+        except ReleaseFailed as error:
+            return self._refuse(error.message)
+        except (UpdateError, StorageFailed, LoadFailed, Draining) as error:
+            return self._put_off(error.message)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _try(self, staged: StagedRelease) -> None:
+        """Let a child process find out what is wrong with it, if anything."""
+        self._tell("tried in a child process")
+        report = self._means.try_release(staged)
+        if report.outcome is Outcome.FAILED:
+            raise ReleaseFailed(report.reason)
+        if report.outcome is Outcome.HINDERED:
+            raise UpdateError(report.reason)
+
+    def _serve(self, staged: StagedRelease) -> Result:
+        """Load it beside the old one, let it answer, and keep the one that does well."""
+        # Between the trial and now somebody may have written there.
+        staged = self._means.releases.open(self.release)
+        golden = staged.golden_tensors()
+        try:
+            exchange = self._means.loader.exchange(staged.folder)
+        except LoadFailed as error:
+            raise ReleaseFailed(f"it loads in a child process, but not here: {error.message}") from error
+        self._gap_s = exchange.gap_s
+        try:
+            staged.check_unchanged()
+            judgement = self._observe(exchange, golden)
+        except Interrupted:
+            return self._interrupted(exchange)
+        except BaseException:
+            exchange.roll_back()
+            raise
+        if judgement.verdict is Verdict.REGRESSED:
+            self._happened(Event.FAILED, judgement.reason)
+            return self._take_back(exchange, judgement.reason)
+        self._happened(Event.PASSED, judgement.reason)
+        exchange.commit()
+        return self._result(INSTALLED, judgement.reason)
+
+    def _observe(self, exchange: Exchange, golden: GoldenTensors) -> Judgement:
+        """Begin with copies or some requests, where that is asked for, then all of them."""
+        self._happened(Event.SWAPPED)
+        settings = self._means.settings
+        observation = Observation(
+            exchange.newcomer,
+            exchange.incumbent,
+            golden,
+            thresholds=Thresholds(settings.window_s, settings.failure_share, settings.latency_ratio),
+            clock=self._means.clock,
+            wait=self._wait,
+        )
+        exchange.swap()
+        return observation.judge_alone()
+
+    def _take_back(self, exchange: Exchange, reason: str) -> Result:
+        log.warning(
+            "rolling back", extra={"model": self.release.model, "release": self.release.counter, "reason": reason}
+        )
+        exchange.roll_back()
+        self._happened(Event.REVERTED, reason)
+        return self._rejected(reason)
+
+    def _interrupted(self, exchange: Exchange) -> Result:
+        """An operator wants the old one; or the daemon stops, and whatever was being tried did not end it."""
+        if self._withdrawn.is_set():
+            reason = "taken back by an operator"
+            self._happened(Event.WITHDRAWN, reason)
+            return self._take_back(exchange, reason)
+        exchange.roll_back()
+        self._means.journal.take_back_try(self.release.model)
+        return self._result(PUT_OFF, "the daemon stopped meanwhile; it is tried again after its start")
+
+    def _refuse(self, reason: str) -> Result:
+        """Its own fault, before it answered a request."""
+        self._happened(Event.FAILED, reason)
+        return self._rejected(reason)
+
+    def _rejected(self, reason: str) -> Result:
+        self._happened(Event.NOTED, reason)
+        return self._result(REFUSED, reason)
+
+    def _put_off(self, reason: str) -> Result:
+        """Not its fault, before it answered a request."""
+        if self._means.stop.is_set():
+            self._means.journal.take_back_try(self.release.model)
+        else:
+            self._happened(Event.HINDERED, reason)
+        return self._result(PUT_OFF, reason)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def _happened(self, event: Event, reason: str = "") -> None:
+        """Go on to the next state, in the journal first."""
+        state = next_state(self._state, event)
+        journal, at_utc = self._means.journal, self._means.now_text()
+        match event:
+            case Event.PASSED:
+                journal.commit(self.release, at_utc)
+            case Event.NOTED:
+                journal.reject(self.release, at_utc, reason)
+            case Event.HINDERED:
+                journal.drop(self.release, at_utc, reason)
+            case _:
+                journal.advance(self.release, state, at_utc, reason)
+        self._state = state
+        self._tell(reason)
+
+    def _tell(self, detail: str) -> None:
+        self._means.tell(Step(self.release, self._state, detail))
+
+    def _progress(self, done_bytes: int, total_bytes: int) -> None:
+        if self._means.stop.is_set():
+            raise UpdateError("the daemon stops; what was fetched is kept")
+        self._means.tell(Step(self.release, self._state, "", done_bytes, total_bytes))
+
+    def _wait(self, seconds: float) -> bool:
+        return self._withdrawn.is_set() or self._means.wait(seconds)
+
+    def _result(self, outcome: str, reason: str) -> Result:
+        return Result(self.release, outcome, reason, self._gap_s, self._fetched_bytes)

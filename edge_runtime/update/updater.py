@@ -1,0 +1,318 @@
+"""One device's updates: what the repository offers, what of it is taken, what serves because of it.
+
+Owns: the journal, the metadata and the files of releases, and the order of one check: refresh -> assignments -> for
+each model its rollout, one after another, so that what regresses is known. Serving is the loader's, asked through an
+exchange. Whatever goes wrong here leaves what serves as it is. Thread: the worker's; `status` and `history` any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import UpdateSettings
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk
+from edge_runtime.repository.manifest import Assignment, Manifest
+from edge_runtime.serving.loader import Loader
+from edge_runtime.update.active import ActiveReleases
+from edge_runtime.update.catalogue import Catalogue
+from edge_runtime.update.device_time import DeviceTime
+from edge_runtime.update.download import Progress
+from edge_runtime.update.fetch import Limits, Pace
+from edge_runtime.update.journal import Entry, Journal, Release
+from edge_runtime.update.marks import check_marks, marks_of
+from edge_runtime.update.offers import Device, offers, why_not_fit, why_not_offered
+from edge_runtime.update.releases import Releases, StagedRelease
+from edge_runtime.update.report import AVAILABLE, PASSED_OVER, RUNS, Checked, Offered, Remembered, Step
+from edge_runtime.update.rollout import INSTALLED, PUT_OFF, Means, Result, Rollout
+from edge_runtime.update.source import Source
+from edge_runtime.update.staging import Staging
+from edge_runtime.update.states import State
+from edge_runtime.update.store import ArtifactStore, MetadataStore
+from edge_runtime.update.trial import TrialReport
+from edge_runtime.update.tuf_client import METADATA_LIMITS, TufClient
+
+log = logging.getLogger(__name__)
+
+DOWNLOAD_LIMIT_S = 24 * 3600.0
+"""One release over a slow link: 1 GB at 12 KB/s. What came is kept for the next try."""
+
+MAX_ROOT_BYTES = 512_000
+
+
+class Updater:
+    """Made once; `open` before anything else, `close` at the end."""
+
+    def __init__(
+        self,
+        settings: UpdateSettings,
+        device: Device,
+        loader: Loader,
+        folder: Path,
+        *,
+        clock: Clock,
+        try_release: Callable[[StagedRelease], TrialReport],
+        wait: Callable[[float], bool],
+        stop: threading.Event,
+        disk: Disk = SYSTEM_DISK,
+        utc_clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        """folder: for this object alone. wait: waits so many seconds, True when the daemon stops, as `stop` says too.
+
+        Raises ConfigError: the root file cannot be read.
+        """
+        self.device = device
+        self._settings = settings
+        self._bootstrap = _read_root(settings.root_file)
+        self._loader = loader
+        self._clock = clock
+        self._stop = stop
+        self._wait = wait
+        self._metadata = MetadataStore(folder / "metadata", disk=disk)
+        self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
+        self._journal = Journal(folder / "journal", disk=disk)
+        self._time = DeviceTime(self._journal, utc_clock) if utc_clock is not None else DeviceTime(self._journal)
+        self._releases = Releases(folder / "releases", self._artifacts, disk=disk)
+        self._active = ActiveReleases(self._journal, self._releases, loader, self._time)
+        self._means = Means(
+            self._journal,
+            self._releases,
+            loader,
+            settings,
+            clock,
+            self._time.now_text,
+            wait,
+            stop,
+            self._tell,
+            try_release,
+        )
+        self._rollout: Rollout | None = None
+        self._step: Step | None = None
+        self._checked: Checked | None = None
+        self._remembered = Remembered()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the memory and let every active release answer that is whole.
+
+        Raises StorageFailed: the memory cannot be opened now; what its second record names answers all the same.
+        """
+        try:
+            self._journal.open()
+        except StorageFailed:
+            self._active.serve_recorded()
+            raise
+        at_utc = self._time.now_text()
+        for rollout in self._journal.restart(at_utc).values():
+            if rollout.state is State.REJECTING:
+                log.warning("refused: it ended the process", extra={"model": rollout.release.model})
+                self._journal.reject(rollout.release, at_utc, rollout.reason)
+        self._active.serve()
+        self._remember()
+
+    def close(self) -> None:
+        """Give the database back. Idempotent."""
+        self._journal.close()
+
+    # ---- what a check does ------------------------------------------------------------------------------------------
+
+    def check(self, source: Source, *, installs: bool) -> Checked:
+        """Ask the repository, and, where it `installs`, bring every release that is meant for this device.
+
+        Never raises for what the repository or the disk does: the answer says why it did not go well.
+        """
+        try:
+            offered = self._check(source, installs=installs)
+            self._checked = Checked(self._time.now_text(), is_ok=True, source=source.name, offers=offered)
+        except EdgeRuntimeError as error:
+            reason = self._time.explained(error)
+            log.warning("no update", extra={"source": source.name, "reason": reason})
+            self._checked = Checked(self._time.now_text(), is_ok=False, reason=reason, source=source.name)
+        finally:
+            self._step = None
+            self._remember()
+        return self._checked
+
+    def roll_back(self, model: str) -> Release:
+        """See `ActiveReleases.roll_back`."""
+        try:
+            return self._active.roll_back(model)
+        finally:
+            self._remember()
+
+    def withdraw(self, model: str) -> bool:
+        """Take back the release of a model that is under way; False where none is. Thread: any."""
+        rollout = self._rollout
+        if rollout is None or rollout.release.model != model:
+            return False
+        rollout.withdraw()
+        return True
+
+    # ---- what is told, from any thread ------------------------------------------------------------------------------
+
+    @property
+    def is_rolling_out(self) -> bool:
+        """Whether a release is under way, which may take as long as it is observed."""
+        return self._rollout is not None
+
+    def history(self, count: int) -> list[Entry]:
+        """The last things that happened, newest first."""
+        return self._journal.history(count)
+
+    def status(self) -> dict[str, Any]:
+        """What runs, what is under way, what was refused and why, how the last check ended, what time it is here."""
+        return {**self.summary(), "clock": self._time.told()}
+
+    def summary(self) -> dict[str, Any]:
+        """The same, but for what changes with time alone: for the state on MQTT. Never waits for the disk."""
+        step, checked = self._step, self._checked
+        return {
+            "state": step.state.value if step is not None else State.IDLE.value,
+            "group": self._settings.group,
+            "device_id": self.device.device_id,
+            "under_way": step.as_json() if step is not None else None,
+            "checked": checked.as_json() if checked is not None else None,
+            **self._remembered.as_json(),
+        }
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _check(self, source: Source, *, installs: bool) -> tuple[Offered, ...]:
+        with self._metadata.lock():
+            catalogue = self._refresh(source)
+            assignments = catalogue.assignments(self._settings.group)
+            chosen = offers(assignments, self.device.device_id)
+            offered = [self._take(catalogue, each, installs=installs) for _, each in sorted(chosen.items())]
+            offered += [_left_out(each) for each in assignments if chosen.get(each.model) is not each]
+            if installs:
+                self._active.take_away({each.model for each in assignments})
+                if all(each.action != PUT_OFF for each in offered):
+                    self._active.tidy(catalogue.digests)  # else the parts that were fetched are wanted again
+        return tuple(offered)
+
+    def _refresh(self, source: Source) -> Catalogue:
+        """Bring the metadata up to date, and remember how far it had come before anything is done with it."""
+        client = TufClient(
+            source.metadata,
+            self._metadata,
+            now_utc=self._time.now_utc(),
+            bootstrap=self._bootstrap,
+            make_pace=lambda: self._pace(METADATA_LIMITS),
+        )
+        client.refresh()
+        trusted = client.trusted
+        marks = marks_of(trusted.root, trusted.timestamp, trusted.snapshot)
+        known = self._journal.marks()
+        check_marks(marks, known)
+        if any(known.get(name) != version for name, version in marks.items()):
+            self._journal.raise_marks(marks)
+        self._time.learn(trusted.timestamp)
+        if self._journal.is_state_lost:
+            self._journal.found_whole()
+        return Catalogue(client, source.targets, self._artifacts, lambda: self._pace(METADATA_LIMITS))
+
+    def _take(self, catalogue: Catalogue, assignment: Assignment, *, installs: bool) -> Offered:
+        """What becomes of one assignment: its trouble is its own, and the next one is looked at."""
+        counter = assignment.release.counter
+
+        def told(action: str, reason: str = "", version: int | None = None) -> Offered:
+            return Offered(assignment.model, counter, assignment.percent, action, reason, version)
+
+        try:
+            reason = why_not_offered(assignment, self._active.memory())
+            if reason is not None:
+                return told(PASSED_OVER if reason else RUNS, reason)
+            manifest, data = catalogue.manifest(assignment)
+            release = Release(manifest.model, manifest.version, manifest.release_counter, assignment.manifest_sha256)
+            reason = why_not_fit(manifest, self.device)
+            if reason is not None:
+                return told(PASSED_OVER, reason, manifest.version)
+            if not installs:
+                return told(AVAILABLE, "", manifest.version)
+            result = self._roll_out(catalogue, release, manifest, data)
+            return told(result.outcome, result.reason, manifest.version)
+        except EdgeRuntimeError as error:
+            return told(PUT_OFF, error.message)
+
+    def _roll_out(self, catalogue: Catalogue, release: Release, manifest: Manifest, data: bytes) -> Result:
+        staging = Staging(
+            catalogue.client,
+            catalogue.fetcher,
+            self._artifacts,
+            make_pace=lambda: self._pace(Limits(DOWNLOAD_LIMIT_S, cap_bytes_per_s=self._settings.cap_bytes_per_s)),
+        )
+
+        def bring(progress: Progress) -> int:
+            chosen = staging.stage(manifest, self.device.suffixes, self._releases.artifacts(), progress)
+            self._releases.lay_out(release, data, chosen)
+            return staging.fetched_bytes
+
+        self._rollout = Rollout(release, self._means)
+        try:
+            result = self._rollout.run(bring)
+        finally:
+            self._rollout = None
+        if result.outcome == INSTALLED:
+            self._active.noted(release)
+        log.info(
+            result.outcome,
+            extra={
+                "model": release.model,
+                "release": release.counter,
+                "version": release.version,
+                "reason": result.reason,
+            },
+        )
+        return result
+
+    def _pace(self, limits: Limits) -> Pace:
+        return Pace(limits, self._clock, self._stop.wait)
+
+    def _tell(self, step: Step) -> None:
+        self._step = step
+        if step.state is not State.STAGING:  # its bytes change nothing in the journal
+            self._remember()
+
+    def _remember(self) -> None:
+        """Take a picture of the journal for whoever asks from another thread."""
+        journal = self._journal
+        with contextlib.suppress(StorageFailed):  # the last picture is better than none
+            self._remembered = Remembered(
+                journal.active(),
+                journal.previous(),
+                tuple(journal.refused().values()),
+                dict(self._active.not_served),
+                journal.is_state_lost,
+            )
+
+
+def _left_out(assignment: Assignment) -> Offered:
+    return Offered(
+        assignment.model,
+        assignment.release.counter,
+        assignment.percent,
+        PASSED_OVER,
+        f"it is for {assignment.percent:g} % of the group, and this device is not among them, or a newer one is for it",
+    )
+
+
+def _read_root(path: str) -> bytes:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"update.root_file: {path}: {error.strerror}; wanted the 1.root.json that the repository's owner gave you"
+        ) from None
+    if len(data) > MAX_ROOT_BYTES:
+        raise ConfigError(
+            f"update.root_file: {path} has {len(data)} bytes; wanted a root file of at most {MAX_ROOT_BYTES}"
+        )
+    return data

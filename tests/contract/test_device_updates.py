@@ -1,0 +1,117 @@
+"""A device and a signed repository: what is offered is taken, what is not is passed over with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_runtime.errors import ModelNotFound, UpdateError
+from tests.contract.updated_device import Fleet
+from tests.models import onnx_models
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+def test_a_release_is_installed_and_serves_and_the_next_one_replaces_it(fleet: Fleet) -> None:
+    with fleet.device() as device:
+        with pytest.raises(ModelNotFound):
+            device.adds()
+        fleet.release(1)
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 1.0
+        fleet.release(2)
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 2.0
+        assert device.outcome() == ("runs", "")
+
+
+def test_what_was_installed_serves_after_a_restart_without_a_repository(fleet: Fleet) -> None:
+    fleet.release(1)
+    with fleet.device() as device:
+        device.outcome()
+    with fleet.device(folder=str(fleet.folder / "nowhere")) as device:
+        assert device.adds() == 1.0
+        assert not device.apply()["is_ok"]
+        assert device.adds() == 1.0
+
+
+def test_a_check_tells_what_is_there_and_installs_nothing(fleet: Fleet) -> None:
+    fleet.release(1)
+    with fleet.device() as device:
+        (offer,) = device.check()["offers"]
+        assert (offer["action"], offer["version"]) == ("available", 1)
+        with pytest.raises(ModelNotFound):
+            device.adds()
+
+
+def test_an_operator_goes_back_and_the_release_that_was_left_is_not_taken_again(fleet: Fleet) -> None:
+    with fleet.device() as device:
+        for number in (1, 2):
+            fleet.release(number)
+            device.outcome()
+        assert device.roll_back("adder") == {"model": "adder", "release": 1}
+        assert device.adds() == 1.0
+        action, reason = device.outcome()
+        assert action == "passed over"
+        assert "refused here before" in reason
+        with pytest.raises(UpdateError, match="none to go back to"):
+            device.roll_back("adder")
+    with fleet.device() as device:
+        assert device.adds() == 1.0
+
+
+def test_a_model_that_its_group_no_longer_names_is_taken_away(fleet: Fleet) -> None:
+    fleet.release(1)
+    with fleet.device() as device:
+        device.outcome()
+        fleet.take_away()
+        assert device.apply()["offers"] == ()
+        with pytest.raises(ModelNotFound):
+            device.adds()
+        fleet.release(2)
+        assert device.outcome()[0] == "installed"
+
+
+def test_an_older_release_is_not_taken_even_where_its_model_was_taken_away(fleet: Fleet) -> None:
+    fleet.release(2)
+    with fleet.device() as device:
+        device.outcome()
+        fleet.take_away()
+        fleet.release(1)
+        action, reason = device.outcome()
+        assert action == "passed over"
+        assert "is older than 2, which was here" in reason
+
+
+def test_a_release_of_another_profile_is_passed_over_and_says_for_whom_it_is(fleet: Fleet) -> None:
+    fleet.release(1, profiles=("jetson-orin",))
+    with fleet.device() as device:
+        action, reason = device.outcome()
+    assert action == "passed over"
+    assert "is for jetson-orin; this device's profile is" in reason
+
+
+def test_with_updates_the_models_folder_is_not_served_unless_that_is_allowed(fleet: Fleet, tmp_path: Path) -> None:
+    models = tmp_path / "own"
+    onnx_models.mlp(models / "mlp" / "1")
+    x = np.zeros((1, 16), np.float32)
+    with fleet.device(models=models) as device, pytest.raises(ModelNotFound):
+        device.run("mlp", x=x)
+    with fleet.device(models=models, require_signed=False) as device:
+        assert device.run("mlp", x=x)[0] == 1
+
+
+def test_a_release_takes_the_place_of_the_folders_model_of_its_name(fleet: Fleet, tmp_path: Path) -> None:
+    models = tmp_path / "own"
+    weights = onnx_models.numpy_helper.from_array(np.full(2, 9.0, np.float32), "w")
+    onnx_models.add_weights(models / "adder" / "3", weights)
+    fleet.release(1)
+    with fleet.device(models=models, require_signed=False) as device:
+        assert device.adds() == 9.0
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 1.0
