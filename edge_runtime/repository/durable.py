@@ -195,11 +195,10 @@ def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
             with contextlib.suppress(FileExistsError):
                 disk.mkdir(folder)
             sync_folder(folder.parent, disk=disk)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
         raise _storage_failed(path, "creating the folder", error, "nothing was written") from error
-    if not path.is_dir():
-        reason = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        raise _storage_failed(path, "creating the folder", reason, "nothing was written")
 
 
 def remove_parts(folder: Path) -> None:

@@ -150,15 +150,14 @@ class Releases:
         A folder is renamed before anything in it is removed: half of one is never taken for a release. Raises
         StorageFailed; the next call goes on.
         """
-        if self._folder.is_dir():
-            try:
-                for folder in self._folder.iterdir():
-                    if folder.name.startswith("."):
-                        _remove_tree(folder)
-                    elif folder.name not in manifests:
-                        self._put_away(folder)
-            except OSError as error:
-                raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
+        try:
+            for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+                if folder.name.startswith("."):
+                    _remove_tree(folder)
+                elif folder.name not in manifests:
+                    self._put_away(folder)
+        except OSError as error:
+            raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
         self._artifacts.keep_only(digests)
 
     # ---- private ----------------------------------------------------------------------------------------------------
