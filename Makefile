@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo test bench lint format lock wheel clean mosquitto
+.PHONY: help demo test bench lint format lock wheel clean mosquitto file-systems
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -26,7 +26,7 @@ help: ## this list
 demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real images, show answers and latencies
 	@$(RUN) -m demo.run_demo $(ARGS)
 
-test: $(READY) mosquitto ## all tests (ARGS="-k words -x" is passed to pytest)
+test: $(READY) mosquitto file-systems ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -59,6 +59,14 @@ mosquitto: # the broker that the tests of MQTT run; without it they are left out
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mosquitto mosquitto-clients >/dev/null && exit 0
 	fi
 	echo "set-up: no mosquitto, so the tests of MQTT are left out. Do: sudo apt-get install mosquitto mosquitto-clients" >&2
+
+file-systems: # what makes the file systems whose power the tests cut; root only, as those tests are
+	@if [ "$$(id -u)" != 0 ] || { command -v mkfs.ext4 && command -v mkfs.xfs; } >/dev/null; then exit 0; fi
+	if command -v apt-get >/dev/null; then
+	  echo "set-up: installing e2fsprogs and xfsprogs, for the tests of power loss"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq e2fsprogs xfsprogs >/dev/null && exit 0
+	fi
+	echo "set-up: no mkfs.ext4 or mkfs.xfs, so tests of power loss are left out. Do: apt-get install e2fsprogs xfsprogs" >&2
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis
