@@ -18,11 +18,8 @@ exception in `infer` fails that run only. `print` and logging go to the daemon's
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import inspect
-import os
-import signal
 import socket
 import sys
 import traceback
@@ -33,13 +30,11 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime.backends.parent_death import die_with
 from edge_runtime.backends.python_frames import BrokenMessage, Named, receive_message, send_message
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import Array, datatype, datatype_name
-
-_PR_SET_PDEATHSIG = 1
-"""linux/prctl.h: the signal this process gets when the thread that made it ends."""
 
 _Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
@@ -47,7 +42,7 @@ _Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 def main(arguments: Sequence[str]) -> int:
     """Serve one folder over the socket that was inherited. Exit status 0 when the daemon closed it."""
     descriptor, parent, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
-    _die_with(parent)
+    die_with(parent)
     with socket.socket(fileno=descriptor) as channel:
         try:
             module = _import_model(folder)
@@ -143,13 +138,6 @@ def _described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:1000]
-
-
-def _die_with(parent: int) -> None:
-    """Make the kernel end this process with the daemon, even where the daemon is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """The child process in which a model is tried before it is published: load it, run it, say what came out.
 
-Started by `trial` as `python -m edge_runtime.publish.trial_child`, a request as JSON on stdin; leaves `result.json` and
-`golden.bin` in a folder. A model that crashes, hangs or eats memory does so here, and is not published.
+Started by `trial` as `python -m edge_runtime.publish.trial_child PARENT`, a request as JSON on stdin; leaves
+`result.json` and `golden.bin` in a folder. A model that crashes, hangs or eats memory does so here, and is not
+published.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ import numpy as np
 from msgspec import Struct
 
 from edge_runtime.backends.base import Instance, LoadOptions
-from edge_runtime.backends.process_memory import resident_bytes
 from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, float_values, pack
 from edge_runtime.repository.manifest import TensorForm
+from edge_runtime.serving.confinement import confine, limited_memory, peak_bytes, start_peak
 from edge_runtime.serving.warmup import make_inputs, warm_up
 from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
 
@@ -57,14 +57,14 @@ class Result(Struct, frozen=True):
     is_made_up: bool = False
 
 
-def main() -> int:
-    """Try the model that stdin names. Exit status 0 when it can be published."""
+def main(arguments: Sequence[str]) -> int:
+    """Try the model that stdin names, for the process of that id. Exit status 0 when it can be published."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if request.memory_limit_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (request.memory_limit_bytes, request.memory_limit_bytes))
+    confine(int(arguments[0])).close()
+    is_limited = request.memory_limit_bytes > 0
     try:
-        result = _try(request)
+        with limited_memory(request.memory_limit_bytes) if is_limited else nullcontext():
+            result = _try(request)
     except EdgeRuntimeError as error:
         result = Result(error=error.message)
     except MemoryError:
@@ -77,7 +77,7 @@ def _try(request: Request) -> Result:
     settings = msgspec.convert(request.settings, ModelSettings)
     runner = backend(request.backend)
     runner.probe()  # imports the library, which is not the model's memory
-    before = _start_peak()
+    before = start_peak()
     threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
     instance = runner.load(Path(request.artifact), LoadOptions(threads=threads))
     try:
@@ -100,7 +100,7 @@ def _try(request: Request) -> Result:
             golden_inputs=packed_inputs.forms,
             golden_outputs=packed_outputs.forms,
             lengths=(*packed_inputs.lengths, *packed_outputs.lengths),
-            peak_memory_bytes=max(_peak_bytes() - before, Path(request.artifact).stat().st_size),
+            peak_memory_bytes=max(peak_bytes() - before, Path(request.artifact).stat().st_size),
             is_made_up=not request.golden,
         )
     finally:
@@ -144,20 +144,5 @@ def _form(spec: TensorSpec) -> TensorForm:
     return TensorForm(spec.name, spec.datatype, spec.shape)
 
 
-def _start_peak() -> int:
-    """Begin to look for the highest memory; returns what there is now."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return resident_bytes()
-
-
-def _peak_bytes() -> int:
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resident_bytes()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

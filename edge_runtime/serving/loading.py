@@ -66,6 +66,15 @@ class Loaded:
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to load a version: a backend, the artifact it takes, and how."""
+
+    backend: str
+    artifact: Path
+    options: LoadOptions
+
+
 class VersionLoader:
     """Loads versions by the profile's backend order, overlaid by each model's own settings."""
 
@@ -95,7 +104,7 @@ class VersionLoader:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
         reasons: list[str] = []
-        for choice, artifact in self._candidates(settings, version, reasons):
+        for choice, artifact in self._choose(settings, version, reasons):
             options = _options(choice, settings, self._limits.cores)
             backend = self._backend(choice.name)
             try:
@@ -132,7 +141,18 @@ class VersionLoader:
         """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
         return sum(path.stat().st_size for path in version.files.values() if path.exists())
 
-    def _candidates(
+    def candidates(self, folder: ModelFolder, version: VersionFolder) -> list[Candidate]:
+        """What `load` would try, in its order; loads nothing. Raises LoadFailed where no artifact fits a backend."""
+        reasons: list[str] = []
+        chosen = self._choose(folder.settings, version, reasons)
+        if not chosen:
+            raise LoadFailed("; ".join(reasons))
+        cores = self._limits.cores
+        return [
+            Candidate(choice.name, artifact, _options(choice, folder.settings, cores)) for choice, artifact in chosen
+        ]
+
+    def _choose(
         self, settings: ModelSettings, version: VersionFolder, reasons: list[str]
     ) -> list[tuple[BackendChoice, Path]]:
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]

@@ -84,6 +84,90 @@ def wide(folder: Path, size: int = 1024) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", size])], [("y", "FP32", ["rows", size])], weights)
 
 
+def added(folder: Path, constant: float = 1.0, columns: int = 2) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, columns] = x + constant, beside more columns of the constant."""
+    weights = [numpy_helper.from_array(np.full(2, constant, np.float32), "constant")]
+    nodes = [helper.make_node("Add", ["x", "constant"], ["y" if columns == 2 else "sum"])]
+    if columns != 2:
+        nodes.append(helper.make_node("Pad", ["sum", "pads", "fill"], ["y"]))
+        weights.append(numpy_helper.from_array(np.array([0, 0, 0, columns - 2]), "pads"))
+        weights.append(numpy_helper.from_array(np.array(constant, np.float32), "fill"))
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", columns])], weights)
+
+
+def no_number(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = 0 / 0."""
+    nodes = [helper.make_node("Sub", ["x", "x"], ["zero"]), helper.make_node("Div", ["zero", "zero"], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])])
+
+
+def endless(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2]: adds x to itself for some hundred thousand years."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("before", "after")]
+    count = helper.make_tensor_value_info("count", TensorProto.INT64, [])
+    conditions = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("goes_on", "goes_on_still")]
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["before", "x"], ["after"]),
+            helper.make_node("Identity", ["goes_on"], ["goes_on_still"]),
+        ],
+        "body",
+        [count, conditions[0], tensors[0]],
+        [conditions[1], tensors[1]],
+    )
+    nodes = [helper.make_node("Loop", ["most", "", "x"], ["y"], body=body)]
+    weights = [numpy_helper.from_array(np.array(2**62), "most")]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
+def hungry(folder: Path, nbytes: int) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] by way of a tensor of so many bytes, which the file is too small to hold."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Expand", ["most", "shape"], ["large"]),
+        helper.make_node("ReduceMax", ["large"], ["one"], keepdims=0),
+        helper.make_node("Add", ["x", "one"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.array([nbytes // 4096, 1024]), "shape")]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
+def slow(folder: Path, constant: float, size: int = 512, steps: int = 8) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + constant, after `2 * steps * size**3` operations for nothing."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Expand", ["most", "shape"], ["m0"]),
+        *(helper.make_node("MatMul", [f"m{step}", "matrix"], [f"m{step + 1}"]) for step in range(steps)),
+        helper.make_node("ReduceMax", [f"m{steps}"], ["last"], keepdims=0),
+        helper.make_node("Mul", ["last", "zero"], ["nothing"]),
+        helper.make_node("Add", ["x", "constant"], ["sum"]),
+        helper.make_node("Add", ["sum", "nothing"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([size, size]), "shape"),
+        numpy_helper.from_array(np.full((size, size), 1e-3, np.float32), "matrix"),
+        numpy_helper.from_array(np.array(0, np.float32), "zero"),
+        numpy_helper.from_array(np.full(2, constant, np.float32), "constant"),
+    ]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
+def picky(folder: Path, constant: float) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + constant; the run fails where a value of x is 8 or more."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Cast", ["most"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "index"], ["nothing"]),
+        helper.make_node("Add", ["x", "constant"], ["sum"]),
+        helper.make_node("Add", ["sum", "nothing"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.zeros(8, np.float32), "table"),
+        numpy_helper.from_array(np.full(2, constant, np.float32), "constant"),
+    ]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
 def sequence_output(folder: Path) -> Path:
     """x FP32 [rows, 2] -> a sequence of tensors, which no datatype of the wire describes."""
     node = helper.make_node("SequenceConstruct", ["x"], ["y"])

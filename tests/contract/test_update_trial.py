@@ -1,0 +1,242 @@
+"""A release is tried in a process of its own: what is wrong with it ends there, in time, and is said in words."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.repository.manifest import TensorForm, Tolerance
+from edge_runtime.serving.loading import Candidate
+from edge_runtime.serving.trial_process import Ended
+from edge_runtime.tensors import Array
+from edge_runtime.update.releases import Releases, StagedRelease
+from edge_runtime.update.store import ArtifactStore
+from edge_runtime.update.trial import Outcome, TrialLimits, TrialReport, judge, try_release
+from tests.fakes.releases import make_release
+from tests.models import onnx_models
+
+X: Array = np.array([[1.0, -2.0], [3.0, 0.5]], np.float32)
+MIB = 1 << 20
+LIMITS = TrialLimits(memory_bytes=256 * MIB, limit_s=60.0)
+"""Of time: far more than any of these needs, so that a slow machine fails none."""
+
+
+def described(columns: int) -> TensorForm:
+    return TensorForm("y", "FP32", (-1, columns))
+
+
+def staged(
+    folder: Path, write: Callable[[Path], Path], y: Array | None = None, *, columns: int = 2, **others: object
+) -> StagedRelease:
+    """A release whose manifest says: x [-1, 2] -> y [-1, columns], for X the golden output `y` (X + 1)."""
+    data = write(folder / "model").read_bytes()
+    golden = X + 1 if y is None else y
+    made = make_release(
+        {"model.onnx": ("onnxruntime", data)},
+        ({"x": X}, {"y": golden}),
+        specs=([TensorForm("x", "FP32", (-1, 2))], [described(columns)]),
+        **others,
+    )
+    store = ArtifactStore(folder / "artifacts")
+    made.store(store)
+    releases = Releases(folder / "releases", store)
+    releases.lay_out(made.release, made.manifest_data, made.manifest.artifacts)
+    return releases.open(made.release)
+
+
+def candidates(release: StagedRelease, *backends: str) -> list[Candidate]:
+    (version,) = release.folder.versions.values()
+    options = LoadOptions(threads=1)
+    return [Candidate(name, version.files["model.onnx"], options) for name in backends or ("onnxruntime",)]
+
+
+def attempt(release: StagedRelease, limits: TrialLimits = LIMITS, **others: object) -> TrialReport:
+    return try_release(release, candidates(release), limits, **others)  # type: ignore[arg-type]
+
+
+def attempt_with(release: StagedRelease, odd_backend: str) -> TrialReport:
+    return try_release(release, candidates(release, odd_backend), LIMITS, child="tests.fakes.odd_trial")
+
+
+def test_a_good_release_passes_and_says_how_it_ran(tmp_path: Path) -> None:
+    report = attempt(staged(tmp_path, onnx_models.added))
+    assert (report.outcome, report.reason) == (Outcome.PASSED, "")
+    assert report.finding is not None
+    assert (report.finding.backend, report.finding.precision, report.finding.note) == ("onnxruntime", "f32", "")
+    assert report.finding.run_s > 0
+    assert report.finding.peak_memory_bytes < 64 * MIB
+
+
+def test_the_first_backend_that_loads_is_tried_and_the_others_are_noted(tmp_path: Path) -> None:
+    release = staged(tmp_path, onnx_models.added)
+    report = try_release(release, candidates(release, "tensorflow", "onnxruntime"), LIMITS)
+    assert report.outcome is Outcome.PASSED
+    assert report.finding is not None
+    assert report.finding.note.startswith("tensorflow: there is no backend 'tensorflow'")
+
+
+def test_a_release_that_is_no_model_fails_with_the_librarys_reason(tmp_path: Path) -> None:
+    def nonsense(folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "model.onnx").write_bytes(b"nonsense")
+        return folder / "model.onnx"
+
+    report = attempt(staged(tmp_path, nonsense))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason.startswith("no backend here can load it: onnxruntime: ")
+
+
+def test_a_golden_output_that_differs_fails(tmp_path: Path) -> None:
+    report = attempt(staged(tmp_path, lambda folder: onnx_models.added(folder, 1.01)))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason.startswith("its golden output is wrong at precision f32: y: 4 of 4 values are too far")
+
+
+def test_the_tolerance_of_the_manifest_is_the_one_that_counts(tmp_path: Path) -> None:
+    release = staged(tmp_path, lambda folder: onnx_models.added(folder, 1.01))
+    golden = release.manifest.golden
+    golden.tolerance["f32"] = Tolerance(0.1, 0.1, exact=True)
+    assert attempt(release).outcome is Outcome.PASSED
+
+
+def test_an_output_that_is_no_number_fails(tmp_path: Path) -> None:
+    report = attempt(staged(tmp_path, onnx_models.no_number))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == "its output 'y' has NaN or infinite values for its golden input"
+
+
+@pytest.mark.parametrize("said", [2, 4])
+def test_shapes_other_than_the_manifest_says_fail(tmp_path: Path, said: int) -> None:
+    report = attempt(staged(tmp_path, lambda folder: onnx_models.added(folder, columns=3), columns=said))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == f"its output 'y' is FP32 [-1, 3]; its manifest says FP32 [-1, {said}]"
+
+
+def test_tensors_of_other_names_fail(tmp_path: Path) -> None:
+    report = attempt(staged(tmp_path, onnx_models.mlp))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == "its input 'x' is FP32 [-1, 16]; its manifest says FP32 [-1, 2]"
+    report = attempt(staged(tmp_path / "other", onnx_models.two_in_two_out))
+    assert report.reason == "its inputs are a, b; its manifest says x"
+
+
+def test_an_endless_run_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
+    report = attempt(staged(tmp_path, onnx_models.endless), TrialLimits(256 * MIB, limit_s=3.0))
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == "was not loaded and run within 3 s"
+
+
+def test_a_release_that_needs_more_memory_than_it_may_have_fails(tmp_path: Path) -> None:
+    def hungry(folder: Path) -> Path:
+        return onnx_models.hungry(folder, 4096 * MIB)
+
+    report = attempt(staged(tmp_path, hungry))
+    assert report.outcome is Outcome.FAILED
+    assert "llocat" in report.reason or "memory" in report.reason, report.reason
+
+
+def test_what_fits_its_memory_passes(tmp_path: Path) -> None:
+    golden = X + X.max()
+    release = staged(tmp_path, lambda folder: onnx_models.hungry(folder, 64 * MIB), golden)
+    report = attempt(release)
+    assert report.outcome is Outcome.PASSED, report.reason
+    assert report.finding is not None
+    assert report.finding.peak_memory_bytes >= 64 * MIB
+
+
+# ---- crashes and hindrances: the child is a module of the tests, or runs code of theirs at its start -----------------
+
+
+@pytest.fixture
+def at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Code that a child runs when it begins."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return lambda code: (tmp_path / "sitecustomize.py").write_text(code) and None
+
+
+def test_a_native_abort_ends_the_child_alone_and_its_signal_is_said(
+    tmp_path: Path, at_start: Callable[[str], None]
+) -> None:
+    release = staged(tmp_path, onnx_models.added)
+    at_start("import os, sys\nprint('double free', file=sys.stderr, flush=True)\nos.abort()\n")
+    report = attempt(release)
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == "ended the process that tried it (SIGABRT): double free"
+
+
+def test_a_crash_inside_a_backend_is_the_releases_fault(tmp_path: Path) -> None:
+    report = attempt_with(staged(tmp_path, onnx_models.added), "crashing")
+    assert report.outcome is Outcome.FAILED
+    assert report.reason.startswith("ended the process that tried it (SIGSEGV)")
+
+
+def test_what_a_library_raises_unexpectedly_is_the_releases_fault(tmp_path: Path) -> None:
+    report = attempt_with(staged(tmp_path, onnx_models.added), "surprising")
+    assert (report.outcome, report.reason) == (Outcome.FAILED, "KeyError: 'unknown operator'")
+
+
+def test_a_child_that_the_kernel_kills_is_not_the_releases_fault(
+    tmp_path: Path, at_start: Callable[[str], None]
+) -> None:
+    release = staged(tmp_path, onnx_models.added)
+    at_start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    report = attempt(release)
+    assert report.outcome is Outcome.HINDERED
+    assert "is the device out of memory?" in report.reason
+
+
+def test_a_child_that_cannot_even_begin_is_not_the_releases_fault(
+    tmp_path: Path, at_start: Callable[[str], None]
+) -> None:
+    release = staged(tmp_path, onnx_models.added)
+    at_start("import sys\nsys.exit('half an installation')\n")
+    report = attempt(release)
+    assert report.outcome is Outcome.HINDERED
+    assert report.reason.endswith("half an installation")
+
+
+def test_words_without_end_cost_no_memory_and_no_time(tmp_path: Path, at_start: Callable[[str], None]) -> None:
+    release = staged(tmp_path, onnx_models.added)
+    at_start("import sys\nfor _ in range(300):\n    sys.stderr.write('x' * 65536)\nsys.exit('the end')\n")
+    report = attempt(release)
+    assert report.reason.endswith("SystemExit: the end")
+    assert len(report.reason) < 1000
+
+
+def test_a_stop_ends_a_trial_early(tmp_path: Path) -> None:
+    stop = threading.Event()
+    release = staged(tmp_path, onnx_models.endless)
+    stop.set()
+    report = attempt(release, stop=stop)
+    assert (report.outcome, report.reason) == (Outcome.HINDERED, "the daemon stopped while it was tried")
+
+
+def test_a_device_short_of_memory_does_not_even_begin(tmp_path: Path) -> None:
+    release = staged(tmp_path, onnx_models.added, peak_memory_bytes=100 * MIB)
+    report = attempt(release, free_bytes=lambda: 99 * MIB, child="no.such.module")
+    assert report.outcome is Outcome.HINDERED
+    assert f"it needs {100 * MIB} bytes of memory to be tried" in report.reason
+
+
+def test_a_child_knows_no_secret_runs_behind_the_daemon_and_leaves_no_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    report = attempt_with(staged(tmp_path, onnx_models.added), "telling")
+    assert report.reason.endswith(f"MY_KEY=None parent={os.getpid()} niceness={os.nice(0) + 10} core=(0, 0)")
+
+
+def test_what_a_library_prints_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+    report = attempt_with(staged(tmp_path, onnx_models.added), "printing")
+    assert report.outcome is Outcome.PASSED
+
+
+def test_an_answer_that_is_half_there_is_none() -> None:
+    report = judge(Ended(b'{"fault":', ""), LIMITS)
+    assert report.outcome is Outcome.HINDERED

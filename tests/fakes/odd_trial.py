@@ -1,0 +1,48 @@
+"""The child of a trial, run as a module in the real one's place, with backends that misbehave beside the real ones."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+from pathlib import Path
+
+from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
+from edge_runtime.backends.registry import backend
+from edge_runtime.errors import LoadFailed
+from edge_runtime.update.trial_child import main
+
+
+class OddBackend:
+    """`crashing` reads address 0 at load, `surprising` raises what nobody expects, `telling` says what it sees of its
+    process, `printing` prints on standard output what looks like an answer, and then does all right."""
+
+    artifacts = ("model.onnx",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def probe(self) -> Probe:
+        return Probe(self.name, is_available=True)
+
+    def load(self, artifact: Path, options: LoadOptions) -> Instance:
+        if self.name == "crashing":
+            ctypes.string_at(0)
+        if self.name == "surprising":
+            raise KeyError("unknown operator")
+        if self.name == "telling":
+            core = resource.getrlimit(resource.RLIMIT_CORE)
+            raise LoadFailed(
+                f"MY_KEY={os.environ.get('MY_KEY')} parent={os.getppid()} niceness={os.nice(0)} core={core}"
+            )
+        os.write(1, b'{"fault": "not what it seems"}')
+        return backend("onnxruntime").load(artifact, options)
+
+
+def make_backend(name: str) -> Backend:
+    return OddBackend(name) if name in ("crashing", "surprising", "telling", "printing") else backend(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], make_backend))
