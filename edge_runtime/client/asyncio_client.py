@@ -8,6 +8,7 @@ Everything here runs on the loop's own thread.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -20,7 +21,14 @@ from edge_runtime.client import frames
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
 from edge_runtime.client.frames import Frame, Options
 from edge_runtime.client.link import lost, no_reply
-from edge_runtime.client.zmq_client import DEFAULT_WAIT_S, LOAD_WAIT_S, MAX_IN_FLIGHT, READY_POLL_S, SLACK_S
+from edge_runtime.client.zmq_client import (
+    DEFAULT_WAIT_S,
+    LOAD_WAIT_S,
+    MAX_IN_FLIGHT,
+    READY_POLL_S,
+    SLACK_S,
+    UPDATE_WAIT_S,
+)
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult
@@ -132,11 +140,39 @@ class AsyncClient:
 
     async def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
         """Load a model, or one version; as `Client.load`."""
-        return await self._ask_control("load", model, version, timeout_ms)
+        return await self._ask_control("load", model, version, timeout_ms=timeout_ms)
 
     async def unload(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
         """Take a model, or one version, out of service; as `Client.unload`."""
-        return await self._ask_control("unload", model, version, timeout_ms)
+        return await self._ask_control("unload", model, version, timeout_ms=timeout_ms)
+
+    async def update_status(self) -> dict[str, Any]:
+        """What runs by updates and what is under way; as `Client.update_status`."""
+        return cast("dict[str, Any]", await self._ask("update_status"))
+
+    async def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
+        """The last things that happened, newest first; as `Client.update_history`."""
+        return cast("list[dict[str, Any]]", await self._ask("update_history", parameters={"count": count}))
+
+    async def update_check(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Look now what is offered; as `Client.update_check`."""
+        asked = self._ask_control("update_check", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
+        return cast("dict[str, Any]", await asked)
+
+    async def update_apply(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Look now and install; as `Client.update_apply`."""
+        asked = self._ask_control("update_apply", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
+        return cast("dict[str, Any]", await asked)
+
+    async def update_import(self, folder: str | os.PathLike[str], *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Install from a folder; as `Client.update_import`."""
+        parameters = frames.folder_parameters(folder)
+        asked = self._ask_control("update_import", parameters=parameters, timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
+        return cast("dict[str, Any]", await asked)
+
+    async def update_rollback(self, model: str, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Let the release before serve again; as `Client.update_rollback`."""
+        return cast("dict[str, Any]", await self._ask_control("update_rollback", model, timeout_ms=timeout_ms))
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -162,16 +198,27 @@ class AsyncClient:
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
 
-    async def _ask(self, op: str, model: str = "", version: int | None = None) -> Any:
+    async def _ask(
+        self, op: str, model: str = "", version: int | None = None, parameters: Mapping[str, Any] | None = None
+    ) -> Any:
         wait_s = frames.wait_s(self._timeout_ms, DEFAULT_WAIT_S, SLACK_S)
-        return self._decoder.value(await self._link.ask(frames.pack_op(op, model, version), (), wait_s))
+        return self._decoder.value(await self._link.ask(frames.pack_op(op, model, version, parameters), (), wait_s))
 
-    async def _ask_control(self, op: str, model: str, version: int | None, timeout_ms: float | None) -> Any:
+    async def _ask_control(
+        self,
+        op: str,
+        model: str = "",
+        version: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        timeout_ms: float | None,
+        wait_s: float = LOAD_WAIT_S,
+    ) -> Any:
         if self._control is None:
             raise ConfigError(f"{op} needs the control endpoint, which a tcp endpoint does not tell; give control=")
-        wait_s = frames.wait_s(timeout_ms, LOAD_WAIT_S, SLACK_S)
         self._metadata.pop(model, None)
-        return self._decoder.value(await self._control.ask(frames.pack_op(op, model, version), (), wait_s))
+        header = frames.pack_op(op, model, version, parameters)
+        return self._decoder.value(await self._control.ask(header, (), frames.wait_s(timeout_ms, wait_s, SLACK_S)))
 
 
 class _AsyncLink:

@@ -6,7 +6,9 @@ be used from several threads (its cache is a dict that is only added to and clea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,9 +114,14 @@ class ReplyDecoder:
         return header
 
 
-def pack_op(op: str, model: str = "", version: int | None = None) -> bytes:
+def pack_op(op: str, model: str = "", version: int | None = None, parameters: Mapping[str, Any] | None = None) -> bytes:
     """Header of any op but infer."""
-    return pack_request(RequestHeader(op=op, model=model, version=version))
+    return pack_request(RequestHeader(op=op, model=model, version=version, parameters=parameters or {}))
+
+
+def folder_parameters(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """The parameters that name a folder: the daemon has another working directory, so the whole path."""
+    return {"folder": str(Path(folder).absolute())}
 
 
 def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[str]]:

@@ -210,6 +210,14 @@ class MqttClient:
         """Counters, latencies by model, memory and uptime, as the daemon tells them."""
         return cast("dict[str, Any]", self._ask("stats"))
 
+    def update_status(self) -> dict[str, Any]:
+        """What runs by updates, what is under way, what was refused and why; Unsupported where none are configured."""
+        return cast("dict[str, Any]", self._ask("update_status"))
+
+    def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
+        """The last things that happened, newest first: at_utc, model, counter, what, reason. count: 50 when None."""
+        return cast("list[dict[str, Any]]", self._ask("update_history", parameters={"count": count}))
+
     def device_status(self) -> str:
         """What the broker keeps as the device's status: "online", "stopped", "offline"; "" when it has or shows none.
 
@@ -296,9 +304,17 @@ class MqttClient:
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
 
-    def _ask(self, op: str, model: str = "", version: int | None = None, limit_s: float = math.inf) -> Any:
+    def _ask(
+        self,
+        op: str,
+        model: str = "",
+        version: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        limit_s: float = math.inf,
+    ) -> Any:
         # The model stands in the header alone: what is no model name may not be a topic either.
-        request = Request(self._device_topics().infer(), frames.pack_op(op, model, version))
+        request = Request(self._device_topics().infer(), frames.pack_op(op, model, version, parameters))
         wait_s = min(frames.wait_s(self._timeout_ms, DEFAULT_WAIT_S, SLACK_S), limit_s)
         return self._decoder.value(self._link.ask(request, wait_s))
 

@@ -6,6 +6,7 @@ The public names are `Client` and `CurveKeys`; asyncio_client.py is the same for
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,10 @@ DEFAULT_WAIT_S = 30.0
 
 LOAD_WAIT_S = 600.0
 """How long load and unload wait: a large model from a slow card, compiled for a GPU, takes minutes."""
+
+UPDATE_WAIT_S = 48 * 3600.0
+"""How long calls wait that may bring a release: a day at most over a slow link, then it is tried and observed. A daemon
+that is gone ends them at once."""
 
 SLACK_S = 1.0
 """How much longer than the request's own timeout a client waits for the daemon's word on it (DESIGN 3)."""
@@ -175,11 +180,51 @@ class Client:
 
         Raises LoadFailed, BackendUnavailable, ModelNotFound; ConfigError when no control endpoint is known.
         """
-        return self._ask_control("load", model, version, timeout_ms)
+        return self._ask_control("load", model, version, timeout_ms=timeout_ms)
 
     def unload(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
         """Take a model, or one version, out of service; what was admitted is answered first. As `load` otherwise."""
-        return self._ask_control("unload", model, version, timeout_ms)
+        return self._ask_control("unload", model, version, timeout_ms=timeout_ms)
+
+    # ---- updates: Unsupported where the daemon has none configured ---------------------------------------------------
+
+    def update_status(self) -> dict[str, Any]:
+        """What runs, what is under way, what was refused and why, how the last check ended."""
+        return cast("dict[str, Any]", self._ask("update_status"))
+
+    def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
+        """The last things that happened, newest first: at_utc, model, counter, what, reason. count: 50 when None."""
+        return cast("list[dict[str, Any]]", self._ask("update_history", parameters={"count": count}))
+
+    def update_check(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Look now what the repository offers, and install nothing; at_utc, is_ok, reason, source, offers.
+
+        Over the control endpoint, as the following; ConfigError when none is known. Raises EdgeRuntimeError with the
+        code `update_failed` while the updater is at work; what a repository does wrong is told in the result.
+        """
+        return cast("dict[str, Any]", self._ask_control("update_check", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S))
+
+    def update_apply(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Look now and install what is meant for this device; the result as of `update_check`, when all is over.
+
+        That takes as long as releases are observed, and a daemon whose client no longer waits goes on.
+        """
+        return cast("dict[str, Any]", self._ask_control("update_apply", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S))
+
+    def update_import(self, folder: str | os.PathLike[str], *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """As `update_apply`, from a folder that the daemon sees, for example a stick with what `repo bundle` wrote."""
+        parameters = frames.folder_parameters(folder)
+        return cast(
+            "dict[str, Any]",
+            self._ask_control("update_import", parameters=parameters, timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S),
+        )
+
+    def update_rollback(self, model: str, *, timeout_ms: float | None = None) -> dict[str, Any]:
+        """Let the release before serve again and refuse the one that does, or take back one that is under way.
+
+        The result: model, and `release`, which serves now, or `withdrawn`. Waits up to 10 minutes.
+        """
+        return cast("dict[str, Any]", self._ask_control("update_rollback", model, timeout_ms=timeout_ms))
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -223,16 +268,27 @@ class Client:
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
 
-    def _ask(self, op: str, model: str = "", version: int | None = None) -> Any:
+    def _ask(
+        self, op: str, model: str = "", version: int | None = None, parameters: Mapping[str, Any] | None = None
+    ) -> Any:
         wait_s = frames.wait_s(self._timeout_ms, DEFAULT_WAIT_S, SLACK_S)
-        return self._decoder.value(self._link.ask(frames.pack_op(op, model, version), (), wait_s))
+        return self._decoder.value(self._link.ask(frames.pack_op(op, model, version, parameters), (), wait_s))
 
-    def _ask_control(self, op: str, model: str, version: int | None, timeout_ms: float | None) -> Any:
+    def _ask_control(
+        self,
+        op: str,
+        model: str = "",
+        version: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        timeout_ms: float | None,
+        wait_s: float = LOAD_WAIT_S,
+    ) -> Any:
         if self._control is None:
             raise ConfigError(f"{op} needs the control endpoint, which a tcp endpoint does not tell; give control=")
-        wait_s = frames.wait_s(timeout_ms, LOAD_WAIT_S, SLACK_S)
         self._metadata.pop(model, None)
-        return self._decoder.value(self._control.ask(frames.pack_op(op, model, version), (), wait_s))
+        header = frames.pack_op(op, model, version, parameters)
+        return self._decoder.value(self._control.ask(header, (), frames.wait_s(timeout_ms, wait_s, SLACK_S)))
 
 
 def _wait_s(options: Options) -> float:

@@ -1,4 +1,4 @@
-"""Every op but infer: what the daemon says of itself, and load and unload.
+"""Every op but infer: what the daemon says of itself, load and unload; those of updates are update_frontend.py's.
 
 Owns: the shapes of these results (wire v1). Thread: `answer` is called on a transport's thread; load and unload reply
 from the loader's thread when finished.
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError, NotReady
+from edge_runtime.frontend.update_frontend import Reply, UpdateFrontend, Updates
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.lobby import Guest, Lobby
@@ -19,14 +20,12 @@ from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
 from edge_runtime.wire.codec import RequestHeader
 
-Reply = Callable[[Any], None]
-
 
 class ControlFrontend:
     """Answers ops by name."""
 
-    OPS: ClassVar[frozenset[str]] = frozenset({"live", "ready", "models", "metadata", "stats", "load", "unload"})
-    CONTROL_OPS: ClassVar[frozenset[str]] = frozenset({"load", "unload"})
+    CONTROL_OPS: ClassVar[frozenset[str]] = UpdateFrontend.CONTROL_OPS | {"load", "unload"}
+    OPS: ClassVar[frozenset[str]] = CONTROL_OPS | UpdateFrontend.OPS | {"live", "ready", "models", "metadata", "stats"}
 
     def __init__(
         self,
@@ -36,12 +35,15 @@ class ControlFrontend:
         *,
         stats: Callable[[], dict[str, Any]],
         is_ready: Callable[[], bool],
+        updates: Updates | None = None,
     ) -> None:
+        """updates: None where none are configured."""
         self._servables = servables
         self._loader = loader
         self._lobby = lobby
         self._stats = stats
         self._is_ready = is_ready
+        self._updates = UpdateFrontend(updates)
 
     def answer(self, header: RequestHeader, reply: Reply, *, max_frame_bytes: int) -> None:
         """Call `reply` exactly once with the op's result or an EdgeRuntimeError; raises EdgeRuntimeError instead.
@@ -63,6 +65,8 @@ class ControlFrontend:
                 self._loader.load(header.model, header.version, lambda error: self._finished(header, reply, error))
             case "unload":
                 self._loader.unload(header.model, header.version, lambda error: self._finished(header, reply, error))
+            case _:
+                self._updates.answer(header, reply)
 
     def _ready(self, header: RequestHeader) -> bool:
         if not header.model:

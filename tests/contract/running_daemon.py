@@ -16,18 +16,25 @@ from edge_runtime.config.settings import Config, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.run import Daemon
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
+from tests.fakes.updates import FakeUpdates
 
 ANSWER_S = 20.0
 """How long a reply may take before the test fails: far above anything but a hang."""
 
 
 @contextmanager
-def running_daemon(models: Path, folder: Path, **settings) -> Iterator[Daemon]:
-    """Start, yield, stop. `settings` are Config's; zmq endpoints default to one below `folder`."""
+def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = None, **settings) -> Iterator[Daemon]:
+    """Start, yield, stop. `settings` are Config's; zmq endpoints default to one below `folder`.
+
+    updates: what stands for the updater.
+    """
     folder.mkdir(exist_ok=True)
     settings.setdefault("zmq", ZmqSettings(endpoints=(f"ipc://{folder}/infer.sock",)))
     config = Config(models=str(models), state=str(folder / "state"), **settings)
-    daemon = Daemon(config, assemble_core(config))
+    core = assemble_core(config)
+    if updates is not None:
+        core.updates = updates
+    daemon = Daemon(config, core)
     try:
         daemon.start()
         yield daemon
