@@ -14,7 +14,7 @@ from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
 
 MODEL_VERBS = ("infer", "bench")
-MODEL_ACTIONS = ("show", "load", "unload")
+MODEL_ACTIONS = (("models", "show"), ("models", "load"), ("models", "unload"), ("update", "rollback"))
 NAMES = "edge-runtime models list --names 2>/dev/null"
 """What a script runs for model names; silent where no daemon is."""
 
@@ -66,7 +66,7 @@ _edge_runtime() {{
     case $verb:$COMP_CWORD:$action in
 {_cases(actions, suffix=":2:*", skip_empty=True)}
       {"|".join(f"{verb}:2:*" for verb in MODEL_VERBS)}) words=$({NAMES});;
-      {"|".join(f"models:3:{action}" for action in MODEL_ACTIONS)}) words=$({NAMES});;
+      {"|".join(f"{verb}:3:{action}" for verb, action in MODEL_ACTIONS)}) words=$({NAMES});;
       *) compopt -o default 2>/dev/null; return;;
     esac
   fi
@@ -92,7 +92,7 @@ _edge_runtime() {{
     case $verb:$CURRENT:$action in
 {_cases(actions, suffix=":3:*", line="compadd -- {words}", skip_empty=True)}
       {"|".join(f"{verb}:3:*" for verb in MODEL_VERBS)}) compadd -- ${{(f)"$({NAMES})"}};;
-      {"|".join(f"models:4:{action}" for action in MODEL_ACTIONS)}) compadd -- ${{(f)"$({NAMES})"}};;
+      {"|".join(f"{verb}:4:{action}" for verb, action in MODEL_ACTIONS)}) compadd -- ${{(f)"$({NAMES})"}};;
       *) _files;;
     esac
   fi
@@ -110,7 +110,7 @@ def _fish(options: Words, actions: Words) -> str:
         if actions[verb]:
             first = _quoted(f"__fish_seen_subcommand_from {verb}; and test (count (commandline -opc)) -eq 2")
             lines.append(f"complete -c edge-runtime -n {first} -f -a {_quoted(' '.join(actions[verb]))}")
-    for words in (*MODEL_VERBS, *(f"models {action}" for action in MODEL_ACTIONS)):
+    for words in (*MODEL_VERBS, *map(" ".join, MODEL_ACTIONS)):
         place = " ".join(f"__fish_seen_subcommand_from {word};" + " and" for word in words.split())
         where = _quoted(f"{place} test (count (commandline -opc)) -eq {len(words.split()) + 1}")
         lines.append(f"complete -c edge-runtime -n {where} -f -a {_quoted(f'({NAMES})')}")

@@ -55,6 +55,14 @@ class DaemonClient(Protocol):
         """Counters and latencies."""
         ...
 
+    def update_status(self) -> dict[str, Any]:
+        """What runs by updates, and what is under way."""
+        ...
+
+    def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
+        """What happened, newest first."""
+        ...
+
 
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[DaemonClient]:

@@ -24,6 +24,7 @@ VERBS = {
     "bench": "measure requests per second and latencies of a running daemon",
     "profile": "this device, the profile chosen for it, and what its backends offer",
     "repo": "publish signed models: keys, releases, and what groups of devices run",
+    "update": "install signed releases, go back to the one before, see what runs",
     "completion": "print the completion script for bash, zsh or fish",
 }
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from edge_runtime.cli.progress import Progress
+
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
-STATE_STYLES = {"ready": "green", "failed": "red", "loading": "yellow", "unloading": "yellow"}
-
-SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-SPIN_S = 0.1
+STATE_STYLES = {
+    "ready": "green",
+    "failed": "red",
+    "loading": "yellow",
+    "unloading": "yellow",
+    "refused": "red",
+    "not served": "red",
+    "put off": "yellow",
+}
 
 
 class Screen:
@@ -90,35 +95,17 @@ class Screen:
         self._out.flush()
 
     @contextmanager
-    def progress(self, label: str, limit_s: float | None = None) -> Iterator[None]:
+    def progress(self, label: str, limit_s: float | None = None) -> Iterator[Progress]:
         """Show on stderr that something takes its time: a spinner with the time on a terminal, else one line.
 
         limit_s: how long it will take, where that is known.
         """
-        if not self._err.isatty():
-            print(f"{label} …", file=self._err, flush=True)
-            yield
-            return
-        is_over = threading.Event()
-        thread = threading.Thread(target=self._spin, args=(label, limit_s, is_over), name="spinner")
-        thread.start()
+        progress = Progress(self._err, label, lambda text, style: self._painted(text, style, self._err), limit_s)
+        progress.start()
         try:
-            yield
+            yield progress
         finally:
-            is_over.set()
-            thread.join()
-            print("\r\x1b[K", end="", file=self._err, flush=True)
-
-    def _spin(self, label: str, limit_s: float | None, is_over: threading.Event) -> None:
-        began_s = time.monotonic()
-        turn = 0
-        while not is_over.wait(SPIN_S):
-            elapsed = f"{time.monotonic() - began_s:.1f} s"
-            if limit_s is not None:
-                elapsed += f" of {limit_s:g} s"
-            turn += 1
-            sign = self._painted(SPINNER[turn % len(SPINNER)], "blue", self._err)
-            print(f"\r\x1b[K{sign} {label}  {elapsed}", end="", file=self._err, flush=True)
+            progress.close()
 
     def _painted(self, text: str, style: str, where: TextIO) -> str:
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self._colours[where] else text

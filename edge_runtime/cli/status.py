@@ -13,6 +13,7 @@ from typing import Any
 from edge_runtime.cli.arguments import add_connection, seconds
 from edge_runtime.cli.connection import connected_early
 from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, size_text
+from edge_runtime.cli.update_report import line_of
 
 DEFAULT_INTERVAL_S = 2.0
 """How often --watch looks: often enough to follow, seldom enough to cost nothing."""
@@ -57,6 +58,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             "profile": str(stats.get("profile", "")),
             "up for": duration_text(stats.get("uptime_s")),
             "mqtt": _mqtt(_mapping(stats, "mqtt")),
+            "updates": line_of(_mapping(stats, "update")),
             "memory": _memory(host),
             "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
             "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",

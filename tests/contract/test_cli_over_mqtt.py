@@ -148,6 +148,10 @@ def test_no_broker_is_one_paragraph(capsys):
     [
         (["models", "load", "digits"], "models load"),
         (["models", "unload", "digits"], "models unload"),
+        (["update", "check"], "update check"),
+        (["update", "apply"], "update apply"),
+        (["update", "import", "/media/stick"], "update import"),
+        (["update", "rollback", "digits"], "update rollback"),
         (["bench", "digits"], "bench"),
     ],
 )

@@ -525,6 +525,8 @@ def test_the_bash_completion_knows_verbs_options_and_models(
     assert completed("models", "l") == ["list", "load"]
     assert completed("infer", "ec") == ["echo"]
     assert completed("models", "show", "") == ["echo"]
+    assert completed("update", "r") == ["rollback"]
+    assert completed("update", "rollback", "") == ["echo"]
     assert completed("infer", "echo", "--tim") == ["--timeout-ms", "--timing"]
 
 

@@ -1,0 +1,181 @@
+"""What the updater tells, as a person reads it: its state, what a check found, what happened.
+
+Pure but for the screen. What a daemon does not tell, being older or still starting, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_runtime.cli.screen import Screen, duration_text, size_text
+
+DOING = {
+    "broken": "out of order",
+    "starting": "starting",
+    "idle": "idle",
+    "verifying": "verifying",
+    "staging": "fetching",
+    "warming": "trying",
+    "observing": "observing",
+    "rolling_back": "rolling back",
+    "rejecting": "refusing",
+}
+"""States in a person's words; one that a newer daemon has is shown as it is."""
+
+UNTOUCHED = "What serves is as it was."
+
+ADVICE = {
+    "refused": "It is not tried again here; publish a release that does better.",
+    "put off": "It is tried again at the next check; `edge-runtime update apply` does so now.",
+}
+
+
+def doing_text(told: Mapping[str, Any]) -> str:
+    """A state in a person's words."""
+    state = str(told.get("state", ""))
+    return DOING.get(state, state)
+
+
+def step_text(step: Mapping[str, Any]) -> str:
+    """A release under way and where it stands: digits release 4 (version 3): fetching."""
+    return f"{step.get('model')} release {step.get('release')} (version {step.get('version')}): {doing_text(step)}"
+
+
+def step_detail(step: Mapping[str, Any]) -> str:
+    """How many bytes of a release are here, or what else there is to say of the step."""
+    total = step.get("total_bytes")
+    return f"{size_text(step.get('done_bytes', 0))} of {size_text(total)}" if total else str(step.get("detail") or "")
+
+
+def line_of(told: Mapping[str, Any]) -> str:
+    """The updater in one line of `edge-runtime status`; empty where no updates are configured."""
+    if not told:
+        return ""
+    step, checked = told.get("under_way"), told.get("checked")
+    parts = [_joined(step_text(step), step_detail(step)) if step else doing_text(told)]
+    if checked is not None:
+        parts.append(f"checked {_ended(checked)}")
+    refused = told.get("refused") or ()
+    if refused:
+        parts.append(f"refused last: {refused[-1]['model']} release {refused[-1]['release']}")
+    return "; ".join([*parts, *_obstacles(told).values()])
+
+
+def print_status(told: Mapping[str, Any], screen: Screen) -> None:
+    """Everything about updates at one look, what matters first."""
+    screen.heading(doing_text(told))
+    step, checked = told.get("under_way"), told.get("checked")
+    next_s = told.get("next_check_s")
+    screen.fields(
+        {
+            "under way": _joined(step_text(step), step_detail(step)) if step else "",
+            "repository": str(told.get("source", "")),
+            "group": str(told.get("group", "")),
+            "device": str(told.get("device_id", "")),
+            "last check": _ended(checked) if "checked" in told else "",
+            "next check": "" if next_s is None else "due" if not next_s else f"in {duration_text(next_s)}",
+            **{name: screen.painted(text, "red") for name, text in _obstacles(told).items()},
+            **{name: screen.painted(text, "yellow") for name, text in _doubts(told).items()},
+        }
+    )
+    rows = [_model_row(name, each) for name, each in sorted((told.get("models") or {}).items())]
+    if rows:
+        screen.line()
+        screen.table(
+            ("model", "version", "release", "before", "state", "reason"), rows, ("version", "release", "before")
+        )
+    elif "models" in told:
+        screen.line("No model runs by an update yet.")
+    left = [each for each in (checked or {}).get("offers", ()) if each.get("action") not in ("runs", "installed")]
+    if left:
+        screen.line()
+        screen.heading("Not installed at the last check")
+        print_offers(left, screen)
+    refused = told.get("refused") or ()
+    if refused:
+        screen.line()
+        screen.heading("Refused, never tried again")
+        rows = [[str(each["model"]), str(each["release"]), str(each.get("reason", ""))] for each in refused]
+        screen.table(("model", "release", "reason"), rows, ("release",))
+
+
+def print_offers(offers: Sequence[Mapping[str, Any]], screen: Screen) -> None:
+    """What became of each release that the repository names for the group."""
+    rows = [
+        [
+            str(each.get("model", "")),
+            "" if each.get("version") is None else str(each["version"]),
+            str(each.get("release", "")),
+            f"{each.get('percent', 100.0):g} %",
+            str(each.get("action", "")),
+            str(each.get("reason") or ""),
+        ]
+        for each in offers
+    ]
+    screen.table(("model", "version", "release", "devices", "state", "reason"), rows, ("version", "release", "devices"))
+
+
+def print_history(entries: Sequence[Mapping[str, Any]], screen: Screen) -> None:
+    """What happened, newest first."""
+    rows = [[str(each.get(key, "")) for key in ("at_utc", "model", "counter", "what", "reason")] for each in entries]
+    screen.table(("when", "model", "release", "what", "reason"), rows, ("release",))
+
+
+def failures(checked: Mapping[str, Any]) -> list[str]:
+    """What did not go well in a check, a paragraph each, with what to do about it; empty: all did."""
+    if not checked.get("is_ok"):
+        return [f"the check did not go well: {checked.get('reason')}\n{UNTOUCHED}"]
+    return [
+        f"{each.get('model')} release {each.get('release')} was {each['action']}: {each.get('reason')}\n"
+        f"{UNTOUCHED} {ADVICE[each['action']]}"
+        for each in checked.get("offers", ())
+        if each.get("action") in ADVICE
+    ]
+
+
+def _model_row(name: str, told: Mapping[str, Any]) -> list[str]:
+    before, trouble = told.get("previous_release"), str(told.get("not_served") or "")
+    state = "not served" if trouble else "serves"
+    return [
+        name, str(told.get("version", "")), str(told.get("release", "")), "" if before is None else str(before), state,
+        trouble,
+    ]  # fmt: skip
+
+
+def _ended(checked: Mapping[str, Any] | None) -> str:
+    """When the last check was and how it ended."""
+    if checked is None:
+        return "none since the daemon's start"
+    how = "went well" if checked.get("is_ok") else f"failed: {checked.get('reason')}"
+    return f"{checked.get('at_utc')}, {how}"
+
+
+def _obstacles(told: Mapping[str, Any]) -> dict[str, str]:
+    """What keeps a device from installing though nothing is wrong with releases."""
+    found: dict[str, str] = {}
+    clock = _clock(told)
+    if told.get("reason"):
+        found["trouble"] = str(told["reason"])
+    if clock.get("is_behind"):
+        found["clock"] = f"it says {clock.get('now_utc')}, but it is {clock.get('floor_utc')} or later; set it"
+    if told.get("state_lost"):
+        found["memory"] = "it was lost and begun anew; nothing is installed before a whole check has gone well"
+    return found
+
+
+def _doubts(told: Mapping[str, Any]) -> dict[str, str]:
+    """What may be wrong, and need not be."""
+    clock = _clock(told)
+    if not clock or clock.get("is_behind") or clock.get("is_synchronised"):
+        return {}
+    return {"clock": f"it says {clock.get('now_utc')}, and nobody sets it: expiry may be judged wrongly"}
+
+
+def _clock(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    clock: Mapping[str, Any] = told.get("clock") or {}
+    return clock
+
+
+def _joined(text: str, detail: str) -> str:
+    return f"{text}, {detail}" if detail else text
