@@ -42,6 +42,10 @@ STACK_BYTES = 8 << 20
 """Of each thread that a library makes; it counts as memory though hardly any of it is touched."""
 
 
+LIBRARY_BYTES = 128 << 20
+"""What a library takes for itself with its first model, most of it untouched: OpenVINO some 50 MB for a tiny one."""
+
+
 class Attempt(Struct, frozen=True):
     """One backend with the artifact it is to load, and the fields of `LoadOptions`."""
 
@@ -106,7 +110,7 @@ def _try(request: Request, make_backend: Callable[[str], Backend]) -> Finding:
             runner = make_backend(attempt.backend)
             runner.probe()  # imports the library, which is not the model's memory
             stacks_bytes = attempt.threads * attempt.concurrency * STACK_BYTES
-            with limited_memory(data_bytes() + request.memory_bytes + stacks_bytes):
+            with limited_memory(data_bytes() + LIBRARY_BYTES + stacks_bytes + request.memory_bytes):
                 return _try_one(runner, attempt, request, golden, "; ".join(reasons))
         except (BackendUnavailable, LoadFailed) as error:
             reasons.append(f"{attempt.backend}: {error.message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from edge_runtime.tensors import Array
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.store import ArtifactStore
 from edge_runtime.update.trial import Outcome, TrialLimits, TrialReport, judge, try_release
-from tests.fakes.releases import make_release
+from tests.fakes.releases import Made, make_release
 from tests.models import onnx_models
 
 X: Array = np.array([[1.0, -2.0], [3.0, 0.5]], np.float32)
@@ -43,6 +44,10 @@ def staged(
         specs=([TensorForm("x", "FP32", (-1, 2))], [described(columns)]),
         **others,
     )
+    return installed(folder, made)
+
+
+def installed(folder: Path, made: Made) -> StagedRelease:
     store = ArtifactStore(folder / "artifacts")
     made.store(store)
     releases = Releases(folder / "releases", store)
@@ -71,6 +76,27 @@ def test_a_good_release_passes_and_says_how_it_ran(tmp_path: Path) -> None:
     assert (report.finding.backend, report.finding.precision, report.finding.note) == ("onnxruntime", "f32", "")
     assert report.finding.run_s > 0
     assert report.finding.peak_memory_bytes < 64 * MIB
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_a_tiny_release_passes_with_tiny_memory_whatever_the_library_takes(tmp_path: Path, name: str) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    release = staged(tmp_path, onnx_models.added)
+    report = try_release(release, candidates(release, name), TrialLimits(memory_bytes=1 * MIB, limit_s=60.0))
+    assert (report.outcome, report.reason) == (Outcome.PASSED, "")
+
+
+def test_a_release_with_its_weights_in_another_file_passes(tmp_path: Path) -> None:
+    """The walk over a graph refuses data with a second name: a release's files must have one only."""
+    weights = onnx_models.external_tensor("weights.data")
+    model = onnx_models.add_weights(tmp_path / "model", weights).read_bytes()
+    made = make_release(
+        {"model.onnx": ("onnxruntime", model), "weights.data": ("onnxruntime", np.ones(2, np.float32).tobytes())},
+        ({"x": X}, {"y": X + 1}),
+        specs=([TensorForm("x", "FP32", (-1, 2))], [described(2)]),
+    )
+    assert attempt(installed(tmp_path, made)).outcome is Outcome.PASSED
 
 
 def test_the_first_backend_that_loads_is_tried_and_the_others_are_noted(tmp_path: Path) -> None:
