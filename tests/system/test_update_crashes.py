@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
 from edge_runtime import Client
 from tests.contract.updated_device import Fleet, update_settings
 
