@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Serve until told to stop; the daemon's exit status."""
     read_config = partial(_read_config, arguments, screen)
     config = read_config()
-    if not Path(config.models).is_dir():
+    if config.serves_folder and not Path(config.models).is_dir():
         raise ConfigError(
             f"models: there is no folder {config.models!r}; name one with --models DIR, "
             "where each model is DIR/<name>/<version>/model.onnx"

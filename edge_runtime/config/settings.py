@@ -251,3 +251,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     calibrate: bool = True
     start_limit_s: PositiveFloat = 30.0
     drain_s: PositiveFloat = 10.0
+
+    @property
+    def serves_folder(self) -> bool:
+        """Whether models of the folder are served; not where only what is signed may be."""
+        return self.update is None or not self.update.require_signed

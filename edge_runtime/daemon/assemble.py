@@ -132,7 +132,7 @@ def assemble_core(
             watch=config.watch,
             calibrate=config.calibrate,
             budget_bytes=profile.limits.memory_bytes,
-            serves_folder=config.update is None or not config.update.require_signed,
+            serves_folder=config.serves_folder,
         ),
         metrics=metrics,
     )

@@ -22,7 +22,8 @@ from tests.fakes.mqtt_peer import Peer
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 TOUR = README[README.index("\n## Five minutes") : README.index("\n## Over MQTT")]
-MQTT = README[README.index("\n## Over MQTT") : README.index("\n## The rules")]
+MQTT = README[README.index("\n## Over MQTT") : README.index("\n## Update models")]
+UPDATE = README[README.index("\n## Update models") : README.index("\n## The rules")]
 START_LIMIT_S = 60.0
 
 
@@ -69,7 +70,7 @@ def words(line: str, folder: Path) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    exported = dict(re.findall(r"^export (\w+)=(\S+)$", "".join(blocks("sh")), re.MULTILINE))
+    exported = dict(re.findall(r"^export (\w+)=(\S+)$", "".join(blocks("sh") + blocks("sh", UPDATE)), re.MULTILINE))
     return {**os.environ, **{name: value.replace("/tmp/tour", str(folder)) for name, value in exported.items()}}
 
 
@@ -159,3 +160,47 @@ def test_the_configuration_of_what_is_published_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(text)
     config = load_config(tmp_path / "config.toml", {})
     assert [rule.source for rule in config.publish] == ["zmq", "folder"]
+
+
+# ---- updates --------------------------------------------------------------------------------------------------------
+
+
+def update_commands(verb: str) -> list[str]:
+    """The section's lines of one verb."""
+    return re.findall(rf"^edge-runtime {verb} .+$", "".join(blocks("sh", UPDATE)), re.MULTILINE)
+
+
+@contextmanager
+def repository_server(command: list[str], folder: Path) -> Iterator[str]:
+    """The address of a repository that the README's own command shows, on a port of its own."""
+    asked = [*command, "--port", "0", "--json"]
+    with subprocess.Popen(asked, env=environment(folder), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            while not (found := re.search(r"http://[^\s\"]+", server.stdout.readline())):
+                assert server.poll() is None
+            yield found[0].rstrip("/")
+        finally:
+            server.terminate()
+
+
+@pytest.mark.long
+def test_what_is_published_by_the_update_section_is_served_by_its_device(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "demo" / "models" / "digits", tmp_path / "models" / "digits")
+    *publishing, show = update_commands("repo")
+    assert len(publishing) == 5
+    for line in publishing:
+        assert run(words(line, tmp_path), tmp_path).strip()
+    (text,) = blocks("toml", UPDATE)
+    (serve,) = update_commands("serve")
+    with repository_server(words(show, tmp_path), tmp_path) as address:
+        told = text.replace("/tmp/tour", str(tmp_path)).replace("http://127.0.0.1:8080", address)
+        (tmp_path / "update.toml").write_text(told)
+        with serving(words(serve, tmp_path), tmp_path):
+            asking = update_commands("update") + update_commands("infer")
+            said = {line.split()[2]: run(words(line, tmp_path), tmp_path) for line in asking}
+    assert "available" in said["check"]
+    assert "installed" in said["apply"]
+    assert "serves" in said["status"]
+    assert "committed" in said["history"]
+    assert "[7]  100.00%" in said["digits"]
