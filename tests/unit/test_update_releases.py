@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -172,6 +173,42 @@ def test_a_target_swapped_between_verification_and_load_is_found(
     change(folder_of(tmp_path / "releases", RELEASE) / name)
     with pytest.raises(UpdateError, match=name):
         staged.check_unchanged()
+
+
+def test_a_flipped_bit_anywhere_is_found_and_its_file_named(
+    releases: Releases, store: ArtifactStore, tmp_path: Path
+) -> None:
+    lay_out(releases, store, RELEASE)
+    random = Random(0)
+    paths = [path for path in folder_of(tmp_path / "releases", RELEASE).iterdir() if path.stat().st_size]
+    for path in paths:
+        path.chmod(0o644)
+    for _ in range(500):
+        path = random.choice(paths)
+        place = random.randrange(path.stat().st_size)
+        flipped = bytearray(path.read_bytes())
+        flipped[place] ^= 1 << random.randrange(8)
+        whole = path.read_bytes()
+        path.write_bytes(flipped)
+        with pytest.raises(UpdateError, match=path.name):
+            releases.open(RELEASE.release)
+        path.write_bytes(whole)
+    releases.open(RELEASE.release)
+
+
+@pytest.mark.parametrize("length", [(1 << 31) - 1, 1 << 31, (1 << 32) + 1])
+def test_a_sparse_file_of_any_length_is_refused_unread(
+    releases: Releases, store: ArtifactStore, tmp_path: Path, length: int
+) -> None:
+    lay_out(releases, store, RELEASE)
+    for name in ("manifest.json", "golden.bin", "weights.data"):
+        path = folder_of(tmp_path / "releases", RELEASE) / name
+        path.chmod(0o644)
+        whole = path.read_bytes()
+        os.truncate(path, length)
+        with pytest.raises(UpdateError, match=name):
+            releases.open(RELEASE.release)
+        path.write_bytes(whole)
 
 
 def test_a_target_swapped_and_put_back_with_its_old_times_is_found(
