@@ -23,7 +23,7 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, float_values, pack
+from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
 from edge_runtime.repository.manifest import TensorForm
 from edge_runtime.serving.confinement import confine, limited_memory, peak_bytes, start_peak
 from edge_runtime.serving.warmup import make_inputs, warm_up
@@ -130,10 +130,9 @@ def _golden_outputs(instance: Instance, inputs: Mapping[str, Array]) -> dict[str
     names = [spec.name for spec in instance.spec.outputs]
     first, second = (dict(zip(names, instance.run(inputs), strict=True)) for _ in range(2))
     forms = [TensorForm(spec.name, spec.datatype, first[spec.name].shape) for spec in instance.spec.outputs]
-    for form in forms:
-        values = float_values(form.datatype, first[form.name])
-        if values is not None and not bool(np.isfinite(values).all()):
-            raise RunFailed(f"its output {form.name!r} has NaN or infinite values for the golden input")
+    bad = not_finite(forms, first)
+    if bad is not None:
+        raise RunFailed(f"its output {bad!r} has NaN or infinite values for the golden input")
     found = differences(forms, first, second, TOLERANCES.get(instance.precision, DEFAULT_TOLERANCE))
     if found:
         raise RunFailed(f"it answers the same input differently each time, so no device can be checked: {found[0]}")

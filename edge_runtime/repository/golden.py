@@ -100,6 +100,15 @@ def differences(
     return [found for form in forms if (found := _difference(form, golden[form.name], got.get(form.name), tolerance))]
 
 
+def not_finite(forms: Sequence[TensorForm], tensors: Mapping[str, Array]) -> str | None:
+    """The name of the first float tensor that has NaN or infinite values: nothing can be near those."""
+    for form in forms:
+        values = float_values(form.datatype, tensors[form.name]) if form.name in tensors else None
+        if values is not None and not bool(np.isfinite(values).all()):
+            return form.name
+    return None
+
+
 def float_values(datatype: str, array: Array) -> npt.NDArray[np.float64] | None:
     """The values of a float tensor in double precision, BF16's bits included; None for other datatypes."""
     if datatype == "BF16" and array.dtype == np.uint16:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions
@@ -23,11 +21,10 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.repository.golden import GoldenTensors, differences, float_values, read_golden
+from edge_runtime.repository.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.repository.manifest import Golden, TensorForm
 from edge_runtime.serving.confinement import confine, data_bytes, limited_memory, peak_bytes, start_peak
 from edge_runtime.serving.warmup import warm_up
-from edge_runtime.tensors import Array
 
 MAX_FAULT_CHARACTERS = 600
 
@@ -152,7 +149,9 @@ def _run_golden(instance: Instance, request: Request, golden: GoldenTensors) -> 
         outputs = instance.run(golden.inputs)
         times.append(time.perf_counter() - started_s)
         got = dict(zip(names, outputs, strict=True))
-        _check_numbers(golden, got)
+        bad = not_finite(golden.forms, got)
+        if bad is not None:
+            raise RunFailed(f"its output {bad!r} has NaN or infinite values for its golden input")
         found = differences(golden.forms, golden.outputs, got, tolerance)
         if found:
             raise RunFailed(f"its golden output is wrong at precision {instance.precision}: {'; '.join(found)}")
@@ -184,14 +183,6 @@ def _is_shape(found: tuple[int, ...], described: tuple[int, ...], *, may_be_unkn
     return len(found) == len(described) and all(
         got == wanted or -1 in (got, wanted) for got, wanted in zip(found, described, strict=True)
     )
-
-
-def _check_numbers(golden: GoldenTensors, got: Mapping[str, Array]) -> None:
-    """Raise RunFailed for values that are no numbers, which a comparison would only call far away."""
-    for form in golden.forms:
-        values: Any = float_values(form.datatype, got[form.name]) if form.name in got else None
-        if values is not None and not bool(np.isfinite(values).all()):
-            raise RunFailed(f"its output {form.name!r} has NaN or infinite values for its golden input")
 
 
 if __name__ == "__main__":
