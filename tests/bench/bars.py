@@ -137,6 +137,22 @@ def _mqtt_bars() -> list[Bar]:
         Bar("mqtt.devices.duplicated", "their requests: answered twice", "=", 0, rounds="sum"),
         Bar("mqtt.devices.refused", "their requests: refused", rounds="sum"),
         Bar("mqtt.devices.p99_ms", "their requests: p99", unit="ms"),
+        *_wake_bars(),
+    ]
+
+
+def _wake_bars() -> list[Bar]:
+    wake, kill = "mqtt.wake", "mqtt.wake.kill"
+    return [
+        Bar(f"{wake}.devices", "mqtt, devices woken at once, that all look at once"),
+        Bar(f"{wake}.woken_s", "from the order until the last of them is woken", unit="s"),
+        Bar(f"{wake}.known_s", "from the order until the last of them knows it", "≤", 10, None, "s"),
+        Bar(f"{wake}.lost", "orders that a device never learned of", "=", 0, rounds="sum"),
+        Bar(f"{wake}.doubled", "orders that a device applied twice", "=", 0, rounds="sum"),
+        Bar(f"{kill}.woken_ratio", "the broker killed meanwhile: share that the wake reached"),
+        Bar(f"{kill}.known_s", "the same: from the order until the last knows it", unit="s"),
+        Bar(f"{kill}.lost", "the same: orders that a device never learned of", "=", 0, rounds="sum"),
+        Bar(f"{kill}.doubled", "the same: orders that a device applied twice", "=", 0, rounds="sum"),
     ]
 
 

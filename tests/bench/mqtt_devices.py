@@ -223,9 +223,14 @@ def allow_connections(count: int) -> int:
     return min(count, soft - SPARE_FILES)
 
 
+def end_with_parent() -> None:
+    """Never outlive the bench."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(arguments: list[str]) -> None:
     """Read a Fleet as JSON and print a FleetCount."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the bench
+    end_with_parent()
     fleet = Fleet(**json.loads(arguments[0]))
     allow_connections(fleet.devices)
     print(json.dumps(asdict(Devices(fleet).run())))

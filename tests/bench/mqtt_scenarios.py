@@ -26,6 +26,7 @@ from tests.bench.mqtt_devices import Fleet, FleetCount, allow_connections
 from tests.bench.mqtt_load import ALLOWANCE_MS, GIVEN_UP_AFTER_S, MqttLoad, MqttRun
 from tests.bench.scenarios import SLICES, Bench, say
 from tests.bench.servers import REPOSITORY, BenchError, Daemon
+from tests.bench.wake_scenario import mqtt_wake
 from tests.fakes.broker import MOSQUITTO, Broker
 
 DEVICE = "bench"
@@ -231,6 +232,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "mqtt_rate": mqtt_rate,
     "mqtt_overload": mqtt_overload,
     "mqtt_devices": mqtt_devices,
+    "mqtt_wake": mqtt_wake,
 }
 
 
