@@ -32,10 +32,15 @@ class DeviceTime:
     def __init__(self, journal: Journal, utc_clock: Callable[[], datetime] = _system_utc) -> None:
         self._journal = journal
         self._utc_clock = utc_clock
+        self._floor_utc = BUILT_UTC
+
+    def recall(self) -> None:
+        """Read the floor that was written down. Once the journal is open. Raises StorageFailed."""
+        self._floor_utc = max(parse_utc(self._journal.fact(FLOOR_FACT)) or BUILT_UTC, BUILT_UTC)
 
     def now_utc(self) -> datetime:
         """The clock, or what has surely passed, where the clock is behind it."""
-        return max(self._utc_clock(), self._floor())
+        return max(self._utc_clock(), self._floor_utc)
 
     def now_text(self) -> str:
         """The same as text."""
@@ -43,7 +48,7 @@ class DeviceTime:
 
     def learn(self, accepted: Timestamp) -> None:
         """Metadata was accepted just now: what it says of time is known from here on. Raises StorageFailed."""
-        floor_utc = self._floor()
+        floor_utc = self._floor_utc
         moved_utc = floor_after(
             floor_utc,
             clock_utc=self._utc_clock(),
@@ -53,6 +58,7 @@ class DeviceTime:
         )
         if (moved_utc - floor_utc).total_seconds() >= FLOOR_STEP_S:
             self._journal.note_fact(FLOOR_FACT, utc_text(moved_utc))
+            self._floor_utc = moved_utc
 
     def explained(self, error: EdgeRuntimeError) -> str:
         """An error's message, with what the clock may have to do with it."""
@@ -62,13 +68,10 @@ class DeviceTime:
 
     def told(self) -> dict[str, Any]:
         """For `update status`."""
-        clock_utc, floor_utc = self._utc_clock(), self._floor()
+        clock_utc, floor_utc = self._utc_clock(), self._floor_utc
         return {
             "now_utc": utc_text(clock_utc),
             "floor_utc": utc_text(floor_utc),
             "is_behind": clock_utc < floor_utc,
             "is_synchronised": is_clock_synchronised(),
         }
-
-    def _floor(self) -> datetime:
-        return max(parse_utc(self._journal.fact(FLOOR_FACT)) or BUILT_UTC, BUILT_UTC)

@@ -72,13 +72,16 @@ class Observation:
         thresholds: Thresholds,
         clock: Clock,
         wait: Wait,
+        tell: Callable[[str], None],
     ) -> None:
+        """tell: how far the observation is, in words."""
         self._newcomer = newcomer
         self._before = before
         self._golden = golden
         self._thresholds = thresholds
         self._clock = clock
         self._wait = wait
+        self._tell = tell
 
     def judge_alone(self) -> Judgement:
         """Judge the newcomer while it answers everything, by what the other one did while it was loaded.
@@ -126,6 +129,7 @@ class Observation:
             judgement = judge_health(before(), now(), elapsed_s, self._thresholds)
             if judgement.verdict is not Verdict.UNDECIDED or elapsed_s >= self._thresholds.window_s:
                 return judgement
+            self._tell(judgement.reason)
             if self._wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
                 raise Interrupted
 

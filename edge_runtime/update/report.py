@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge_runtime.update.journal import Refused, Release
+from edge_runtime.update.journal import Entry, Refused, Release
 from edge_runtime.update.states import State
 
 RUNS, AVAILABLE, PASSED_OVER = "runs", "available", "passed over"
@@ -14,6 +14,9 @@ RUNS, AVAILABLE, PASSED_OVER = "runs", "available", "passed over"
 
 SHOWN_REFUSALS = 20
 """The last ones; all are in the history."""
+
+SHOWN_HISTORY = 1_000
+"""All that the journal keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,10 @@ class Remembered:
     refused: tuple[Refused, ...] = ()
     not_served: Mapping[str, str] = field(default_factory=dict)
     is_state_lost: bool = False
+    history: tuple[Entry, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """For the wire."""
+        """For the wire, but for the history."""
         return {
             "state_lost": self.is_state_lost,
             "models": {

@@ -24,7 +24,7 @@ from edge_runtime.update.journal import Journal, Release
 from edge_runtime.update.observation import Interrupted, Observation
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import Step
-from edge_runtime.update.states import Event, State, next_state
+from edge_runtime.update.states import MAX_TRIES, Event, State, next_state
 from edge_runtime.update.trial import Outcome, TrialReport
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,10 @@ class Means:
     """Load it and run its golden input in a child process."""
 
 
+class _Doubtful(UpdateError):
+    """It may be the release's fault, or the device's."""
+
+
 class Rollout:
     """One release. `run` once."""
 
@@ -70,6 +74,7 @@ class Rollout:
         self._state = State.IDLE
         self._gap_s: float | None = None
         self._fetched_bytes = 0
+        self._tries = 0
         self._withdrawn = threading.Event()
 
     def withdraw(self) -> None:
@@ -92,6 +97,10 @@ class Rollout:
             return self._serve(staged)
         except ReleaseFailed as error:
             return self._refuse(error.message)
+        except _Doubtful as error:
+            if self._tries >= MAX_TRIES:
+                return self._refuse(f"{error.message}; so {self._tries} times")
+            return self._put_off(error.message, is_counted=True)
         except (UpdateError, StorageFailed, LoadFailed, Draining) as error:
             return self._put_off(error.message)
 
@@ -101,10 +110,13 @@ class Rollout:
         """Let a child process find out what is wrong with it, if anything."""
         self._tell("tried in a child process")
         report = self._means.try_release(staged)
-        if report.outcome is Outcome.FAILED:
-            raise ReleaseFailed(report.reason)
-        if report.outcome is Outcome.HINDERED:
-            raise UpdateError(report.reason)
+        match report.outcome:
+            case Outcome.FAILED:
+                raise ReleaseFailed(report.reason)
+            case Outcome.UNCLEAR:
+                raise _Doubtful(report.reason)
+            case Outcome.HINDERED:
+                raise UpdateError(report.reason)
 
     def _serve(self, staged: StagedRelease) -> Result:
         """Load it beside the old one, let it answer, and keep the one that does well."""
@@ -114,7 +126,7 @@ class Rollout:
         try:
             exchange = self._means.loader.exchange(staged.folder)
         except LoadFailed as error:
-            raise ReleaseFailed(f"it loads in a child process, but not here: {error.message}") from error
+            raise _Doubtful(f"it loads in a child process, but not here: {error.message}") from error
         self._gap_s = exchange.gap_s
         try:
             staged.check_unchanged()
@@ -142,6 +154,7 @@ class Rollout:
             thresholds=Thresholds(settings.window_s, settings.failure_share, settings.latency_ratio),
             clock=self._means.clock,
             wait=self._wait,
+            tell=self._tell,
         )
         exchange.swap()
         return observation.judge_alone()
@@ -173,17 +186,17 @@ class Rollout:
         self._happened(Event.NOTED, reason)
         return self._result(REFUSED, reason)
 
-    def _put_off(self, reason: str) -> Result:
-        """Not its fault, before it answered a request."""
+    def _put_off(self, reason: str, *, is_counted: bool = False) -> Result:
+        """Not its fault, or not surely, before it answered a request. is_counted: the third time it is its fault."""
         if self._means.stop.is_set():
             self._means.journal.take_back_try(self.release.model)
         else:
-            self._happened(Event.HINDERED, reason)
+            self._happened(Event.HINDERED, reason, keeps_tries=is_counted)
         return self._result(PUT_OFF, reason)
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event, reason: str = "") -> None:
+    def _happened(self, event: Event, reason: str = "", *, keeps_tries: bool = False) -> None:
         """Go on to the next state, in the journal first."""
         state = next_state(self._state, event)
         journal, at_utc = self._means.journal, self._means.now_text()
@@ -193,9 +206,9 @@ class Rollout:
             case Event.NOTED:
                 journal.reject(self.release, at_utc, reason)
             case Event.HINDERED:
-                journal.drop(self.release, at_utc, reason)
+                journal.drop(self.release, at_utc, reason, keeps_tries=keeps_tries)
             case _:
-                journal.advance(self.release, state, at_utc, reason)
+                self._tries = journal.advance(self.release, state, at_utc, reason).tries
         self._state = state
         self._tell(reason)
 

@@ -22,10 +22,14 @@ from edge_runtime.update.trial_child import Attempt, Finding, Request
 
 
 class Outcome(Enum):
-    """PASSED: it may be loaded. FAILED: by its own fault, on this device. HINDERED: nothing was found out."""
+    """PASSED: it may be loaded. FAILED: by its own fault, on this device. HINDERED: nothing was found out.
+
+    UNCLEAR: the child ended without a word, most likely killed for want of memory; whose fault it is shows in time.
+    """
 
     PASSED = "passed"
     FAILED = "failed"
+    UNCLEAR = "unclear"
     HINDERED = "hindered"
 
 
@@ -98,7 +102,7 @@ def judge(ended: Ended, limits: TrialLimits) -> TrialReport:
         # Killed, not by us: the kernel does that when the device runs out of memory, below the limit that the release
         # has. Or an end without a signal or a word: an installation that changes meanwhile does that, no model.
         return TrialReport(
-            Outcome.HINDERED, _with_words("the process that tried it ended without a finding", _why(ended))
+            Outcome.UNCLEAR, _with_words("the process that tried it ended without a finding", _why(ended))
         )
     if finding.fault:
         return TrialReport(Outcome.FAILED, finding.fault, finding)

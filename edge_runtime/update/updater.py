@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,20 @@ from edge_runtime.update.catalogue import Catalogue
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.download import Progress
 from edge_runtime.update.fetch import Limits, Pace
-from edge_runtime.update.journal import Entry, Journal, Release
+from edge_runtime.update.journal import Journal, Release
 from edge_runtime.update.marks import check_marks, marks_of
 from edge_runtime.update.offers import Device, offers, why_not_fit, why_not_offered
 from edge_runtime.update.releases import Releases, StagedRelease
-from edge_runtime.update.report import AVAILABLE, PASSED_OVER, RUNS, Checked, Offered, Remembered, Step
+from edge_runtime.update.report import (
+    AVAILABLE,
+    PASSED_OVER,
+    RUNS,
+    SHOWN_HISTORY,
+    Checked,
+    Offered,
+    Remembered,
+    Step,
+)
 from edge_runtime.update.rollout import INSTALLED, PUT_OFF, Means, Result, Rollout
 from edge_runtime.update.source import Source
 from edge_runtime.update.staging import Staging
@@ -110,6 +120,7 @@ class Updater:
         except StorageFailed:
             self._active.serve_recorded()
             raise
+        self._time.recall()
         at_utc = self._time.now_text()
         for rollout in self._journal.restart(at_utc).values():
             if rollout.state is State.REJECTING:
@@ -156,23 +167,23 @@ class Updater:
         rollout.withdraw()
         return True
 
-    # ---- what is told, from any thread ------------------------------------------------------------------------------
+    # ---- what is told, from any thread, without waiting for the disk -------------------------------------------------
 
     @property
     def is_rolling_out(self) -> bool:
         """Whether a release is under way, which may take as long as it is observed."""
         return self._rollout is not None
 
-    def history(self, count: int) -> list[Entry]:
+    def history(self, count: int) -> list[dict[str, Any]]:
         """The last things that happened, newest first."""
-        return self._journal.history(count)
+        return [asdict(entry) for entry in self._remembered.history[:count]]
 
     def status(self) -> dict[str, Any]:
         """What runs, what is under way, what was refused and why, how the last check ended, what time it is here."""
         return {**self.summary(), "clock": self._time.told()}
 
     def summary(self) -> dict[str, Any]:
-        """The same, but for what changes with time alone: for the state on MQTT. Never waits for the disk."""
+        """The same, but for what changes with time alone: for the state on MQTT."""
         step, checked = self._step, self._checked
         return {
             "state": step.state.value if step is not None else State.IDLE.value,
@@ -277,8 +288,8 @@ class Updater:
         return Pace(limits, self._clock, self._stop.wait)
 
     def _tell(self, step: Step) -> None:
-        self._step = step
-        if step.state is not State.STAGING:  # its bytes change nothing in the journal
+        before, self._step = self._step, step
+        if before is None or before.state is not step.state:
             self._remember()
 
     def _remember(self) -> None:
@@ -291,6 +302,7 @@ class Updater:
                 tuple(journal.refused().values()),
                 dict(self._active.not_served),
                 journal.is_state_lost,
+                tuple(journal.history(SHOWN_HISTORY)),
             )
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
+from edge_runtime.serving.orders import Orders
 from edge_runtime.update.schedule import Schedule
 from edge_runtime.update.source import Source, configured_source, folder_source
 from edge_runtime.update.updater import Updater
@@ -52,7 +51,7 @@ class UpdateWorker:
         self._stop = stop
         self._share = share
         self._source = configured_source(settings, clock)
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._orders = Orders()
         self._is_woken = threading.Event()
         self._trouble: StorageFailed | None = None
         self._thread: threading.Thread | None = None
@@ -69,7 +68,7 @@ class UpdateWorker:
     def close(self) -> None:
         """Stop what is under way where it can be gone on with, and wait for the thread."""
         self._stop.set()
-        self._commands.put(lambda: None)
+        self._orders.give(lambda: None)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -92,8 +91,8 @@ class UpdateWorker:
         return self.updater.summary()
 
     def history(self, count: int) -> list[dict[str, Any]]:
-        """The last things that happened, newest first."""
-        return [asdict(entry) for entry in self.updater.history(count)]
+        """The last things that happened, newest first; at most `report.SHOWN_HISTORY`. Never blocks."""
+        return self.updater.history(count)
 
     # ---- asked for, from any thread ---------------------------------------------------------------------------------
 
@@ -101,7 +100,7 @@ class UpdateWorker:
         """There may be something new: look soon. Never blocks, and a thousand of these are one look."""
         if not self._is_woken.is_set():
             self._is_woken.set()
-            self._commands.put(self._woken)
+            self._orders.give(self._woken)
 
     def check(self, done: Done) -> None:
         """Look now and tell what is offered; nothing is installed by it."""
@@ -131,6 +130,7 @@ class UpdateWorker:
             while not self._stop.is_set():
                 self._step()
         finally:
+            self._orders.end()
             self.updater.close()
 
     def _open(self) -> bool:
@@ -148,16 +148,12 @@ class UpdateWorker:
 
     def _step(self) -> None:
         """Do what was asked for, or look when it is time."""
-        pause_s = self._schedule.due_s - self._clock.monotonic_s()
+        step = self._orders.next(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0))
         try:
-            command: Callable[[], None] | None = self._commands.get(pause_s > 0, max(pause_s, 0.0))
-        except queue.Empty:
-            command = None
-        try:
-            if command is None:
-                self._look(self._source, installs=self._settings.auto)
+            if step is not None:
+                step()
             else:
-                command()
+                self._look(self._source, installs=self._settings.auto)
         except Exception:
             log.exception("a step of the updater failed")
 
@@ -195,4 +191,4 @@ class UpdateWorker:
                 result = UpdateError(f"{type(error).__name__}: {error}")
             done(result)
 
-        self._commands.put(answer)
+        self._orders.give(answer, done)

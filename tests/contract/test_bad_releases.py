@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +149,39 @@ def release(fleet: Fleet, model: Path) -> None:
     golden = {"x": X}, {"y": X + np.float32(2)}
     fleet.site.release(onnx_release(model.read_bytes(), *golden, model="adder", version=2, counter=2))
     fleet.sync()
+
+
+def test_a_release_whose_trial_is_killed_again_and_again_is_put_off_twice_and_then_refused(fleet: Fleet) -> None:
+    """As the kernel does when the device runs out of memory: the first time it may be chance."""
+    with fleet.device() as device:
+        device.outcome()
+        fleet.release(2)
+        for expected in ("put off", "put off", "refused"):
+            with killer_of_children():
+                action, reason = device.outcome()
+            assert action == expected
+            assert "it was killed" in reason
+            assert device.adds() == 1.0
+        assert device.outcome()[0] == "passed over"
+
+
+@contextmanager
+def killer_of_children() -> Iterator[None]:
+    """Kills every child process of this one until the block ends."""
+    stop = threading.Event()
+    tasks = Path("/proc/self/task")
+
+    def hunt() -> None:
+        while not stop.is_set():
+            for task in tasks.iterdir():
+                with suppress(OSError):
+                    for child in (task / "children").read_text().split():
+                        os.kill(int(child), signal.SIGKILL)
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        hunter.join()
