@@ -19,14 +19,20 @@ from typing import Any
 import psutil
 import zmq
 
-from tests.bench import mqtt_scenarios, scenarios, update_scenarios
+from tests.bench import mqtt_scenarios, quiet_scenarios, restart_scenarios, scenarios, swap_scenarios, update_scenarios
 from tests.bench.bars import MAX_GENERATOR_SHARE, Figures, rows, table, write_json
 from tests.bench.load import Generator, find_generator
 from tests.bench.scenarios import HERE, Bench, say
 from tests.bench.servers import BenchError, Children, free_folder
 
-SCENARIOS = {**scenarios.SCENARIOS, **mqtt_scenarios.SCENARIOS, **update_scenarios.SCENARIOS}
-QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *update_scenarios.SCENARIOS)
+UPDATES = {
+    **update_scenarios.SCENARIOS,
+    **swap_scenarios.SCENARIOS,
+    **quiet_scenarios.SCENARIOS,
+    **restart_scenarios.SCENARIOS,
+}
+SCENARIOS = {**scenarios.SCENARIOS, **mqtt_scenarios.SCENARIOS, **UPDATES}
+QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *UPDATES)
 
 BUSY_SHARE = 0.05
 """Other work on the machine above this share of all cores makes a scenario's figures doubtful."""

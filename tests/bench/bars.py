@@ -156,6 +156,42 @@ def _wake_bars() -> list[Bar]:
     ]
 
 
+def _update_bars() -> list[Bar]:
+    bars = [
+        Bar("update.patch.fetched_ratio", "46 MB model whose last 16 % changed: bytes fetched ÷ full size", "≤", 0.20),
+        Bar("update.patch.install_s", "the same: patch read, applied, hashed and laid out durably", "≤", 1.0, unit="s"),
+    ]
+    for key, what in (("good", "good updates"), ("bad", "rolled-back or refused updates")):
+        bars += [
+            Bar(f"update.{key}.done", f"{what} under load"),
+            Bar(
+                f"update.{key}.unanswered", "requests lost, failed or answered wrongly over them", "=", 0, rounds="sum"
+            ),
+            Bar(f"update.{key}.p50_ratio", "requests' p50 during them ÷ without"),
+            Bar(f"update.{key}.p99_ratio", "requests' p99 during them ÷ without"),
+            Bar(f"update.{key}.longest_ms", "the longest request during them", unit="ms"),
+            Bar(f"update.{key}.took_s", "one of them, from the order to its end", unit="s"),
+        ]
+    for key, what in (("", "check with nothing new"), (".pure", "the same without the cryptography package")):
+        bars += [
+            Bar(f"update.check{key}.requests", f"{what}: requests", "=", 2),
+            Bar(f"update.check{key}.bytes", f"{what}: bytes of answers, headers too", "≤", 2048),
+            Bar(f"update.check{key}.cpu_ms", f"{what}: CPU time of the daemon", "≤", 50, unit="ms"),
+        ]
+    return [
+        *bars,
+        Bar(
+            "update.memory.peak_mib", "10 000 targets in 33 roles: peak RSS of a check − daemon's", "≤", 40, unit="MiB"
+        ),
+        Bar("update.memory.kept_mib", "the same: PSS after it − daemon's", "≤", 40, unit="MiB"),
+        Bar("update.idle.start_s", "cold start to first answer with an installed release", unit="s"),
+        Bar("update.idle.plain_start_s", "the same model from a folder, no [update]", unit="s"),
+        Bar("update.idle.pss_mib", "idle with an installed release: PSS", unit="MiB"),
+        Bar("update.idle.plain_pss_mib", "the same model from a folder, no [update]: PSS", unit="MiB"),
+        Bar("update.crash.back_s", "abort after a swap: until the version before answers again", "≤", 2.0, unit="s"),
+    ]
+
+
 BARS: tuple[Bar, ...] = (
     *_mlp_bars(),
     Bar("overload.served_ratio", "mlp offered 10 × what it can serve: served ÷ own rate at 256 in flight", "≥", 0.9),
@@ -177,8 +213,7 @@ BARS: tuple[Bar, ...] = (
     Bar("hostile.failed", "the same: lost or failed", "=", 0, rounds="sum"),
     Bar("hostile.growth_mib", "memory that a round of it left behind", "≤", 20, unit="MiB"),
     *_mqtt_bars(),
-    Bar("update.patch.fetched_ratio", "46 MB model whose last 16 % changed: bytes fetched ÷ full size", "≤", 0.20),
-    Bar("update.patch.install_s", "the same: patch read, applied, hashed and laid out durably", "≤", 1.0, unit="s"),
+    *_update_bars(),
     Bar("reloads.done", "reloads of mlp under load", unit=""),
     Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
     Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),

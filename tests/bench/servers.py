@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -52,10 +53,15 @@ class Children:
             self.stop(child)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, command: Sequence[str], name: str) -> subprocess.Popen[bytes]:
-        """Start a child whose output goes to a log in the folder."""
+    def start(
+        self, command: Sequence[str], name: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a child whose output goes to a log in the folder. environment: beside this process's own."""
+        environment = {**os.environ, **(environment or {})}
         with self.log(name).open("ab") as log:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY)
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY, env=environment
+            )
         self._running[child.pid] = child
         return child
 
@@ -91,8 +97,13 @@ class Daemon:
         *,
         state: Path | None = None,
         mqtt: str = "",
+        config: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """models: what to serve, or name -> (model, its model.toml). mqtt: a broker's URL."""
+        """models: what to serve, or name -> (model, its model.toml). mqtt: a broker's URL. config: a file of settings.
+
+        environment: of the process, beside this one's own.
+        """
         self._children = children
         self._name = children.new_name("d")
         self._folder = children.folder / self._name
@@ -105,10 +116,13 @@ class Daemon:
             if settings:
                 (version.parent / "model.toml").write_text(settings)
         self.models = self._folder / "models"
+        self.models.mkdir(parents=True, exist_ok=True)
         self.state = state or self._folder / "state"
         self.endpoint = f"ipc://{self._folder}/infer.sock"
         self.control_endpoint = f"{self.endpoint}.control"
-        self._mqtt = ("--mqtt", mqtt) if mqtt else ()
+        self._options = ("--mqtt", mqtt) if mqtt else ()
+        self._options += ("--config", str(config)) if config else ()
+        self._environment = environment
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -122,9 +136,10 @@ class Daemon:
         self._child = self._children.start(
             [
                 *(sys.executable, "-m", "edge_runtime", "serve"),
-                *("--models", str(self.models), "--zmq", self.endpoint, "--state", str(self.state), *self._mqtt),
+                *("--models", str(self.models), "--zmq", self.endpoint, "--state", str(self.state), *self._options),
             ],
             self._name,
+            self._environment,
         )
 
     def start_and_settle(self, request: Path) -> None:
@@ -165,6 +180,14 @@ class Daemon:
             if isinstance(words, dict) and words.get("model") == model and "batch_rows" in words:
                 found = max(1, int(words["batch_rows"]))
         return found
+
+    def crash(self) -> None:
+        """End the process as a native abort in a model's library does: at once, and nothing is written any more."""
+        child, self._child = self._child, None
+        assert child is not None
+        child.send_signal(signal.SIGABRT)
+        child.wait(STOP_LIMIT_S)
+        self._children.stop(child)
 
     def stop(self) -> int:
         """Stop it; its exit status."""
