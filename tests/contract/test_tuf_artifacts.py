@@ -280,10 +280,10 @@ def test_of_several_artifacts_none_appears_when_one_of_them_fails(site: Site) ->
     site.repository.publish_all()
     site.repository.artifacts["b"] = b"x"
     assert site.device.download("a", "b", "c") == 1
-    assert site.device.artifacts() == []
+    assert site.device.artifacts == []
     site.repository.artifacts["b"] = b"b"
     assert site.device.download("a", "b", "c") == 0
-    assert sorted(site.device.artifacts()) == [b"a", b"b", b"c"]
+    assert sorted(site.device.artifacts) == [b"a", b"b", b"c"]
 
 
 def test_two_artifacts_of_the_same_bytes_are_both_there(site: Site) -> None:
@@ -291,4 +291,4 @@ def test_two_artifacts_of_the_same_bytes_are_both_there(site: Site) -> None:
         site.repository.add_target(name, b"same")
     site.repository.publish_all()
     assert site.device.download("a", "b") == 0
-    assert site.device.artifacts() == [b"same", b"same"]
+    assert site.device.artifacts == [b"same", b"same"]
