@@ -16,15 +16,18 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo test bench lint format lock wheel clean mosquitto file-systems
+.PHONY: help demo demo-update test bench lint format lock wheel clean mosquitto file-systems
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "PYTHON=python3.12 chooses the interpreter (3.10 to 3.13) that .venv is made from."
 
 demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real images, show answers and latencies
 	@$(RUN) -m demo.run_demo $(ARGS)
+
+demo-update: $(READY) ## publish four signed versions of a model; the device keeps the good one and rolls two bad ones back
+	@$(RUN) -m demo.update_demo $(ARGS)
 
 test: $(READY) mosquitto file-systems ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)

@@ -16,15 +16,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 
 from demo.broker import own_broker
+from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
 from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
 from demo.make_vision_model import PICTURE_SHAPE
@@ -36,8 +35,6 @@ from edge_runtime.errors import EdgeRuntimeError
 MODELS = Path(__file__).parent / "models"
 DIGITS_MODEL = MODELS / "digits" / "1" / "model.onnx"
 VISION_MODEL = MODELS / "mobilenetv2" / "1" / "model.onnx"
-START_LIMIT_S = 120.0
-STOP_LIMIT_S = 30.0
 SHOWN = 6
 FLOOD_TIMEOUT_MS = 250.0
 
@@ -64,16 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if is_right else 1
 
 
-class DemoFailed(Exception):
-    """Something did not go as this program promises; the message says what and where to look."""
-
-
 def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
-    # Not $TMPDIR first: a socket's path may have 107 bytes.
-    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a folder of our own in it)
-    with tempfile.TemporaryDirectory(prefix="edge-demo-", dir=short) as folder:
+    with short_folder() as folder:
         digits = load_held_out()
-        with own_broker(Path(folder)) as port, _daemon(screen, Path(folder), port) as daemon:
+        with own_broker(folder) as port, _daemon(screen, folder, port) as daemon:
             with Client(daemon.endpoint, max_in_flight=1024) as client:
                 is_right = _show_digits(screen, client, digits)
                 capacity_per_s = _show_latencies(screen, client, digits, rounds, seconds)
@@ -82,77 +73,17 @@ def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
             return _stop(screen, daemon) and is_right
 
 
-# ---- the daemon -----------------------------------------------------------------------------------------------------
+def _daemon(screen: Screen, folder: Path, broker_port: int | None) -> AbstractContextManager[Daemon]:
+    options = ["--models", str(MODELS)]
+    if broker_port is not None:
+        options += ["--mqtt", f"mqtt://127.0.0.1:{broker_port}/demo"]
+    title = "The daemon starts: one process, a folder of two models, one socket"
+    return running_daemon(screen, title, folder, options, "models loaded, measured and warm")
 
 
-class _Daemon:
-    """The daemon's process, its endpoint and its log."""
-
-    def __init__(self, folder: Path, broker_port: int | None) -> None:
-        self.socket = folder / "infer.sock"
-        self.endpoint = f"ipc://{self.socket}"
-        self.log = folder / "daemon.log"
-        program = Path(sys.executable).with_name("edge-runtime")
-        self.command = [
-            str(program), "serve", "--models", str(MODELS), "--zmq", self.endpoint, "--state", str(folder)
-        ]  # fmt: skip
-        if broker_port is not None:
-            self.command += ["--mqtt", f"mqtt://127.0.0.1:{broker_port}/demo"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def last_words(self, lines: int) -> list[str]:
-        return self.log.read_text(errors="replace").splitlines()[-lines:]
-
-
-@contextmanager
-def _daemon(screen: Screen, folder: Path, broker_port: int | None) -> Iterator[_Daemon]:
-    """The daemon, ready; gone at the end whatever happened."""
-    daemon = _Daemon(folder, broker_port)
-    try:
-        with screen.step("The daemon starts: one process, a folder of two models, one socket"):
-            _wait_until_ready(screen, daemon)
-        yield daemon
-    finally:
-        if daemon.process.poll() is None:
-            daemon.process.terminate()
-            try:
-                daemon.process.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                daemon.process.kill()
-                daemon.process.wait()
-
-
-def _wait_until_ready(screen: Screen, daemon: _Daemon) -> None:
-    """Its socket is bound when every model is loaded and warm (DESIGN 5)."""
-    shown = [Path(word).name if word.startswith("/") and "edge-runtime" in word else word for word in daemon.command]
-    screen.line(screen.paint(f"  $ {' '.join(shown)}", "bold"))
-    start = time.perf_counter()
-    while not daemon.socket.exists():
-        elapsed = time.perf_counter() - start
-        if daemon.process.poll() is not None:
-            raise DemoFailed(_with_log(f"the daemon ended with exit status {daemon.process.returncode}", daemon))
-        if elapsed > START_LIMIT_S:
-            raise DemoFailed(_with_log(f"the daemon is not ready after {START_LIMIT_S:.0f} s", daemon))
-        screen.progress(f"{elapsed:.1f} s  {' '.join(daemon.last_words(1))[:100]}")
-        time.sleep(0.02)
-    screen.end_progress()
-    screen.line(f"  ready after {time.perf_counter() - start:.2f} s: models loaded, measured and warm")
-
-
-def _with_log(reason: str, daemon: _Daemon) -> str:
-    return "\n".join([reason, *(f"  | {line}" for line in daemon.last_words(20))])
-
-
-def _stop(screen: Screen, daemon: _Daemon) -> bool:
+def _stop(screen: Screen, daemon: Daemon) -> bool:
     with screen.step("The daemon stops: SIGTERM, answer what was admitted, leave"):
-        daemon.process.send_signal(signal.SIGTERM)
-        try:
-            status = daemon.process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise DemoFailed(_with_log(f"the daemon still runs {STOP_LIMIT_S:.0f} s after SIGTERM", daemon)) from None
-        screen.line(f"  exit status {screen.paint(str(status), 'green' if status == 0 else 'red')}")
-        return status == 0
+        return daemon.stop(screen)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------

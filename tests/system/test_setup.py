@@ -58,7 +58,7 @@ def without_venv(commands: Path) -> None:
 def test_make_alone_lists_what_a_user_can_ask_for() -> None:
     listed = make("--directory", str(ROOT))
     assert listed.returncode == 0
-    for name in ("demo", "test", "bench", "lint", "lock", "wheel", "clean"):
+    for name in ("demo", "demo-update", "test", "bench", "lint", "lock", "wheel", "clean"):
         assert re.search(rf"^  {name} +\S", listed.stdout, re.MULTILINE), name
 
 

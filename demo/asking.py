@@ -1,0 +1,73 @@
+"""A client that asks without a pause, and knows what became of every request. One thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_runtime import Client
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.messages import InferResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+IN_FLIGHT = 4
+ANSWER_LIMIT_S = 30.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests so far: answers by the version that gave them, and what went wrong, in words."""
+
+    answered: Counter[int] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def asked(self) -> int:
+        """How many came to an end, good or bad."""
+        return self.answered.total() + len(self.failures)
+
+
+class Asking:
+    """Asks the digit model, IN_FLIGHT requests at once, from `with` to its end; then every request has been waited for.
+
+    Shape: images [n, 64].
+    """
+
+    def __init__(self, client: Client, images: npt.NDArray[np.uint8]) -> None:
+        self.tally = Tally()
+        self._client = client
+        self._images = images.astype(np.float32)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="asking")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        waiting: deque[Future[InferResult]] = deque()
+        row = 0
+        while not self._stop.is_set() or waiting:
+            while len(waiting) < IN_FLIGHT and not self._stop.is_set():
+                image = self._images[row % len(self._images)][None]
+                waiting.append(self._client.submit("digits", {"image": image}))
+                row += 1
+            try:
+                self.tally.answered[waiting.popleft().result(ANSWER_LIMIT_S).version] += 1
+            except (EdgeRuntimeError, ConnectionError, TimeoutError) as error:
+                self.tally.failures.append(f"{type(error).__name__}: {error}")

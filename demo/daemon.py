@@ -1,0 +1,108 @@
+"""The daemon of a demonstration: `edge-runtime serve` as a process of its own, ready, and gone at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from demo.screen import Screen
+
+PROGRAM = Path(sys.executable).with_name("edge-runtime")
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 30.0
+
+
+class DemoFailed(Exception):
+    """Something did not go as a demonstration promises; the message says what and where to look."""
+
+
+class Daemon:
+    """The daemon's process, its endpoint and its log. Its socket, state and log lie in `folder`."""
+
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
+        self.socket = folder / "infer.sock"
+        self.endpoint = f"ipc://{self.socket}"
+        self.log = folder / "daemon.log"
+        self.command = [str(PROGRAM), "serve", *options, "--zmq", self.endpoint, "--state", str(folder)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def last_words(self, lines: int) -> list[str]:
+        """The end of its log."""
+        return self.log.read_text(errors="replace").splitlines()[-lines:]
+
+    def with_log(self, reason: str) -> str:
+        """The reason, and the end of the log below it."""
+        return "\n".join([reason, *(f"  | {line}" for line in self.last_words(20))])
+
+    def stop(self, screen: Screen) -> bool:
+        """Ask it to end in order; whether it did. Raises DemoFailed: it does not end."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed(self.with_log(f"the daemon still runs {STOP_LIMIT_S:.0f} s after SIGTERM")) from None
+        screen.line(f"  exit status {screen.paint(str(status), 'green' if status == 0 else 'red')}")
+        return status == 0
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A new folder with a short path, removed at the end."""
+    # Not $TMPDIR first: a socket's path may have 107 bytes.
+    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a folder of our own in it)
+    with tempfile.TemporaryDirectory(prefix="edge-demo-", dir=short) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def running_daemon(
+    screen: Screen, title: str, folder: Path, options: Sequence[str], ready_means: str
+) -> Iterator[Daemon]:
+    """The daemon, ready; gone at the end whatever happened. ready_means: what it did until then, in words."""
+    daemon = Daemon(folder, options)
+    try:
+        with screen.step(title):
+            _wait_until_ready(screen, daemon, ready_means)
+        yield daemon
+    finally:
+        end_process(daemon.process)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Make sure that a process is gone: asked first, then killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """A command as a person would type it."""
+    return " ".join(Path(word).name if word == str(PROGRAM) else word for word in command)
+
+
+def _wait_until_ready(screen: Screen, daemon: Daemon, ready_means: str) -> None:
+    """Its socket is bound when every model is loaded and warm (DESIGN 5)."""
+    screen.line(screen.paint(f"  $ {shown_command(daemon.command)}", "bold"))
+    start = time.perf_counter()
+    while not daemon.socket.exists():
+        elapsed = time.perf_counter() - start
+        if daemon.process.poll() is not None:
+            raise DemoFailed(daemon.with_log(f"the daemon ended with exit status {daemon.process.returncode}"))
+        if elapsed > START_LIMIT_S:
+            raise DemoFailed(daemon.with_log(f"the daemon is not ready after {START_LIMIT_S:.0f} s"))
+        screen.progress(f"{elapsed:.1f} s  {' '.join(daemon.last_words(1))[:100]}")
+        time.sleep(0.02)
+    screen.end_progress()
+    screen.line(f"  ready after {time.perf_counter() - start:.2f} s: {ready_means}")

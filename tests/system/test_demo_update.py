@@ -1,0 +1,81 @@
+"""The demonstration of updates from outside: its summary is what it promises, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.update_demo import what_is_wrong
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240.0
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def demo() -> Iterator[subprocess.Popen[str]]:
+    """The demonstration with its output as a pipe."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "demo.update_demo", "--json"],
+        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    yield started
+    if started.poll() is None:
+        started.terminate()
+    started.communicate(timeout=LIMIT_S)
+
+
+def test_a_better_release_is_taken_and_two_bad_ones_are_rolled_back_with_no_request_lost(
+    demo: subprocess.Popen[str],
+) -> None:
+    shown, _ = demo.communicate(timeout=LIMIT_S)
+    assert demo.returncode == 0, shown
+    summary = json.loads(shown.splitlines()[-1])
+    assert what_is_wrong(summary) == []
+    assert summary["lost"] == 0
+    assert summary["asked"] == sum(summary["answered_by"].values()) > 1000
+    assert summary["accuracy"]["1"] < 0.9 < 0.97 < summary["accuracy"]["2"]
+    assert summary["serves"] == 2
+    assert re.search(r"^digits +3 +its golden output is wrong", shown, re.MULTILINE), shown
+    assert re.search(r"^digits +4 +a run takes p95 .* ms; before it took", shown, re.MULTILINE), shown
+
+
+def test_a_summary_that_breaks_a_promise_is_named() -> None:
+    good = {
+        "accuracy": {"1": 0.8, "2": 0.99}, "asked": 30, "answered_by": {"1": 10, "2": 20}, "lost": 0,
+        "refused": {"3": "its golden output is wrong", "4": "a run takes p95 20 ms"}, "serves": 2,
+        "ended_in_order": True,
+    }  # fmt: skip
+    assert what_is_wrong(good) == []
+    assert what_is_wrong({**good, "lost": 1}) == ["a request was lost"]
+    assert what_is_wrong({**good, "serves": 4}) == ["version 2 does not serve"]
+    assert what_is_wrong({**good, "refused": {}})[0] == "versions 3 and 4 were not both refused"
+
+
+def test_stopped_in_the_middle_it_leaves_no_process_and_no_folder(demo: subprocess.Popen[str]) -> None:
+    assert demo.stdout is not None
+    shown = ""
+    while "ready after" not in shown:
+        line = demo.stdout.readline()
+        assert line, shown
+        shown += line
+    found = re.search(r"ipc://(\S+)/infer\.sock", shown)
+    assert found is not None
+    children = psutil.Process(demo.pid).children()
+    assert len(children) == 2
+    demo.send_signal(signal.SIGTERM)
+    rest, _ = demo.communicate(timeout=LIMIT_S)
+    assert demo.returncode == 128 + signal.SIGTERM, rest
+    assert not Path(found[1]).exists()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
