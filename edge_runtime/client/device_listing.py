@@ -43,19 +43,28 @@ class DeviceListing:
             if shared is None:
                 shared = self._next = Future()
         if is_mine:
-            with self._running:
-                with self._lock:
-                    self._next = None
-                self._list_into(shared)
+            self._list_into(shared)
         return list(shared.result())
 
     def _list_into(self, shared: Future[list[Device]]) -> None:
+        """Invariant: however this ends, the future has ended too, and nobody new waits for it."""
         try:
-            shared.set_result(self._listed())
-        except BaseException as error:
+            with self._running:
+                self._take_off(shared)
+                listed = self._listed()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to all who wait)
             shared.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
+        except BaseException:  # KeyboardInterrupt, which is this thread's alone
+            self._take_off(shared)
+            shared.set_exception(ConnectionError("the thread that listed devices for this one too was interrupted"))
+            raise
+        else:
+            shared.set_result(listed)
+
+    def _take_off(self, shared: Future[list[Device]]) -> None:
+        with self._lock:
+            if self._next is shared:
+                self._next = None
 
     def _listed(self) -> list[Device]:
         told = self._statuses()

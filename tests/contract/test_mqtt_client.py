@@ -540,6 +540,8 @@ def test_a_wrong_password_or_a_broker_without_tls_is_an_error_at_once(tmp_path):
 
 def test_devices_lists_who_is_online_who_stopped_and_who_was_lost(models, own_broker, tmp_path):
     with running_daemon(models, tmp_path / "run", mqtt=settings(own_broker)), Peer(own_broker.url) as peer:
+        peer.subscribe("edge/dev1/state", 1)
+        peer.next()  # its first answer may come a moment before its first word of itself
         wait_ready(f"{own_broker.url}/dev1")
         peer.publish("edge/dev2/status", b"stopped", 1, retain=True)
         peer.publish("edge/dev2/state", json.dumps({"health": "stopping"}), 1, retain=True)

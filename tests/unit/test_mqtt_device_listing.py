@@ -78,6 +78,21 @@ def test_one_listing_runs_at_a_time_and_all_who_ask_get_it_whole():
     assert broker.most_at_once == 1
 
 
+def test_an_interrupt_is_its_own_threads_and_the_next_asks_again():
+    broker = DroppingBroker(250)
+
+    def interrupted(filters: Sequence[str]) -> list[Inbound]:
+        if not broker.asked:
+            broker.asked.append(filters)
+            raise KeyboardInterrupt
+        return broker.retained(filters)
+
+    listing = DeviceListing(interrupted, "edge")
+    with pytest.raises(KeyboardInterrupt):
+        listing.devices()
+    assert len(listing.devices()) == 250
+
+
 def test_those_who_wait_share_the_error_too_and_the_next_asks_again():
     broker = DroppingBroker(130, 140, 150, 160, 250)
     listing = DeviceListing(broker.retained, "edge")
