@@ -24,7 +24,7 @@ from edge_runtime.update.journal import Journal, Release
 from edge_runtime.update.observation import Interrupted, Observation
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import Step
-from edge_runtime.update.states import MAX_TRIES, Event, State, next_state
+from edge_runtime.update.states import MAX_TRIES, TRANSITIONS, Event, State, next_state
 from edge_runtime.update.trial import Outcome, TrialReport
 
 log = logging.getLogger(__name__)
@@ -131,15 +131,16 @@ class Rollout:
         try:
             staged.check_unchanged()
             judgement = self._observe(exchange, golden)
+            is_well = judgement.verdict is not Verdict.REGRESSED
+            self._happened(Event.PASSED if is_well else Event.FAILED, judgement.reason)
         except Interrupted:
             return self._interrupted(exchange)
         except BaseException:
+            # Also where the journal could not take it: what is not written down did not happen.
             exchange.roll_back()
             raise
-        if judgement.verdict is Verdict.REGRESSED:
-            self._happened(Event.FAILED, judgement.reason)
+        if not is_well:
             return self._take_back(exchange, judgement.reason)
-        self._happened(Event.PASSED, judgement.reason)
         exchange.commit()
         return self._result(INSTALLED, judgement.reason)
 
@@ -190,7 +191,7 @@ class Rollout:
         """Not its fault, or not surely, before it answered a request. is_counted: the third time it is its fault."""
         if self._means.stop.is_set():
             self._means.journal.take_back_try(self.release.model)
-        else:
+        elif (self._state, Event.HINDERED) in TRANSITIONS:
             self._happened(Event.HINDERED, reason, keeps_tries=is_counted)
         return self._result(PUT_OFF, reason)
 
