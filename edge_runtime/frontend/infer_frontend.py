@@ -27,7 +27,7 @@ from edge_runtime.frontend.forms import Form, Frames
 from edge_runtime.frontend.tap import Outputs, Tap
 from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.request_plan import RequestPlan, plan_request
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.servables import Servables
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
@@ -282,16 +282,18 @@ class InferFrontend:
             self.fold_tally()
 
     def _enqueue(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
-        arrived_s = self._clock.monotonic_s()
+        arrived_s, plan = self._clock.monotonic_s(), route.plan
         for index, entry in enumerate(entries):
             inquiry = TransportInquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
+            if route.plan.canary is not None:
+                plan = route.plan.turn()
             try:
-                route.plan.servable.submit(inquiry.request(route.plan))
+                plan.servable.submit(inquiry.request(plan))
             except Draining:
                 self._again(endpoint, route, entries[index:], arrived_s)
                 return
             except EdgeRuntimeError as error:
-                route.plan.servable.metrics.refused(error.code)
+                plan.servable.metrics.refused(error.code)
                 endpoint.send(inquiry.envelope, inquiry.form.refusal(error))
 
     def _again(self, endpoint: Endpoint, route: InferRoute, entries: Sequence[Entry], arrived_s: float) -> None:
@@ -326,7 +328,7 @@ class InferFrontend:
         route = routes.get(key) if key is not None else None
         if route is not None:
             return route.plan
-        plan = RequestPlan(self._servables.resolve(header.model, header.version), header)
+        plan = plan_request(self._servables, header)
         if key is not None:
             self._remember(key, header, plan)
         return plan

@@ -208,6 +208,11 @@ class Dispatcher:
         with self._lock:
             return not self._running and not self._active
 
+    def has_spare_core(self) -> bool:
+        """Whether a core is free and nobody waits for one."""
+        with self._lock:
+            return self._free > 0 and not self._active
+
     def close_model(self, model: ScheduledModel, timeout_s: float) -> bool:
         """Stop admitting to a model and wait until its requests are answered; what is left after that is refused.
 

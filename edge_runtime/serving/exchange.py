@@ -8,57 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import TypeVar
 
-from edge_runtime.clock import Clock
 from edge_runtime.errors import LoadFailed, NotReady
 from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.serving.lifecycle import Lifecycle, log_loaded
+from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES
+from edge_runtime.repository.manifest import Tolerance
+from edge_runtime.serving.exchange_bench import ExchangeBench
+from edge_runtime.serving.lifecycle import log_loaded
 from edge_runtime.serving.loading import Loaded
-from edge_runtime.serving.lobby import Lobby
-from edge_runtime.serving.orders import Orders
-from edge_runtime.serving.placement import Placement
+from edge_runtime.serving.mirror import Mirror
 from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.servables import Servables, Standing, State
-from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.serving.servables import Standing, State
+from edge_runtime.serving.split import Split, why_not_alike
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeBench:
-    """What exchanges work with, and which models are updates' rather than the models folder's. Thread: the loader's.
-
-    releases: the folder of the release that serves, by model. on_end(model) is called when an exchange is over.
-    """
-
-    servables: Servables
-    placement: Placement
-    lifecycle: Lifecycle
-    lobby: Lobby
-    dispatcher: Dispatcher
-    metrics: Metrics
-    clock: Clock
-    orders: Orders
-    folder_model: Callable[[str], ModelFolder | None]
-    on_end: Callable[[str], None]
-    releases: dict[str, ModelFolder] = field(default_factory=dict)
-
-    def is_managed(self, model: str) -> bool:
-        """Whether the models folder's model of this name is to be ignored."""
-        return model in self.releases or model in self.placement.held
-
-    def folder_of(self, model: str) -> ModelFolder | None:
-        """Where what serves of a model was loaded from, and is again on demand."""
-        return self.releases.get(model) or self.folder_model(model)
-
-    def check_free(self, model: str) -> None:
-        """Raise LoadFailed while the model is being exchanged: one hand at a time."""
-        if model in self.placement.held:
-            raise LoadFailed(
-                f"an update of model {model!r} is under way; wait until it is decided, see: edge-runtime update status"
-            )
+T = TypeVar("T")
 
 
 class Exchange:
@@ -82,6 +48,7 @@ class Exchange:
         self._loaded: Loaded | None = None
         self._incumbents: list[Servable] = []
         self._unloaded: list[Servable] = []
+        self._mirror: Mirror | None = None
         self._is_swapped = False
         self._is_over = False
 
@@ -117,6 +84,24 @@ class Exchange:
         if self._incumbents:
             bench.servables.arrange(model, self._incumbents, [self.newcomer])
         log_loaded(self._loaded, bench.clock.monotonic_s() - started_s)
+
+    def split(self, percent: float) -> None:
+        """Canary: so many percent of the requests that name no version go to the newcomer; 0 ends it.
+
+        A request that names a version is answered by it; by the incumbent where both have the same. Inline models run
+        each request alone meanwhile. Raises LoadFailed: swapped already, nothing to share with, or specs that differ.
+        """
+        if not 0 <= percent <= 100:
+            raise ValueError(f"percent: got {percent}; wanted 0 to 100")
+        self._ask(lambda: self._split(percent))
+
+    def mirror(self, share: float, tolerance: Tolerance | None = None) -> Mirror:
+        """Shadow: the newcomer runs copies of what the incumbent answers, until the next change.
+
+        share: of one core's time for copies, above 0 and at most 1. tolerance: of outputs, None for what is usual at
+        the newcomer's precision. Inline models run each request alone meanwhile. Raises LoadFailed as `split`.
+        """
+        return self._ask(lambda: self._mirror_copies(share, tolerance))
 
     def swap(self) -> None:
         """From now on the newcomer answers everything; what answered stays loaded, out of the table."""
@@ -212,17 +197,66 @@ class Exchange:
 
     # ---- on the loader's thread: decide -----------------------------------------------------------------------------
 
-    def _ask(self, step: Callable[[], None]) -> None:
-        self._bench.orders.ask(lambda: self._if_not_over(step))
+    def _ask(self, step: Callable[[], T]) -> T:
+        return self._bench.orders.ask(lambda: self._if_not_over(step))
 
-    def _if_not_over(self, step: Callable[[], None]) -> None:
+    def _if_not_over(self, step: Callable[[], T]) -> T:
         if self._is_over:
             raise LoadFailed(f"the exchange of model {self.model} version {self._version.number} is over")
-        step()
+        return step()
+
+    def _split(self, percent: float) -> None:
+        incumbent = self._check_both()
+        self._end_trial()
+        live, beside = self._others(), [self.newcomer]
+        if not percent:
+            self._bench.servables.arrange(self.model, live, beside)
+            return
+        if self.newcomer.number not in {servable.number for servable in live}:
+            live, beside = [*live, self.newcomer], []
+        split = Split(incumbent, self.newcomer, percent)
+        self._bench.servables.arrange(self.model, live, beside, split)
+
+    def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
+        incumbent, newcomer, bench = self._check_both(), self.newcomer, self._bench
+        self._end_trial()
+        precision = newcomer.layouts.narrow.precision
+        mirror = Mirror(
+            incumbent,
+            newcomer,
+            share=share,
+            tolerance=tolerance or TOLERANCES.get(precision, DEFAULT_TOLERANCE),
+            dispatcher=bench.dispatcher,
+            clock=bench.clock,
+            run_soon=bench.orders.give,
+        )
+        incumbent.follower = self._mirror = mirror
+        bench.servables.arrange(self.model, self._others(), [newcomer])
+        return mirror
+
+    def _check_both(self) -> Servable:
+        """The incumbent. Raises LoadFailed: there is none to try the newcomer beside."""
+        others = self._others()
+        if self._is_swapped or not others:
+            raise LoadFailed(f"model {self.model}: nothing answers beside the newcomer; use swap")
+        incumbent = max(others, key=lambda servable: servable.number)
+        reason = why_not_alike(incumbent, self.newcomer)
+        if reason is not None:
+            raise LoadFailed(f"model {self.model}: the two cannot stand in for one another: {reason}; use swap")
+        return incumbent
+
+    def _end_trial(self) -> None:
+        """End what goes on beside; the next arrangement of the table brings the lean path back."""
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
+        for servable in self._others():
+            servable.follower = None
 
     def _swap(self) -> None:
         if self._is_swapped:
             return
+        self._end_trial()
         bench, newcomer = self._bench, self.newcomer
         # Asked again: one that waited for its first request may have been loaded since.
         self._incumbents = self._others()
@@ -240,8 +274,8 @@ class Exchange:
             bench.placement.retire(servable)
         for servable in (*self._incumbents, *self._unloaded):
             servable.metrics.unwatch()
-        for standing in bench.servables.standings():
-            if standing.model == self.model and standing.number != self._version.number:
+        for standing in bench.servables.standings_of(self.model):
+            if standing.number != self._version.number:
                 bench.servables.forget(self.model, standing.number)
         assert self._loaded is not None
         bench.lifecycle.calibrate(self._loaded)
@@ -249,6 +283,7 @@ class Exchange:
 
     def _roll_back(self) -> None:
         bench, newcomer = self._bench, self.newcomer
+        self._end_trial()
         if self._release_before is not None:
             bench.releases[self.model] = self._release_before
         else:

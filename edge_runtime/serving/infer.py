@@ -84,6 +84,8 @@ class Infer:
                 if self._servables.is_answering(header.model, header.version):
                     continue  # its load ended between the two looks
                 raise
+            if plan.canary is not None:
+                plan = plan.turn()
             try:
                 plan.servable.submit(inquiry.request(plan))
             except Draining:
@@ -111,6 +113,6 @@ class Infer:
             nbytes=inquiry.nbytes,
             priority=header.priority or DEFAULT_PRIORITY,
         )
-        if not self._servables.is_coming(header.model, header.version):
+        if not self._servables.ask_again(header.model, header.version):
             # The load ended between the look at the table and the lobby's door.
             self._lobby.open(header.model, None)

@@ -58,6 +58,7 @@ class Lifecycle:
         """
         name, number = folder.name, version.number
         old = self._servables.find(name, number)
+        before = self._servables.standing(name, number)
         if old is None:
             self._servables.stand(Standing(name, number, State.LOADING))
         started_s = self._clock.monotonic_s()
@@ -66,6 +67,8 @@ class Lifecycle:
         except LoadFailed as error:
             state = State.FAILED if old is None else State.READY
             reason = error.message if old is None else f"a newer copy of its files failed to load: {error.message}"
+            if before is not None and before.state is State.ON_DEMAND and self._placement.is_held_up(version):
+                state, reason = State.ON_DEMAND, "waits for memory until an update of another model is decided"
             self._servables.stand(Standing(name, number, state, reason))
             self._lobby.open(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
             raise

@@ -1,7 +1,7 @@
 """The one thread that loads, replaces, unloads, evicts and calibrates versions, and watches the models folder.
 
-Owns: which versions are loaded, from what is in the folder, what updates put in its place, what the control endpoint
-asked for and what memory allows. Everything it does is an order, one at a time, so nothing here needs a lock. One of
+Owns: which versions are loaded, from what is in the folder, what updates put in its place, and what the control
+endpoint and requests ask for. Everything it does is an order, one at a time, so nothing here needs a lock. One of
 its steps failing is that version's state, never the thread's end.
 """
 
@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, ModelNotFound
-from edge_runtime.repository.folder import ModelFolder, Problem
-from edge_runtime.repository.version_policy import select_versions
-from edge_runtime.repository.watch import Change, Watcher
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibrator import Calibrator
-from edge_runtime.serving.exchange import Exchange, ExchangeBench
+from edge_runtime.serving.exchange import Exchange
+from edge_runtime.serving.exchange_bench import ExchangeBench
+from edge_runtime.serving.folder_models import FolderModels
 from edge_runtime.serving.lifecycle import Lifecycle
 from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.lobby import Lobby
 from edge_runtime.serving.orders import Orders
 from edge_runtime.serving.placement import Placement
-from edge_runtime.serving.servables import Servables, Standing
+from edge_runtime.serving.servables import Servables
 from edge_runtime.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,6 @@ class Loader:
         settings: LoaderSettings,
         metrics: Metrics,
     ) -> None:
-        self._watcher = watcher
         self._servables = servables
         self._dispatcher = dispatcher
         self._calibrator = calibrator
@@ -93,10 +93,14 @@ class Loader:
             folder_model=self._folder_model,
             on_end=self._end_exchange,
         )
-        self._held_back: set[tuple[str, int]] = set()
-        self._reported: set[str] = set()
+        self._folders = FolderModels(
+            watcher if settings.serves_folder else None,
+            servables,
+            self._lifecycle,
+            self._bench,
+            lambda: self._is_stopping,
+        )
         self._asked_for: set[tuple[str, int]] = set()
-        self._missed: dict[str, set[int | None]] = {}
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self.has_settled = threading.Event()
@@ -133,7 +137,7 @@ class Loader:
 
     def rescan(self) -> None:
         """Look at the folder now (SIGHUP)."""
-        self._orders.give(self._poll)
+        self._orders.give(self._folders.poll)
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
@@ -167,47 +171,37 @@ class Loader:
     def _end_exchange(self, model: str) -> None:
         """An exchange is over: either the model is an update's now, or all is as it was before."""
         if model not in self._bench.releases:
-            self._catch_up(model)
+            self._folders.catch_up(model)
 
     def _serve_release(self, folder: ModelFolder) -> None:
         model = folder.name
         (version,) = folder.versions.values()
         self._bench.check_free(model)
         self._bench.releases[model] = folder
-        self._forget_held_back(model)
-        others = [standing.number for standing in self._known(model) if standing.number != version.number]
+        known = [standing.number for standing in self._servables.standings_of(model)]
         if folder.settings.on_demand:
             self._lifecycle.load_or_wait(folder, version)
         else:
             self._lifecycle.load(folder, version)
-        for number in others:
-            self._lifecycle.unload(model, number, forget=True)
+        for number in known:
+            if number != version.number:
+                self._lifecycle.unload(model, number, forget=True)
 
     def _release_away(self, model: str) -> None:
         self._bench.check_free(model)
         if self._bench.releases.pop(model, None) is None:
             return
-        self._forget_held_back(model)
-        for standing in self._known(model):
+        for standing in self._servables.standings_of(model):
             self._lifecycle.unload(model, standing.number, forget=True)
-        self._catch_up(model)
-
-    def _forget_held_back(self, model: str) -> None:
-        self._held_back = {key for key in self._held_back if key[0] != model}
-
-    def _catch_up(self, model: str) -> None:
-        """Take what changed in the models folder while the model was an update's."""
-        changed = self._missed.pop(model, set())
-        if self._settings.serves_folder:
-            self._reconcile(model, changed)
+        self._folders.catch_up(model)
 
     def _folder_model(self, model: str) -> ModelFolder | None:
-        return self._watcher.scan.models.get(model)
+        return self._folders.find(model)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._guarded(self._poll)
+        self._guarded(self._folders.poll)
         self.has_settled.set()
         while not self._is_stopping:
             step = self._orders.next(self._pause_s())
@@ -232,81 +226,7 @@ class Loader:
 
     def _poll_if_watching(self) -> None:
         if self._settings.watch:
-            self._poll()
-
-    def _poll(self) -> None:
-        if not self._settings.serves_folder:
-            return
-        changes = self._watcher.poll()
-        self._report_problems()
-        self._take(changes)
-
-    def _report_problems(self) -> None:
-        """Say once what lies in the folder and is not served."""
-        scan = self._watcher.scan
-        problems = set(map(str, [*scan.problems, *self._ignored(scan.models.values())]))
-        for problem in sorted(problems - self._reported):
-            log.warning("not served: %s", problem)
-        self._reported = problems
-
-    def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
-        """A model has one source: its folder is passed over while updates serve it (DESIGN 6)."""
-        for folder in folders:
-            release = self._bench.releases.get(folder.name)
-            if release is not None:
-                (number,) = release.versions
-                yield Problem(folder.path, f"ignored: release {number} of the update repository serves this name")
-
-    def _take(self, changes: list[Change]) -> None:
-        for change in changes:
-            for key in [key for key in self._held_back if key[0] == change.model]:
-                if change.version in {None, key[1]} and not self._bench.is_managed(change.model):
-                    self._held_back.discard(key)
-        models = dict.fromkeys(change.model for change in changes)
-        for model in models:
-            if self._is_stopping:
-                return
-            changed = {change.version for change in changes if change.model == model}
-            if self._bench.is_managed(model):
-                self._missed.setdefault(model, set()).update(changed)
-            else:
-                self._reconcile(model, changed)
-
-    def _reconcile(self, model: str, changed: set[int | None]) -> None:
-        """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
-        folder = self._watcher.scan.models.get(model)
-        known = self._known(model)
-        if folder is None:
-            for standing in known:
-                self._lifecycle.unload(model, standing.number, forget=True)
-            return
-        selected = select_versions(folder.versions, folder.settings.versions)
-        for number in sorted(selected, reverse=True):
-            if (model, number) in self._held_back:
-                continue
-            is_new = self._servables.find(model, number) is None
-            if is_new or number in changed or None in changed:
-                self._lifecycle.load_or_wait(folder, folder.versions[number])
-        has_failed = any(self._servables.has_failed(model, number) for number in selected)
-        if has_failed:
-            self._fall_back(folder, selected)
-        for standing in known:
-            is_gone = standing.number not in folder.versions
-            if is_gone or (standing.number not in selected and not has_failed):
-                self._lifecycle.unload(model, standing.number, forget=is_gone)
-
-    def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
-        """A version that was to be served failed: what serves goes on; where nothing does, the newest that loads."""
-        if folder.settings.versions.specific or self._servables.live_of(folder.name):
-            return
-        for number in sorted(set(folder.versions) - set(selected), reverse=True):
-            self._lifecycle.load_or_wait(folder, folder.versions[number])
-            if self._servables.find(folder.name, number) is not None:
-                log.warning("an older version serves", extra={"model": folder.name, "version": number})
-                return
-
-    def _known(self, model: str) -> list[Standing]:
-        return [standing for standing in self._servables.standings() if standing.model == model]
+            self._folders.poll()
 
     # ---- what was asked for -----------------------------------------------------------------------------------------
 
@@ -315,31 +235,14 @@ class Loader:
         if model in self._bench.releases:
             self._load_release_again(model, number)
             return
-        folder, selected = self._select_asked(model, number)
+        folder, selected = self._folders.select_asked(model, number)
         for each in selected:
-            self._held_back.discard((model, each))
+            self._folders.let_come(model, each)
             self._lifecycle.load(folder, folder.versions[each])
         if number is None:
             for servable in self._servables.live_of(model):
                 if servable.number not in selected:
                     self._lifecycle.unload(model, servable.number, forget=servable.number not in folder.versions)
-
-    def _select_asked(self, model: str, number: int | None) -> tuple[ModelFolder, Sequence[int]]:
-        if not self._settings.serves_folder:
-            raise ModelNotFound(
-                f"model {model!r} is no release of the update repository, and the models folder is not served; "
-                "see: edge-runtime update status"
-            )
-        changes = self._watcher.poll(at_once=model)
-        self._take([change for change in changes if change.model != model])
-        folder = self._watcher.scan.models.get(model)
-        if folder is None or (number is not None and number not in folder.versions):
-            what = f"model {model!r}" if folder is None else f"model {model!r} version {number}"
-            raise ModelNotFound(f"{what} is not in the models folder")
-        selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
-        if not selected:
-            raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
-        return folder, selected
 
     def _load_release_again(self, model: str, number: int | None) -> None:
         """A release that was unloaded by hand comes back; another one comes by an update only."""
@@ -350,26 +253,25 @@ class Loader:
                 f"model {model!r} is served from the update repository, version {version.number}; "
                 "change it with: edge-runtime update check, apply or rollback"
             )
-        self._held_back.discard((model, version.number))
         self._lifecycle.load(folder, version)
 
     def _load_wanted(self, model: str, number: int) -> None:
+        # First: whoever asks once this has failed asks anew.
+        self._asked_for.discard((model, number))
         folder = self._bench.folder_of(model)
-        try:
-            if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
-                self._lobby.open(model, None)
-            else:
-                self._lifecycle.load_or_report(folder, folder.versions[number])
-        finally:
-            self._asked_for.discard((model, number))
+        if folder is None or number not in folder.versions or self._servables.find(model, number) is not None:
+            self._lobby.open(model, None)
+        else:
+            self._lifecycle.load_or_report(folder, folder.versions[number])
 
     def _unload_asked(self, model: str, number: int | None) -> None:
         self._bench.check_free(model)
-        known = [standing for standing in self._known(model) if number in {None, standing.number}]
+        known = [standing for standing in self._servables.standings_of(model) if number in {None, standing.number}]
         if not known:
             raise ModelNotFound(f"no model {model!r}" + (f" version {number}" if number is not None else ""))
         for standing in known:
-            self._held_back.add((model, standing.number))
+            if model not in self._bench.releases:
+                self._folders.hold_back(model, standing.number)
             self._lifecycle.unload(model, standing.number, forget=False)
 
     def _answer(self, done: Done, step: Callable[[], None]) -> None:

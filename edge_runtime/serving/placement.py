@@ -54,6 +54,11 @@ class Placement:
         """Whether a version fits, were those not there that may leave for it, and those `without`."""
         return not self._plan(self._bytes_wanted(version), without).missing_bytes
 
+    def is_held_up(self, version: VersionFolder) -> bool:
+        """Whether a version fits, but for models under exchange: it will when that is over."""
+        held = [each for each in self._servables.loaded() if each.model in self.held]
+        return not self.has_room(version) and self.has_room(version, without=held)
+
     def load(
         self,
         folder: ModelFolder,

@@ -10,11 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.servable import InlineBuffers, Servable
+from edge_runtime.serving.servables import Servables
+from edge_runtime.serving.split import Split
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire
 from edge_runtime.wire.codec import RequestHeader, TensorHeader, frame_sizes, pack_answer
 
@@ -31,15 +34,23 @@ class InlineCut:
     header: bytes
 
 
+class Canary(NamedTuple):
+    """The newcomer's plan of a header, and who says when it is its turn."""
+
+    split: Split
+    plan: RequestPlan
+
+
 class RequestPlan:
     """A checked header.
 
     sizes: exact bytes of each tensor frame, -1 for BYTES. order: for each input of the model, which frame holds it.
     shape: inner shapes and datatypes, equal for requests that may share a batch. inline: set when the lean path may
-    answer it. timeout_s is math.inf without a deadline.
+    answer it; not while every request has to be seen on its own. timeout_s is math.inf without a deadline. canary: who
+    may answer in this one's place, or None.
     """
 
-    def __init__(self, servable: Servable, header: RequestHeader) -> None:
+    def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
         spec = servable.spec
         self.servable = servable
         self.inputs = header.inputs
@@ -52,9 +63,16 @@ class RequestPlan:
         self.timeout_s = _timeout_s(header, servable)
         self.priority = header.priority or servable.settings.priority or DEFAULT_PRIORITY
         self.wants_timing = header.timing
-        self.inline = self._cut(servable.inline) if servable.inline is not None else None
+        self.canary = canary
+        is_seen_alone = canary is not None or servable.follower is not None
+        self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
         self._answer_header = b""
+
+    def turn(self) -> RequestPlan:
+        """This, or the newcomer's plan when it is its turn to answer. Counts a request: ask once for each."""
+        canary = self.canary
+        return canary.plan if canary is not None and canary.split.is_newcomers_turn() else self
 
     def arrays(self, frames: Sequence[bytes | memoryview]) -> list[Array]:
         """Frames as arrays in the model's order, without copying. Raises TensorMismatch for wrong lengths."""
@@ -104,6 +122,17 @@ class RequestPlan:
             return None
         header = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes))
         return InlineCut(cuts, sum(cut.size for _, cut in cuts), header)
+
+
+def plan_request(servables: Servables, header: RequestHeader) -> RequestPlan:
+    """Check a header against the servable that answers it now.
+
+    Raises RequestError; NotReady, which asks for a version that waits on demand. Thread: any.
+    """
+    servable = servables.resolve(header.model, header.version)
+    split = servables.split_of(header.model) if header.version is None else None
+    canary = Canary(split, RequestPlan(split.newcomer, header)) if split is not None else None
+    return RequestPlan(servable, header, canary)
 
 
 def _match_inputs(spec: ModelSpec, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Literal
+from typing import Literal, Protocol
 
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.clock import Clock
@@ -38,6 +38,14 @@ class Layouts:
         self.narrow.close()
         if self.wide is not None:
             self.wide.close()
+
+
+class Follower(Protocol):
+    """Hears of every request that a servable admits."""
+
+    def follow(self, request: Pending) -> None:
+        """A request is about to be admitted; its `settle` may be put inside another. Thread: any; must not block."""
+        ...
 
 
 class InlineBuffers:
@@ -110,6 +118,7 @@ class Servable:
         self.metrics = metrics
         self.inline_lock = threading.Lock()
         self.is_open = True
+        self.follower: Follower | None = None
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock
@@ -127,6 +136,8 @@ class Servable:
         `request.settle` is or will be called exactly once. Thread: any.
         """
         self.used_s = request.arrived_s
+        if self.follower is not None:
+            self.follower.follow(request)
         if self.mode == "inline":
             self._run_here(request)
         else:

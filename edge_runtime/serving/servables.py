@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_runtime.errors import ModelNotFound, NotReady
 from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.split import Split
 
 
 class State(Enum):
@@ -44,6 +45,7 @@ class Servables:
         self.generation = 0
         self._live: dict[str, dict[int, Servable]] = {}
         self._beside: dict[str, tuple[Servable, ...]] = {}
+        self._splits: dict[str, Split] = {}
         self._standings: dict[str, dict[int, Standing]] = {}
         self._want: Callable[[str, int], None] | None = None
 
@@ -52,11 +54,14 @@ class Servables:
         self._want = want
 
     def resolve(self, model: str, number: int | None) -> Servable:
-        """The servable that answers: the named version, else the newest ready one.
+        """The servable that answers: the named version, else the newest ready one, or the incumbent of a split.
 
         Raises ModelNotFound, or NotReady with the reason; asking for a version that waits on demand starts its load.
         Thread: any.
         """
+        split = self._splits.get(model)
+        if split is not None and number in {None, split.incumbent.number}:
+            return split.incumbent
         live = self._live.get(model)
         if live:
             found = live.get(number if number is not None else max(live))
@@ -67,6 +72,10 @@ class Servables:
             self._want(model, standing.number)
             raise NotReady(f"model {model} version {standing.number} is loading on demand", retry_after_ms=100.0)
         raise NotReady(f"model {model} version {standing.number} {_why_not(standing)}")
+
+    def split_of(self, model: str) -> Split | None:
+        """How the requests of a model that name no version are divided, if they are."""
+        return self._splits.get(model)
 
     def is_answering(self, model: str, number: int | None) -> bool:
         """Whether there is a servable for this now."""
@@ -79,6 +88,16 @@ class Servables:
             standing = self._standing(model, number)
         except ModelNotFound:
             return False
+        return standing.state in {State.ON_DEMAND, State.LOADING}
+
+    def ask_again(self, model: str, number: int | None) -> bool:
+        """As `is_coming`, for who waits by now: a load that it asked for may have failed before it did."""
+        try:
+            standing = self._standing(model, number)
+        except ModelNotFound:
+            return False
+        if standing.state is State.ON_DEMAND and self._want is not None:
+            self._want(model, standing.number)
         return standing.state in {State.ON_DEMAND, State.LOADING}
 
     def has_failed(self, model: str, number: int) -> bool:
@@ -109,12 +128,18 @@ class Servables:
         self.generation += 1
         return gone
 
-    def arrange(self, model: str, live: Sequence[Servable], beside: Sequence[Servable]) -> None:
+    def arrange(
+        self, model: str, live: Sequence[Servable], beside: Sequence[Servable], split: Split | None = None
+    ) -> None:
         """Say which loaded versions of a model answer, and which stand by, in one step; nothing is closed.
 
         What it leaves out of both is the caller's to close and to say where it stands: before, where nothing answers
         from here on, so that who asks meanwhile finds that.
         """
+        if split is not None:
+            self._splits[model] = split
+        else:
+            self._splits.pop(model, None)
         self._beside.pop(model, None)
         if beside:
             self._beside[model] = tuple(beside)
@@ -163,6 +188,10 @@ class Servables:
     def standing(self, model: str, number: int) -> Standing | None:
         """What is known of a version, if anything."""
         return self._standings.get(model, {}).get(number)
+
+    def standings_of(self, model: str) -> list[Standing]:
+        """Every version known of one model, by number."""
+        return sorted(self._standings.get(model, {}).values(), key=lambda standing: standing.number)
 
     def standings(self) -> list[Standing]:
         """Every version known, by name and number."""

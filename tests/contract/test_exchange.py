@@ -270,6 +270,23 @@ def test_a_release_too_large_for_the_device_makes_nobody_leave(tmp_path, narrow)
     assert answer_of(narrow) == (1, 1)
 
 
+def test_a_model_that_finds_no_memory_during_an_update_comes_when_that_is_over(tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "m", python_adder, value=1)
+    put_model(models, "late", python_adder, value=5, toml="on_demand = true\n")
+    with runtime(models, tmp_path, python_models=True) as rt:
+        size = max(entry["memory_bytes"] for entry in rt.models())
+    with runtime(models, tmp_path, python_models=True, limits=LimitSettings(memory_bytes=int(size * 2.5))) as rt:
+        staged = release_of(tmp_path / "r1", lambda folder: python_adder(folder, 2), version=2)
+        exchange = rt.core.loader.exchange(staged)
+        for _ in range(2):
+            with pytest.raises(NotReady, match="memory budget"):
+                rt.infer("late", {"x": X})
+            assert rt.models()[0]["state"] == "on_demand"
+        exchange.roll_back()
+        assert rt.infer("late", {"x": X})["y"][0, 0] == 5
+
+
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +347,7 @@ def test_nobody_over_zeromq_loses_a_request_over_many_swaps_and_roll_backs(tmp_p
             clients.append(own.client)
         futures = [own.client.submit("m", {"x": X}) for _ in range(8)]
         for future in futures:
-            assert 1 <= future.result()["y"][0, 0] <= ROUNDS
+            assert 0 <= future.result()["y"][0, 0] < ROUNDS
 
     try:
         with Hammer().asking(ask) as hammer:

@@ -130,3 +130,47 @@ def test_counts_from_many_threads_all_arrive() -> None:
     assert metrics.counters() == {"messages": 8_000}
     assert model is metrics.model("digits")
     assert model.total.count == 8_000
+
+
+class Writer:
+    """Somebody who counts, as long as it is there."""
+
+
+def test_what_a_version_counts_apart_is_told_as_its_models_from_first_to_last():
+    metrics = Metrics()
+    metrics.model("digits").answered(0.001, 0.001)
+    part, writer = metrics.apart("digits"), Writer()
+    part.answered(0.002, 0.004)
+    part.refused("queue_full", 2)
+    assert (metrics.model("digits").requests, part.requests) == (1, 3)
+    assert metrics.models()["digits"].requests == 4
+    metrics.retire("digits", part, writer)
+    part.answered(0.002, 0.004)
+    assert metrics.models()["digits"].answered_requests == 3, "a late count is told too"
+    del writer
+    told = metrics.models()["digits"]
+    assert told is metrics.model("digits"), "nobody can write to the part any more"
+    assert (told.answered_requests, told.refusals, told.run_time.count) == (3, {"queue_full": 2}, 3)
+
+
+def test_gauges_of_versions_counted_apart_are_added_until_they_retire():
+    metrics = Metrics()
+    metrics.model("digits").watch("queue_rows", lambda: 2)
+    part = metrics.apart("digits")
+    part.watch("queue_rows", lambda: 3)
+    assert metrics.snapshot()["models"]["digits"]["queue_rows"] == 5
+    metrics.retire("digits", part)
+    assert metrics.snapshot()["models"]["digits"]["queue_rows"] == 2
+
+
+def test_a_models_own_numbers_do_not_retire():
+    metrics = Metrics()
+    own = metrics.model("digits")
+    own.watch("queue_rows", lambda: 2)
+    metrics.retire("digits", own)
+    assert metrics.snapshot()["models"]["digits"]["queue_rows"] == 2
+
+
+def test_histograms_of_other_bounds_are_not_added():
+    with pytest.raises(ValueError, match="bounds"):
+        Histogram(LATENCY_BOUNDS_S).add(Histogram(ROWS_BOUNDS))

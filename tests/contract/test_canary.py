@@ -1,0 +1,184 @@
+"""A release answers some of the requests, however they come in, and each answer says who gave it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.run import Daemon
+from edge_runtime.errors import LoadFailed
+from tests.contract.release_kits import INLINE, WORKERS, Hammer, X, answer_of, put_adder, release, release_of, runtime
+from tests.contract.running_daemon import RawClient, header
+from tests.fakes.broker import Broker
+from tests.models import onnx_models
+
+MODES = pytest.mark.parametrize("toml", [INLINE, WORKERS], ids=["inline", "workers"])
+
+
+@pytest.fixture
+def canary(tmp_path, request):
+    """A runtime whose model adds 1, and an exchange with one that adds 2."""
+    toml = getattr(request, "param", INLINE)
+    put_adder(tmp_path / "models", 1, toml=toml)
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        yield rt, rt.core.loader.exchange(release(tmp_path / "r1", 2, version=2, toml=toml))
+
+
+BOTH_MODES = pytest.mark.parametrize("canary", [INLINE, WORKERS], ids=["inline", "workers"], indirect=True)
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("percent", "asked", "expected"), [(25, 100, 25), (1, 200, 2), (100, 10, 10), (0.5, 400, 2)])
+def test_so_many_percent_of_the_requests_go_to_the_newcomer(canary, percent, asked, expected):
+    rt, exchange = canary
+    exchange.split(percent)
+    assert Counter(answer_of(rt) for _ in range(asked))[2, 2.0] == expected
+
+
+@BOTH_MODES
+def test_they_are_spread_evenly(canary):
+    rt, exchange = canary
+    exchange.split(25)
+    assert [answer_of(rt)[0] for _ in range(12)] == [1, 1, 1, 2] * 3
+
+
+@BOTH_MODES
+def test_a_request_that_names_a_version_gets_that_one(canary):
+    rt, exchange = canary
+    exchange.split(50)
+    assert {answer_of(rt, version=1) for _ in range(8)} == {(1, 1)}
+    assert {answer_of(rt, version=2) for _ in range(8)} == {(2, 2)}
+
+
+def test_versions_of_the_same_number_are_split_too_and_the_incumbent_answers_to_the_number(tmp_path):
+    put_adder(tmp_path / "models", 1)
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        rt.core.loader.exchange(release(tmp_path / "r1", 2)).split(50)
+        assert [answer_of(rt)[1] for _ in range(4)] == [1, 2, 1, 2]
+        assert {answer_of(rt, version=1)[1] for _ in range(4)} == {1}
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda exchange: exchange.split(0), (1, 1)),
+        (lambda exchange: exchange.roll_back(), (1, 1)),
+        (lambda exchange: exchange.swap(), (2, 2)),
+        (lambda exchange: exchange.commit(), (2, 2)),
+    ],
+    ids=["split 0", "roll back", "swap", "commit"],
+)
+def test_it_ends_with_any_decision_and_loses_no_request(canary, end, expected):
+    rt, exchange = canary
+    with Hammer().asking(lambda: answer_of(rt)) as hammer:
+        exchange.split(50)
+        while exchange.newcomer.metrics.requests < 20:
+            answer_of(rt)
+        end(exchange)
+        assert {answer_of(rt) for _ in range(20)} == {expected}
+    assert hammer.errors == []
+
+
+@pytest.mark.parametrize(
+    ("maker", "reason"),
+    [
+        (lambda folder: onnx_models.identity(folder, "FP16"), "input 'x' was FP32"),
+        (onnx_models.mlp, "input 'x' was FP32 .-1, 2., and is FP32 .-1, 16."),
+        (onnx_models.where_nonzero, "rows were a batch|outputs were y, and are places"),
+        (onnx_models.two_in_two_out, "inputs were x, and are a, b"),
+    ],
+    ids=["datatype", "shape", "outputs", "inputs"],
+)
+def test_a_release_of_other_specs_cannot_answer_some_and_can_answer_all(tmp_path, maker, reason):
+    put_adder(tmp_path / "models", 1)
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        exchange = rt.core.loader.exchange(release_of(tmp_path / "r1", maker, version=2))
+        with pytest.raises(LoadFailed, match=reason):
+            exchange.split(10)
+        with pytest.raises(LoadFailed, match="use swap"):
+            exchange.mirror(0.5)
+        assert answer_of(rt) == (1, 1)
+        exchange.commit()
+        assert rt.models()[0]["version"] == 2
+
+
+def test_there_is_no_canary_after_the_swap_or_with_nothing_beside(tmp_path, canary):
+    rt, exchange = canary
+    exchange.swap()
+    lonely = rt.core.loader.exchange(release(tmp_path / "r2", 2, name="new"))
+    for each in (exchange, lonely):
+        with pytest.raises(LoadFailed, match="nothing answers beside"):
+            each.split(10)
+
+
+# ---- other ways in --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path, request):
+    """A daemon on a socket and on a broker, and an exchange in which every second request is the newcomer's."""
+    put_adder(tmp_path / "models", 1, toml=request.param)
+    with Broker(tmp_path / "broker") as broker:
+        config = Config(
+            models=str(tmp_path / "models"), state=str(tmp_path / "state"), watch=False, calibrate=False,
+            zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/infer.sock",)),
+            mqtt=MqttSettings(url=broker.url, device_id="dev1"),
+        )  # fmt: skip
+        core = assemble_core(config)
+        daemon = Daemon(config, core)
+        daemon.start()
+        try:
+            exchange = core.loader.exchange(release(tmp_path / "r1", 2, version=2, toml=request.param))
+            yield tmp_path, broker, exchange
+        finally:
+            daemon.stop()
+
+
+WAYS_IN = pytest.mark.parametrize("daemon", [INLINE, WORKERS], ids=["inline", "workers"], indirect=True)
+
+
+@WAYS_IN
+def test_requests_over_zeromq_json_and_mqtt_are_split_and_say_who_answered(daemon):
+    folder, broker, exchange = daemon
+    exchange.split(50)
+    with RawClient(f"ipc://{folder}/infer.sock") as client:
+        frames = [client.ask(header("m", (1, 2)), b"", X.tobytes()) for _ in range(8)]
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}]
+        fields = [client.ask_json(model="m", inputs=inputs) for _ in range(8)]
+    with MqttClient(broker.url, "dev1") as client:
+        results = [client.infer("m", {"x": X}) for _ in range(8)]
+    answers = [float(np.frombuffer(frame[2], np.float32)[0]) for frame in frames]
+    assert answers == [1, 2] * 4
+    assert [b"\xa7version\x02" in frame[0] for frame in frames] == [False, True] * 4
+    assert [(each["model_version"], each["outputs"][0]["data"][0]) for each in fields] == [("1", 1), ("2", 2)] * 4
+    assert Counter((each.version, float(each["y"][0, 0])) for each in results) == {(1, 1.0): 4, (2, 2.0): 4}
+
+
+@pytest.mark.parametrize("daemon", [INLINE], indirect=True)
+@pytest.mark.parametrize("begin", ["split", "mirror"])
+def test_tiny_models_run_request_by_request_meanwhile_and_in_batches_again_after_it(daemon, begin):
+    folder, _, exchange = daemon
+    metrics = exchange.incumbent.metrics
+    with RawClient(f"ipc://{folder}/infer.sock") as client:
+
+        def rows_a_run():
+            runs, rows = metrics.runs, metrics.rows
+            for _ in range(10):
+                for _ in range(100):
+                    client.send(header("m", (1, 2)), b"", X.tobytes())
+                for _ in range(100):
+                    client.receive()
+            client.result("stats")  # counts are brought up to date for it
+            return (metrics.rows - rows) / (metrics.runs - runs)
+
+        assert rows_a_run() > 1
+        exchange.split(50) if begin == "split" else exchange.mirror(0.5)
+        assert rows_a_run() == 1
+        exchange.split(0)
+        assert rows_a_run() > 1
