@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import queue
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -47,6 +47,8 @@ BEAT_S = 0.25
 
 RELOADABLE = ("log", "drain_s")
 """Settings that SIGHUP takes over; sockets, limits and backends are what a running daemon was made of."""
+
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 LINGER_MS = 1_000
 """After the last reply was handed over, sockets have this long to send it."""
@@ -291,25 +293,22 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     """
     configure_logging(config.log, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    before = _handle_signals(lambda number, _: signals.put(number))
     daemon: Daemon | None = None
-    try:
-        daemon = Daemon(config, assemble_core(config))
-        daemon.start()
-        # What lives now lives long: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        while signals.get() == signal.SIGHUP:
-            _reload(daemon, read_config or (lambda: config))
-    except ConfigError as error:
-        log.error(error.message)
-        return 1
-    finally:
-        if daemon is not None:
-            daemon.stop()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with _heard_signals() as signals:
+        try:
+            daemon = Daemon(config, assemble_core(config))
+            daemon.start()
+            # What lives now lives long: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            while signals.recv(1)[0] == signal.SIGHUP:
+                _reload(daemon, read_config or (lambda: config))
+        except ConfigError as error:
+            log.error(error.message)
+            return 1
+        finally:
+            if daemon is not None:
+                daemon.stop()
     return 0
 
 
@@ -321,11 +320,25 @@ def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> None:
         log.error("the configuration is as before", extra={"reason": error.message})
 
 
-Handler = Callable[[int, FrameType | None], Any]
+@contextmanager
+def _heard_signals() -> Iterator[socket.socket]:
+    """A socket that gets a byte, the number, for each SIGTERM, SIGINT and SIGHUP. Thread: main.
 
-
-def _handle_signals(handler: Handler) -> dict[signal.Signals, Any]:
-    return {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    A queue filled by Python handlers would not do: they run between bytecodes of the main thread, and for a signal
+    that comes while that thread is on its way into a wait they run when the wait is over, which is never.
+    """
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    fd_before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
+    try:
+        yield heard
+    finally:
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        heard.close()
+        told.close()
 
 
 def _addresses(config: Config) -> tuple[list[str], str]:
