@@ -98,7 +98,7 @@ class ControlFrontend:
                 nbytes=0,
                 priority=DEFAULT_PRIORITY,
             )
-            if not self._servables.is_coming(header.model, header.version):
+            if not self._servables.ask_again(header.model, header.version):
                 self._lobby.open(header.model, None)
 
     def _retry_metadata(self, header: RequestHeader, reply: Reply, max_frame_bytes: int) -> None:

@@ -79,8 +79,10 @@ class Exchange:
         except LoadFailed as error:
             self._stand_as_before()
             bench.lobby.open(model, NotReady(f"model {model} version {number} failed to load: {error.message}"))
-            self._end()
             raise
+        finally:
+            if self._loaded is None:
+                self._end()
         if self._incumbents:
             bench.servables.arrange(model, self._incumbents, [self.newcomer])
         log_loaded(self._loaded, bench.clock.monotonic_s() - started_s)

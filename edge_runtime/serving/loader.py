@@ -204,10 +204,14 @@ class Loader:
         self._guarded(self._folders.poll)
         self.has_settled.set()
         while not self._is_stopping:
-            step = self._orders.next(self._pause_s())
-            if step is None:
-                step = self._calibrate if self._may_calibrate() else self._poll_if_watching
-            self._guarded(step)
+            self._guarded(self._next_step())
+
+    def _next_step(self) -> Callable[[], None]:
+        """What was ordered, else what idle time is for."""
+        step = self._orders.next(self._pause_s())
+        if step is not None:
+            return step
+        return self._calibrate if self._may_calibrate() else self._poll_if_watching
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:

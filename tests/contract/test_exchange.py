@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -310,6 +312,25 @@ def test_both_count_apart_and_what_is_told_of_the_model_is_their_sum(tmp_path, t
             ask(1)
         assert told() == 11
         assert rt.core.metrics.snapshot()["models"]["m"]["queue_rows"] == 0
+
+
+def test_what_was_exchanged_is_let_go_of(tmp_path):
+    put_adder(tmp_path / "models", 1)
+    put_adder(tmp_path / "models", 1, name="other")
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        gone = []
+        for version in range(2, 8):
+            exchange = rt.core.loader.exchange(release(tmp_path / f"r{version}", version, version=version))
+            exchange.swap()
+            answer_of(rt)
+            gone.append(weakref.ref(exchange.incumbent if version % 2 else exchange.newcomer))
+            exchange.commit() if version % 2 else exchange.roll_back()
+            del exchange
+        answer_of(rt)
+        rt.load("other")  # what the loader's thread had in hand before is put away
+        rt.core.metrics.snapshot()
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * len(gone)
 
 
 # ---- under load -----------------------------------------------------------------------------------------------------
