@@ -109,11 +109,14 @@ class Journal:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the database, or set a broken one aside and begin anew. Raises StorageFailed: the disk takes neither."""
+        """Open the database, or set a broken one aside and begin anew; gone on with where it failed before.
+
+        Raises StorageFailed: the disk takes neither.
+        """
         make_folder(self._folder, disk=self._disk)
         path = self._folder / DATABASE
         try:
-            is_lost = self._connect_or_begin(path)
+            is_lost = self._database is None and self._connect_or_begin(path)
         except (sqlite3.Error, OSError) as error:
             raise StorageFailed(f"{path}: cannot be opened: {error}; look at the disk") from error
         # Not whether the file was there: after a power cut it may be, and be empty.
@@ -295,6 +298,9 @@ class Journal:
     def _connect(self, path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(path, isolation_level=None)
         try:
+            # Invariant: before the first access, so that the index of the log is no mapped file: on a full disk its
+            # pages cannot be had, and the kernel would end the process with SIGBUS.
+            database.execute("pragma locking_mode = exclusive")
             database.execute("pragma journal_mode = wal")
             database.execute("pragma synchronous = full")
             # Invariant: read before it is believed; a page that a disk lost is found here and not in the middle.

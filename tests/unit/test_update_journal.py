@@ -80,8 +80,9 @@ def test_a_release_that_is_rejected_is_never_tried_again(journal: Journal, folde
 def test_the_release_before_is_at_hand_until_an_operator_goes_back_to_it(journal: Journal, folder: Path) -> None:
     for release in (ONE, TWO, THREE):
         journal.commit(release, NOW)
-    assert look(folder, Journal.previous) == {"digits": TWO}
+    assert journal.previous() == {"digits": TWO}
     journal.go_back(TWO, NOW, "slower")
+    journal.close()
     assert look(folder, Journal.active) == {"digits": TWO}
     assert look(folder, Journal.previous) == {}
     assert look(folder, Journal.refused) == {THREE.manifest_sha256: Refused("digits", 3, "slower")}
@@ -98,8 +99,16 @@ def test_of_a_model_that_is_taken_away_only_its_counter_stays(journal: Journal, 
     for release in (ONE, TWO):
         journal.commit(release, NOW)
     journal.take_away("digits", NOW, "its group no longer names it")
+    journal.close()
     assert look(folder, lambda kept: (kept.active(), kept.previous(), kept.rollouts())) == ({}, {}, {})
     assert look(folder, Journal.counters) == {"digits": 2}
+
+
+def test_nothing_of_the_database_is_a_mapped_file_which_would_end_the_process_on_a_full_disk(
+    journal: Journal, folder: Path
+) -> None:
+    journal.commit(ONE, NOW)
+    assert {file.name for file in folder.iterdir()} == {DATABASE, f"{DATABASE}-wal", RECORD}
 
 
 def test_marks_and_counters_never_go_back(journal: Journal) -> None:
