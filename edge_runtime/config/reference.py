@@ -88,6 +88,7 @@ CONFIG_KEYS = {
     "update.latency_ratio": "how many times as long as before a run may take",
     "update.canary_percent": "percent of requests that observe = canary gives to the new version",
     "update.shadow_share": "share of one core that copies of requests may take with observe = shadow",
+    "update.shadow_agreement": "share of copies with the same highest score; absent: outputs must be nearly the same",
     "update.trial_s": "seconds that the trial of a new version in a child process may take",
     "update.trial_memory_bytes": "memory that the trial may take; absent: the memory for models",
     "metrics": "numbers for Prometheus, at /metrics",

@@ -172,8 +172,9 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     or less; wake_jitter_s: a woken fleet spreads over this. min_check_s: at most one look in that time (DESIGN 8).
     cap_bytes_per_s: of downloads. reserve_bytes: what downloads leave free on the disk. observe: how a new version
     begins (swap: all requests at once; shadow: on copies first; canary: on canary_percent first), for window_s each.
-    failure_share, latency_ratio: how much worse than the version before is too much. trial_s, trial_memory_bytes:
-    limits of the child process that tries it first; memory None: the memory for models.
+    failure_share, latency_ratio: how much worse than the version before is too much. shadow_agreement: for classifiers,
+    the share of copies whose highest score must be the same; None: outputs must be near those of the version before.
+    trial_s, trial_memory_bytes: limits of the child process that tries it first; memory None: the memory for models.
     """
 
     root_file: str
@@ -197,6 +198,7 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     latency_ratio: Annotated[float, Meta(ge=1, le=1e3)] = 3.0
     canary_percent: Annotated[float, Meta(gt=0, le=50)] = 10.0
     shadow_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    shadow_agreement: Annotated[float, Meta(gt=0, le=1)] | None = None
     trial_s: PositiveFloat = 120.0
     trial_memory_bytes: Positive | None = None
 

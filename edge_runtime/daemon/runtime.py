@@ -101,14 +101,21 @@ class Runtime:
     """
 
     def __init__(
-        self, models: str | Path = "models", *, config: Config | None = None, clock: Clock | None = None
+        self,
+        models: str | Path = "models",
+        *,
+        config: Config | None = None,
+        clock: Clock | None = None,
+        core: Core | None = None,
     ) -> None:
-        if not Path(models).is_dir():
-            raise ConfigError(
-                f"models: there is no folder {str(models)!r}; wanted one that holds <name>/<version>/model.onnx"
-            )
-        base = config or Config(watch=False)
-        self._core = assemble_core(_with_models(base, str(models)), clock)
+        """core: what serves, where somebody has assembled it already; `close` ends it all the same."""
+        if core is None:
+            if not Path(models).is_dir():
+                raise ConfigError(
+                    f"models: there is no folder {str(models)!r}; wanted one that holds <name>/<version>/model.onnx"
+                )
+            core = assemble_core(_with_models(config or Config(watch=False), str(models)), clock)
+        self._core = core
         self._lock = threading.Lock()
         self._plans: dict[object, RequestPlan] = {}
         self._generation = -1

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from edge_runtime.serving.mirror import Mirrored
+
 LEAST_TO_JUDGE = 20
 """Requests from which a share or a quantile says anything: one failure of 20 is 5 %."""
 
@@ -75,6 +77,29 @@ def judge_health(before: Observed, now: Observed, elapsed_s: float, thresholds: 
     return Judgement(
         Verdict.HEALTHY, f"{now.requests} requests in {elapsed_s:.0f} s, {now.failures} failed, {_ms(now.p95_s)}"
     )
+
+
+def judge_copies(
+    copies: Mirrored, elapsed_s: float, thresholds: Thresholds, agreement: float | None = None
+) -> Judgement:
+    """Judge a release by copies of requests that the one before it answered; run times are of runs alone.
+
+    agreement: the share of rows of scores whose highest one must be the same; None: outputs must be within tolerance,
+    and one that is not counts as a failure. Never HEALTHY for lack of copies: UNDECIDED then.
+    """
+    different = copies.different if agreement is None else 0
+    counted = f"of {copies.requests} copies {copies.different} were answered differently and {copies.failures} failed"
+    if copies.top1_rows:
+        counted += f"; the highest score was the same in {copies.top1_agreements} of {copies.top1_rows} rows"
+    agreed, rows = copies.top1_agreements, copies.top1_rows
+    if agreement is not None and rows >= LEAST_TO_JUDGE and agreed < agreement * rows:
+        return Judgement(Verdict.REGRESSED, f"{counted}; wanted {agreement:.1%}")
+    before = Observed(copies.requests, 0, copies.incumbent_p95_s)
+    now = Observed(copies.requests, copies.failures + different, copies.newcomer_p95_s)
+    if _failures(before, now, thresholds) is not None:
+        return Judgement(Verdict.REGRESSED, f"{counted}; {thresholds.failure_share:.1%} are allowed")
+    judgement = judge_health(before, now, elapsed_s, thresholds)
+    return Judgement(judgement.verdict, f"{judgement.reason}; {counted}")
 
 
 def _failures(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, RunFailed
 from edge_runtime.repository.golden import GoldenTensors, differences
+from edge_runtime.serving.mirror import Mirror
 from edge_runtime.serving.self_inference import infer_once
 from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Histogram, ModelMetrics
@@ -20,6 +21,7 @@ from edge_runtime.update.health_gate import (
     Observed,
     Thresholds,
     Verdict,
+    judge_copies,
     judge_health,
 )
 
@@ -98,17 +100,14 @@ class Observation:
         assert self._before is not None
         return self._judge(Record(self._before.metrics).observed, Record(self._newcomer.metrics).observed)
 
-    def judge_copies(self, before: Callable[[], Observed], now: Callable[[], Observed]) -> Judgement:
-        """Judge it by copies of requests, which somebody else counts. Few copies are no fault of it: HEALTHY then."""
-        judgement = self._watch(before, now)
-        if judgement.verdict is Verdict.UNDECIDED:
-            return Judgement(Verdict.HEALTHY, judgement.reason)
-        return judgement
+    def judge_copies(self, mirror: Mirror, agreement: float | None) -> Judgement:
+        """Judge it by copies of requests, see `health_gate`. UNDECIDED where they were few. Raises Interrupted."""
+        return self._watch(lambda elapsed_s: judge_copies(mirror.read(), elapsed_s, self._thresholds, agreement))
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _judge(self, before: Callable[[], Observed], now: Callable[[], Observed]) -> Judgement:
-        judgement = self._watch(before, now)
+        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
         if judgement.verdict is not Verdict.UNDECIDED:
             return judgement
         problem = self._ask_golden(self._newcomer, LEAST_TO_JUDGE - now().requests)
@@ -121,12 +120,12 @@ class Observation:
             return Judgement(Verdict.HEALTHY, judgement.reason)
         return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
 
-    def _watch(self, before: Callable[[], Observed], now: Callable[[], Observed]) -> Judgement:
+    def _watch(self, judge: Callable[[float], Judgement]) -> Judgement:
         """Look until something is sure or the window is over."""
         started_s = self._clock.monotonic_s()
         while True:
             elapsed_s = self._clock.monotonic_s() - started_s
-            judgement = judge_health(before(), now(), elapsed_s, self._thresholds)
+            judgement = judge(elapsed_s)
             if judgement.verdict is not Verdict.UNDECIDED or elapsed_s >= self._thresholds.window_s:
                 return judgement
             self._tell(judgement.reason)

@@ -157,8 +157,30 @@ class Rollout:
             wait=self._wait,
             tell=self._tell,
         )
+        if exchange.incumbent is not None and settings.observe != "swap":
+            judgement = self._begin_gently(exchange, observation, golden)
+            if judgement.verdict is Verdict.REGRESSED:
+                return judgement
+        self._tell("answers all requests")
         exchange.swap()
         return observation.judge_alone()
+
+    def _begin_gently(self, exchange: Exchange, observation: Observation, golden: GoldenTensors) -> Judgement:
+        """Let it answer some requests, or run copies; where the two cannot be compared so, it answers all at once."""
+        settings = self._means.settings
+        try:
+            if settings.observe == "canary":
+                self._tell(f"answers {settings.canary_percent:g} % of the requests")
+                exchange.split(settings.canary_percent)
+                return observation.judge_beside()
+            self._tell("runs copies of requests")
+            mirror = exchange.mirror(
+                settings.shadow_share, golden.tolerance_at(exchange.newcomer.layouts.narrow.precision)
+            )
+        except LoadFailed as error:
+            log.warning("it answers all requests at once", extra={"model": exchange.model, "reason": error.message})
+            return Judgement(Verdict.UNDECIDED, error.message)
+        return observation.judge_copies(mirror, settings.shadow_agreement)
 
     def _take_back(self, exchange: Exchange, reason: str) -> Result:
         log.warning(

@@ -113,7 +113,8 @@ class Updater:
     def open(self) -> None:
         """Open the memory and let every active release answer that is whole.
 
-        Raises StorageFailed: the memory cannot be opened now; what its second record names answers all the same.
+        Raises StorageFailed: the memory cannot be opened or written to now; what was active answers all the same. May
+        be called again then.
         """
         try:
             self._journal.open()
@@ -121,12 +122,12 @@ class Updater:
             self._active.serve_recorded()
             raise
         self._time.recall()
+        self._active.serve()  # first, since it writes nothing
         at_utc = self._time.now_text()
         for rollout in self._journal.restart(at_utc).values():
             if rollout.state is State.REJECTING:
                 log.warning("refused: it ended the process", extra={"model": rollout.release.model})
                 self._journal.reject(rollout.release, at_utc, rollout.reason)
-        self._active.serve()
         self._remember()
 
     def close(self) -> None:

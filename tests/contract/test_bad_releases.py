@@ -144,10 +144,10 @@ def install(fleet: Fleet) -> None:
         assert device.outcome()[0] == "installed"
 
 
-def release(fleet: Fleet, model: Path) -> None:
-    """Assign it as release 2 of the model, which says that it adds 2."""
-    golden = {"x": X}, {"y": X + np.float32(2)}
-    fleet.site.release(onnx_release(model.read_bytes(), *golden, model="adder", version=2, counter=2))
+def release(fleet: Fleet, model: Path, *, says: float = 2.0, number: int = 2) -> None:
+    """Assign it as release 2 of the model, which says that it adds 2, unless other numbers are given."""
+    golden = {"x": X}, {"y": X + np.float32(says)}
+    fleet.site.release(onnx_release(model.read_bytes(), *golden, model="adder", version=number, counter=number))
     fleet.sync()
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.config.settings import Config, LimitSettings, UpdateSettings
-from edge_runtime.daemon.assemble import Core, assemble_core
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
-from edge_runtime.serving.self_inference import infer_once
 from edge_runtime.tensors import Array
 from tests.fakes.releases import Made
 from tests.fakes.update_site import GROUP, UpdateSite, adder
@@ -26,10 +26,10 @@ ANSWER_S = 60.0
 class UpdatedDevice:
     """One running core. Commands return what they answer, or raise what they are refused with."""
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        assert core.updates is not None
-        self.updates = core.updates
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        assert runtime.core.updates is not None
+        self.updates = runtime.core.updates
 
     def apply(self) -> dict[str, Any]:
         """`update apply`."""
@@ -59,9 +59,9 @@ class UpdatedDevice:
         return self.updates.status()
 
     def run(self, model: str, **inputs: Array) -> tuple[int, dict[str, Array]]:
-        """One request to the version that answers those that name none: its number, and its outputs."""
-        servable = self.core.servables.resolve(model, None)
-        return servable.number, infer_once(servable, inputs, self.core.clock, ANSWER_S)
+        """One request that names no version: the version that answered, and its outputs."""
+        answer = self.runtime.infer(model, inputs)
+        return answer.version, answer.outputs
 
     def adds(self) -> float:
         """What the serving release of "adder" adds."""
@@ -160,10 +160,5 @@ def updated_device(
         disk=disk,
         utc_clock=utc_clock,
     )
-    core.start()
-    try:
-        core.wait_settled(ANSWER_S)
-        yield UpdatedDevice(core)
-    finally:
-        core.infer.close()
-        core.close(5.0)
+    with Runtime(core=core) as runtime:
+        yield UpdatedDevice(runtime)

@@ -132,7 +132,7 @@ def hungry(folder: Path, nbytes: int) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
 
 
-def slow(folder: Path, constant: float, size: int = 512, steps: int = 8) -> Path:
+def slow(folder: Path, constant: float, size: int = 384, steps: int = 6) -> Path:
     """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + constant, after `2 * steps * size**3` operations for nothing."""
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
@@ -163,6 +163,23 @@ def picky(folder: Path, constant: float) -> Path:
     ]
     weights = [
         numpy_helper.from_array(np.zeros(8, np.float32), "table"),
+        numpy_helper.from_array(np.full(2, constant, np.float32), "constant"),
+    ]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
+def moody(folder: Path, constant: float) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + constant, but constant - x for rows whose sum is 3."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["sum"]),
+        helper.make_node("Equal", ["sum", "three"], ["is_moody"]),
+        helper.make_node("Neg", ["x"], ["minus"]),
+        helper.make_node("Where", ["is_moody", "minus", "x"], ["chosen"]),
+        helper.make_node("Add", ["chosen", "constant"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([1]), "axis"),
+        numpy_helper.from_array(np.array(3, np.float32), "three"),
         numpy_helper.from_array(np.full(2, constant, np.float32), "constant"),
     ]
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)

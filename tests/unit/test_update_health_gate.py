@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.update.health_gate import LEAST_TO_JUDGE, Observed, Thresholds, Verdict, judge_health
+from edge_runtime.serving.mirror import Mirrored
+from edge_runtime.update.health_gate import LEAST_TO_JUDGE, Observed, Thresholds, Verdict, judge_copies, judge_health
 
 RULE = Thresholds(window_s=60.0, failure_share=0.02, latency_ratio=3.0)
 GOOD = Observed(1000, 0, 0.010)
@@ -62,3 +63,31 @@ def test_more_failures_never_make_it_healthier(before: Observed, now: Observed, 
     worse = Observed(now.requests, min(now.failures + more, now.requests), now.p95_s)
     if judge_health(before, now, 60, RULE).verdict is Verdict.REGRESSED:
         assert judge_health(before, worse, 60, RULE).verdict is Verdict.REGRESSED
+
+
+def copies(**changes: float) -> Mirrored:
+    usual = {"requests": 100, "incumbent_p95_s": 0.010, "newcomer_p95_s": 0.011}
+    return Mirrored(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "agreement", "elapsed_s", "verdict", "reason"),
+    [
+        (copies(), None, 60, Verdict.HEALTHY, "of 100 copies 0 were answered differently and 0 failed"),
+        (copies(), None, 59, Verdict.UNDECIDED, "59 of 60 s observed"),
+        (copies(requests=3), None, 90, Verdict.UNDECIDED, "20 are needed"),
+        (copies(different=2), None, 60, Verdict.HEALTHY, "2 were answered differently"),
+        (copies(different=3), None, 1, Verdict.REGRESSED, "of 100 copies 3 were answered differently"),
+        (copies(failures=3), 0.5, 1, Verdict.REGRESSED, "3 failed; 2.0% are allowed"),
+        (copies(newcomer_p95_s=0.1), None, 1, Verdict.REGRESSED, "a run takes p95 100 ms"),
+        # A classifier that was trained again answers differently, and means the same.
+        (copies(different=100, top1_rows=200, top1_agreements=190), 0.9, 60, Verdict.HEALTHY, "in 190 of 200 rows"),
+        (copies(different=100, top1_rows=200, top1_agreements=179), 0.9, 1, Verdict.REGRESSED, "wanted 90.0%"),
+        (copies(different=9, requests=10, top1_rows=10), 0.9, 1, Verdict.UNDECIDED, "1 of 60 s observed"),
+    ],
+)
+def test_a_release_is_judged_by_copies_of_requests(
+    seen: Mirrored, agreement: float | None, elapsed_s: float, verdict: Verdict, reason: str
+) -> None:
+    judgement = judge_copies(seen, elapsed_s, RULE, agreement)
+    assert (judgement.verdict, reason in judgement.reason) == (verdict, True), judgement
