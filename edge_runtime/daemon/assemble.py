@@ -59,6 +59,8 @@ class Core:
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""
         self.workers.start()
+        if self.updates is not None:
+            self.updates.updater.reserve()
         self.loader.start()
         if self.updates is not None:
             self.updates.start()

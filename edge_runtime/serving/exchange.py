@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from edge_runtime.errors import LoadFailed, NotReady
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotReady
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES
 from edge_runtime.repository.manifest import Tolerance
@@ -35,12 +35,16 @@ class Exchange:
     Draining when the daemon stops meanwhile, LoadFailed when the exchange is over. Thread: any but the loader's.
     """
 
-    def __init__(self, bench: ExchangeBench, folder: ModelFolder) -> None:
+    def __init__(
+        self, bench: ExchangeBench, folder: ModelFolder, before_alone: Callable[[], None] = lambda: None
+    ) -> None:
+        """before_alone: called where memory holds only one, when nothing of the model is loaded any more."""
         self.model = folder.name
         self.incumbent: Servable | None = None
         self.gap_s: float | None = None
         self._bench = bench
         self._folder = folder
+        self._before_alone = before_alone
         (self._version,) = folder.versions.values()
         self._before: Standing | None = None
         self._origin: ModelFolder | None = None
@@ -61,7 +65,7 @@ class Exchange:
     def load(self) -> None:
         """Load the newcomer beside what serves; where memory holds only one, in its place: swapped, so to speak.
 
-        Raises LoadFailed: all is as before. Thread: the loader's; once, first.
+        Raises LoadFailed, and what `before_alone` raises: all is as before. Thread: the loader's; once, first.
         """
         bench, model, number = self._bench, self.model, self._version.number
         bench.check_free(model)
@@ -76,7 +80,7 @@ class Exchange:
             bench.servables.stand(Standing(model, number, State.LOADING))
         try:
             self._loaded = self._load_newcomer()
-        except LoadFailed as error:
+        except EdgeRuntimeError as error:
             self._stand_as_before()
             bench.lobby.open(model, NotReady(f"model {model} version {number} failed to load: {error.message}"))
             raise
@@ -134,6 +138,7 @@ class Exchange:
             return self._load_alone()
 
     def _must_be_alone(self) -> bool:
+        """Whether memory holds the newcomer, but not beside what serves."""
         has_room, incumbents = self._bench.placement.has_room, self._incumbents
         return bool(incumbents) and not has_room(self._version) and has_room(self._version, without=incumbents)
 
@@ -152,8 +157,9 @@ class Exchange:
         log.warning("memory holds one version only: unloading what serves first", extra={"model": self.model})
         self._clear(self._incumbents)
         try:
+            self._before_alone()
             loaded = self._place()
-        except LoadFailed:
+        except EdgeRuntimeError:
             self._bring_back(self._incumbents, began_s)
             raise
         self._unloaded, self._incumbents = self._incumbents, []

@@ -25,7 +25,7 @@ class ExchangeBench:
     """The parts, and the table.
 
     folder_model(model): what lies in the models folder. on_end(model): an exchange is over. releases: the folder of the
-    release that serves, by model.
+    release that serves, by model. reserved: models whose releases are still to be loaded.
     """
 
     servables: Servables
@@ -39,10 +39,11 @@ class ExchangeBench:
     folder_model: Callable[[str], ModelFolder | None]
     on_end: Callable[[str], None]
     releases: dict[str, ModelFolder] = field(default_factory=dict)
+    reserved: set[str] = field(default_factory=set)
 
     def is_managed(self, model: str) -> bool:
         """Whether the models folder's model of this name is to be ignored."""
-        return model in self.releases or model in self.placement.held
+        return model in self.releases or model in self.reserved or model in self.placement.held
 
     def folder_of(self, model: str) -> ModelFolder | None:
         """Where what serves of a model was loaded from, and is again on demand."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
@@ -141,13 +141,24 @@ class Loader:
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
-    def exchange(self, folder: ModelFolder) -> Exchange:
+    def exchange(self, folder: ModelFolder, before_alone: Callable[[], None] = lambda: None) -> Exchange:
         """Load a release, the folder's only version, beside what serves of its model. Waits.
 
         From here on the model is an update's: the models folder's model of that name is ignored, and reported.
-        Raises LoadFailed (all is as before), Draining.
+        before_alone: called on the loader's thread where memory holds only one of the two, between unloading the old
+        one and loading the new one; an EdgeRuntimeError from it brings the old one back. Raises LoadFailed (all is as
+        before), Draining, and what `before_alone` raised.
         """
-        return self._orders.ask(lambda: self._begin_exchange(folder))
+        return self._orders.ask(lambda: self._begin_exchange(folder, before_alone))
+
+    def holds_both(self, folder: ModelFolder) -> bool:
+        """Whether memory holds a release beside what serves of its model, as far as sizes of files tell. Waits."""
+        (version,) = folder.versions.values()
+        return self._orders.ask(lambda: self._bench.placement.has_room_beside(version))
+
+    def reserve(self, models: Iterable[str]) -> None:
+        """These are updates': the models folder's models of these names are ignored. Before `start`."""
+        self._bench.reserved.update(models)
 
     def serve_release(self, folder: ModelFolder) -> None:
         """Serve a release, the folder's only version, and nothing else of its model. Waits; before `start`, works here.
@@ -163,8 +174,8 @@ class Loader:
         """
         self._orders.ask(lambda: self._release_away(model))
 
-    def _begin_exchange(self, folder: ModelFolder) -> Exchange:
-        exchange = Exchange(self._bench, folder)
+    def _begin_exchange(self, folder: ModelFolder, before_alone: Callable[[], None]) -> Exchange:
+        exchange = Exchange(self._bench, folder, before_alone)
         exchange.load()
         return exchange
 
@@ -188,9 +199,12 @@ class Loader:
                 self._lifecycle.unload(model, number, forget=True)
 
     def _release_away(self, model: str) -> None:
-        self._bench.check_free(model)
-        if self._bench.releases.pop(model, None) is None:
+        bench = self._bench
+        bench.check_free(model)
+        if not bench.is_managed(model):
             return
+        bench.releases.pop(model, None)
+        bench.reserved.discard(model)
         for standing in self._servables.standings_of(model):
             self._lifecycle.unload(model, standing.number, forget=True)
         self._folders.catch_up(model)

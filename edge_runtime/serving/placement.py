@@ -54,6 +54,10 @@ class Placement:
         """Whether a version fits, were those not there that may leave for it, and those `without`."""
         return not self._plan(self._bytes_wanted(version), without).missing_bytes
 
+    def has_room_beside(self, version: VersionFolder) -> bool:
+        """Whether a version fits with all that is loaded of its model."""
+        return not self._plan(self._bytes_wanted(version), (), keeping=version.model).missing_bytes
+
     def is_held_up(self, version: VersionFolder) -> bool:
         """Whether a version fits, but for models under exchange: it will when that is over."""
         held = [each for each in self._servables.loaded() if each.model in self.held]
@@ -120,18 +124,18 @@ class Placement:
                 self._servables.withdraw(resident.model, resident.number, State.ON_DEMAND, "left to free memory")
             )
 
-    def _plan(self, wanted: int, without: Collection[Servable]) -> Eviction:
+    def _plan(self, wanted: int, without: Collection[Servable], keeping: str = "") -> Eviction:
         if self._budget_bytes is None:
             return Eviction((), 0)
         residents = [
-            Resident(each.model, each.number, each.memory_bytes, each.used_s, self._must_stay(each))
+            Resident(each.model, each.number, each.memory_bytes, each.used_s, self._must_stay(each, keeping))
             for each in self._servables.loaded()
             if each not in without
         ]
         return plan_eviction(residents, wanted, self._budget_bytes)
 
-    def _must_stay(self, servable: Servable) -> bool:
-        return servable.settings.pinned or servable.model in self.held
+    def _must_stay(self, servable: Servable, keeping: str) -> bool:
+        return servable.settings.pinned or servable.model in self.held or servable.model == keeping
 
     def _watch_queue(self, servable: Servable) -> None:
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])

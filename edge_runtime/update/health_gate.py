@@ -97,7 +97,8 @@ def judge_copies(
     before = Observed(copies.requests, 0, copies.incumbent_p95_s)
     now = Observed(copies.requests, copies.failures + different, copies.newcomer_p95_s)
     if _failures(before, now, thresholds) is not None:
-        return Judgement(Verdict.REGRESSED, f"{counted}; {thresholds.failure_share:.1%} are allowed")
+        advice = "; for a classifier, compare with update.shadow_agreement" if agreement is None and rows else ""
+        return Judgement(Verdict.REGRESSED, f"{counted}; {thresholds.failure_share:.1%} are allowed{advice}")
     judgement = judge_health(before, now, elapsed_s, thresholds)
     return Judgement(judgement.verdict, f"{judgement.reason}; {counted}")
 

@@ -21,7 +21,10 @@ SHOWN_HISTORY = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What became of one assignment. action: one of the words above, or how its rollout ended."""
+    """What became of one assignment. action: one of the words above, or how its rollout ended.
+
+    gap_s: how long nothing of the model answered, where memory holds one version only.
+    """
 
     model: str
     release: int
@@ -29,6 +32,7 @@ class Offered:
     action: str
     reason: str = ""
     version: int | None = None
+    gap_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Rollout:
         self._gap_s: float | None = None
         self._fetched_bytes = 0
         self._tries = 0
+        self._is_tried = False
         self._withdrawn = threading.Event()
 
     def withdraw(self) -> None:
@@ -93,8 +94,9 @@ class Rollout:
             self._fetched_bytes = bring(self._progress)
             self._happened(Event.STAGED)
             staged = self._means.releases.open(self.release)
-            self._try(staged)
-            return self._serve(staged)
+            if self._means.loader.holds_both(staged.folder):
+                self._try(staged)
+            return self._serve()
         except ReleaseFailed as error:
             return self._refuse(error.message)
         except _Doubtful as error:
@@ -107,7 +109,10 @@ class Rollout:
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def _try(self, staged: StagedRelease) -> None:
-        """Let a child process find out what is wrong with it, if anything."""
+        """Let a child process find out what is wrong with it, if anything. Once."""
+        if self._is_tried:
+            return
+        self._is_tried = True
         self._tell("tried in a child process")
         report = self._means.try_release(staged)
         match report.outcome:
@@ -118,13 +123,17 @@ class Rollout:
             case Outcome.HINDERED:
                 raise UpdateError(report.reason)
 
-    def _serve(self, staged: StagedRelease) -> Result:
-        """Load it beside the old one, let it answer, and keep the one that does well."""
+    def _serve(self) -> Result:
+        """Load it beside the old one, let it answer, and keep the one that does well.
+
+        Where memory holds only one of them, the old one is unloaded first, also for the trial, and nobody is answered
+        until one of them is loaded: the gap that is reported.
+        """
         # Between the trial and now somebody may have written there.
         staged = self._means.releases.open(self.release)
         golden = staged.golden_tensors()
         try:
-            exchange = self._means.loader.exchange(staged.folder)
+            exchange = self._means.loader.exchange(staged.folder, before_alone=lambda: self._try(staged))
         except LoadFailed as error:
             raise _Doubtful(f"it loads in a child process, but not here: {error.message}") from error
         self._gap_s = exchange.gap_s

@@ -110,6 +110,10 @@ class Updater:
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
+    def reserve(self) -> None:
+        """Keep the models folder from serving what updates serve. Before the loader starts. Thread: any."""
+        self._loader.reserve(release.model for release in self._journal.recorded())
+
     def open(self) -> None:
         """Open the memory and let every active release answer that is whole.
 
@@ -235,8 +239,8 @@ class Updater:
         """What becomes of one assignment: its trouble is its own, and the next one is looked at."""
         counter = assignment.release.counter
 
-        def told(action: str, reason: str = "", version: int | None = None) -> Offered:
-            return Offered(assignment.model, counter, assignment.percent, action, reason, version)
+        def told(action: str, reason: str = "", version: int | None = None, gap_s: float | None = None) -> Offered:
+            return Offered(assignment.model, counter, assignment.percent, action, reason, version, gap_s)
 
         try:
             reason = why_not_offered(assignment, self._active.memory())
@@ -250,7 +254,7 @@ class Updater:
             if not installs:
                 return told(AVAILABLE, "", manifest.version)
             result = self._roll_out(catalogue, release, manifest, data)
-            return told(result.outcome, result.reason, manifest.version)
+            return told(result.outcome, result.reason, manifest.version, result.gap_s)
         except EdgeRuntimeError as error:
             return told(PUT_OFF, error.message)
 

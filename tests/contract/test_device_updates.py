@@ -106,6 +106,21 @@ def test_with_updates_the_models_folder_is_not_served_unless_that_is_allowed(fle
         assert device.run("mlp", x=x)[0] == 1
 
 
+def test_after_a_restart_the_release_serves_and_never_the_folders_model_of_its_name(
+    fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = tmp_path / "own"
+    weights = onnx_models.numpy_helper.from_array(np.full(2, 9.0, np.float32), "w")
+    onnx_models.add_weights(models / "adder" / "3", weights)
+    fleet.release(1)
+    with fleet.device(models=models, require_signed=False) as device:
+        device.outcome()
+    caplog.clear()
+    with caplog.at_level("INFO"), fleet.device(models=models, require_signed=False) as device:
+        assert device.adds() == 1.0
+    assert [record.version for record in caplog.records if record.message == "loaded"] == [1]
+
+
 def test_a_release_takes_the_place_of_the_folders_model_of_its_name(fleet: Fleet, tmp_path: Path) -> None:
     models = tmp_path / "own"
     weights = onnx_models.numpy_helper.from_array(np.full(2, 9.0, np.float32), "w")

@@ -109,12 +109,15 @@ class Fleet:
         models: Path | None = None,
         disk: Disk = SYSTEM_DISK,
         utc_clock: Callable[[], datetime] | None = None,
+        memory_bytes: int | None = None,
         **changes: Any,
     ) -> AbstractContextManager[UpdatedDevice]:
-        """The device; its state outlives it. changes: of `[update]`."""
+        """The device; its state outlives it. memory_bytes: for models. changes: of `[update]`."""
         self.sync()
         settings = update_settings(self.folder, self.site.root, **{"folder": str(self.mirror), **changes})
-        return updated_device(self.folder, settings, models=models, disk=disk, utc_clock=utc_clock)
+        return updated_device(
+            self.folder, settings, models=models, disk=disk, utc_clock=utc_clock, memory_bytes=memory_bytes
+        )
 
     def sync(self) -> None:
         """Bring the mirror up to date."""
@@ -144,6 +147,7 @@ def updated_device(
     models: Path | None = None,
     disk: Disk = SYSTEM_DISK,
     utc_clock: Callable[[], datetime] | None = None,
+    memory_bytes: int | None = None,
 ) -> Iterator[UpdatedDevice]:
     """A device whose state lies in `folder`. models: its models folder, an empty one unless given."""
     models = models or folder / "models"
@@ -154,7 +158,7 @@ def updated_device(
             state=str(folder / "state"),
             watch=False,
             calibrate=False,
-            limits=LimitSettings(cores=1),
+            limits=LimitSettings(cores=1, memory_bytes=memory_bytes),
             update=settings,
         ),
         disk=disk,

@@ -84,6 +84,13 @@ def wide(folder: Path, size: int = 1024) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", size])], [("y", "FP32", ["rows", size])], weights)
 
 
+def scaled(folder: Path, factor: float, size: int = 1024) -> Path:
+    """x FP32 [rows, size] -> y FP32 [rows, size] = factor * x, by a matrix of `4 * size * size` bytes."""
+    weights = [numpy_helper.from_array((np.eye(size) * factor).astype(np.float32), "matrix")]
+    nodes = [helper.make_node("MatMul", ["x", "matrix"], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", size])], [("y", "FP32", ["rows", size])], weights)
+
+
 def added(folder: Path, constant: float = 1.0, columns: int = 2) -> Path:
     """x FP32 [rows, 2] -> y FP32 [rows, columns] = x + constant, beside more columns of the constant."""
     weights = [numpy_helper.from_array(np.full(2, constant, np.float32), "constant")]
