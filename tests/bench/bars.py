@@ -183,7 +183,7 @@ def _update_bars() -> list[Bar]:
         Bar(
             "update.memory.peak_mib", "10 000 targets in 33 roles: peak RSS of a check − daemon's", "≤", 40, unit="MiB"
         ),
-        Bar("update.memory.kept_mib", "the same: PSS after it − daemon's", "≤", 40, unit="MiB"),
+        Bar("update.memory.kept_mib", "the same: RSS after it − daemon's", "≤", 40, unit="MiB"),
         Bar("update.idle.start_s", "cold start to first answer with an installed release", unit="s"),
         Bar("update.idle.plain_start_s", "the same model from a folder, no [update]", unit="s"),
         Bar("update.idle.pss_mib", "idle with an installed release: PSS", unit="MiB"),

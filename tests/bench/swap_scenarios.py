@@ -18,7 +18,7 @@ from tests.models import onnx_models
 
 GOOD, BAD = 200, 50
 QUICK_GOOD, QUICK_BAD = 10, 5
-QUIET_S, QUICK_QUIET_S = 10.0, 2.0
+QUIET_S, QUICK_QUIET_S = 10.0, 1.0
 
 SIDE, STEPS, TIMES_SLOWER = 256, 4, 10
 """Some 3 ms a run on one core, which is above what the health gate takes for noise, and ten times that."""
