@@ -67,6 +67,13 @@ class Release(msgspec.Struct, frozen=True):
     manifest_sha256: str
 
 
+class Record(msgspec.Struct, frozen=True):
+    """The second record: what is active, and how often that had changed."""
+
+    changes: int = 0
+    active: list[Release] = []
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A release under way. tries: how often it was warmed up and did not say how that ended."""
@@ -119,11 +126,14 @@ class Journal:
             is_lost = self._database is None and self._connect_or_begin(path)
         except (sqlite3.Error, OSError) as error:
             raise StorageFailed(f"{path}: cannot be opened: {error}; look at the disk") from error
+        record = _read_record(self._folder / RECORD)
         # Not whether the file was there: after a power cut it may be, and be empty.
         if self.fact("begun") is None:
-            self._begin(is_lost=is_lost)
+            self._begin(record, is_lost=is_lost or record is not None)
+        elif record is not None and record.changes > self._changes():
+            self._begin(record, is_lost=True)  # the record is written after the database: this one lost its log
         self.is_state_lost = self.fact("state_lost") is not None
-        if (_read_record(self._folder / RECORD) or []) != self._in_record():
+        if (record or Record()) != self._in_record():
             self._write_record()  # a commit was cut off between the two, or the record was damaged
 
     def close(self) -> None:
@@ -141,7 +151,8 @@ class Journal:
 
     def recorded(self) -> list[Release]:
         """What the second record names as active: for when the database cannot be opened. Needs no `open`."""
-        return _read_record(self._folder / RECORD) or []
+        record = _read_record(self._folder / RECORD)
+        return record.active if record is not None else []
 
     def previous(self) -> dict[str, Release]:
         """By model, the release that was active before, which an operator can go back to."""
@@ -229,12 +240,10 @@ class Journal:
                 (release.model, release.manifest_sha256),
             )
             _set_active(database, release)
-            database.execute(
-                "insert into counters values (?, ?) on conflict do update set counter = max(counter, excluded.counter)",
-                (release.model, release.counter),
-            )
+            _raise_counter(database, release)
             database.execute("delete from rollouts where model = ?", (release.model,))
             _note(database, at_utc, release, "committed", "")
+            _count_change(database)
         self._write_record()
 
     def reject(self, release: Release, at_utc: str, reason: str) -> None:
@@ -252,6 +261,7 @@ class Journal:
             database.execute("delete from previous where model = ?", (release.model,))
             database.execute("delete from rollouts where model = ?", (release.model,))
             _note(database, at_utc, release, "gone back to", reason)
+            _count_change(database)
         self._write_record()
 
     def take_away(self, model: str, at_utc: str, reason: str) -> None:
@@ -262,6 +272,7 @@ class Journal:
             database.execute("delete from previous where model = ?", (model,))
             database.execute("delete from rollouts where model = ?", (model,))
             _note(database, at_utc, release, "taken away", reason)
+            _count_change(database)
         self._write_record()
 
     def restart(self, at_utc: str) -> dict[str, Rollout]:
@@ -323,19 +334,26 @@ class Journal:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.rename(broken, broken.with_name(f"{broken.name}.broken"))
 
-    def _begin(self, *, is_lost: bool) -> None:
-        """A new database takes over what the second record says was active; on a new device there is none."""
-        record = _read_record(self._folder / RECORD)
+    def _begin(self, record: Record | None, *, is_lost: bool) -> None:
+        """A database that knows nothing takes over what the second record says is active; a new device has none."""
         with self._transaction() as database:
             _set_fact(database, "begun", "yes")
-            if is_lost or record is not None:
+            if is_lost:
                 _set_fact(database, "state_lost", "yes")
-            for release in record or ():
+            if record is None:
+                return
+            for query in ("delete from active", "delete from previous", "delete from rollouts"):
+                database.execute(query)
+            for release in record.active:
                 _set_active(database, release)
-                database.execute("insert or replace into counters values (?, ?)", (release.model, release.counter))
+                _raise_counter(database, release)
+            _set_fact(database, "changes", str(record.changes))
 
-    def _in_record(self) -> list[Release]:
-        return sorted(self.active().values(), key=lambda release: release.model)
+    def _changes(self) -> int:
+        return int(self.fact("changes") or 0)
+
+    def _in_record(self) -> Record:
+        return Record(self._changes(), sorted(self.active().values(), key=lambda release: release.model))
 
     def _write_record(self) -> None:
         write_atomically(self._folder / RECORD, msgspec.json.encode(self._in_record()), disk=self._disk)
@@ -428,11 +446,25 @@ def _note(database: sqlite3.Connection, at_utc: str, release: Release, what: str
     database.execute("delete from history where number <= (select max(number) from history) - ?", (KEPT_HISTORY,))
 
 
-def _read_record(path: Path) -> list[Release] | None:
+def _raise_counter(database: sqlite3.Connection, release: Release) -> None:
+    database.execute(
+        "insert into counters values (?, ?) on conflict do update set counter = max(counter, excluded.counter)",
+        (release.model, release.counter),
+    )
+
+
+def _count_change(database: sqlite3.Connection) -> None:
+    """What is active has changed once more, which the second record says as well."""
+    database.execute(
+        "insert into facts values ('changes', '1') on conflict do update set value = cast(value as integer) + 1"
+    )
+
+
+def _read_record(path: Path) -> Record | None:
     """The second record; None when there is none that can be read."""
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=list[Release])
+            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=Record)
     except (OSError, msgspec.DecodeError):
         return None
 
