@@ -1,0 +1,48 @@
+"""A daemon that updates under load and is killed at random moments: every answer is right, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.system.killed_device import KilledDevice, Load
+
+LONGEST_CALM_S = 0.8
+"""A start takes 0.1 s and an update 0.3 s where nothing else runs: kills fall into both, and after them."""
+
+
+@pytest.mark.parametrize(("devices", "kills"), [(3, 20), pytest.param(4, 125, marks=pytest.mark.long)])
+def test_a_daemon_killed_at_random_while_it_updates_answers_right_after_every_kill_and_forgets_nothing(
+    tmp_path: Path, devices: int, kills: int
+) -> None:
+    with ThreadPoolExecutor(devices) as pool:
+        lives = [
+            pool.submit(suffer, tmp_path / str(number), random.Random(f"device {number}"), kills)
+            for number in range(devices)
+        ]
+    assert [trouble for life in lives for trouble in life.result()[1]] == []
+    updates = sum(life.result()[0] for life in lives)
+    assert updates > devices * kills / 20, "too few updates came to their end to say much"
+
+
+def suffer(folder: Path, chance: random.Random, kills: int) -> tuple[int, list[str]]:
+    """Kill one device so many times, with something to update to each time: updates committed, and what went wrong."""
+    with closing(KilledDevice(folder)) as device, Load(device.endpoint) as load:
+        for _ in range(kills):
+            load.expect(device.active, device.offer_next())
+            device.start()
+            # Some kills do not even wait until it serves.
+            if device.active and chance.random() < 0.7:
+                load.wait_answered()
+            time.sleep(chance.random() * LONGEST_CALM_S)
+            device.kill()
+        load.expect(device.active, device.offer_next())
+        device.start()
+        load.wait_answered()
+        device.kill()
+        return device.updates, load.troubles
