@@ -78,7 +78,10 @@ class ActiveReleases:
         return previous
 
     def take_away(self, assigned: Collection[str]) -> None:
-        """Models that the group no longer names are not meant for this device."""
+        """Models that the group no longer names are not meant for this device, nor is what was under way of them."""
+        for model, rollout in self._journal.rollouts().items():
+            if model not in assigned:
+                self._journal.drop(rollout.release, self._time.now_text(), "its group no longer names it")
         for model in sorted(set(self._journal.active()) - set(assigned)):
             self._journal.take_away(model, self._time.now_text(), "its group no longer names it")
             self._loader.release_away(model)

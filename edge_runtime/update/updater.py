@@ -29,7 +29,7 @@ from edge_runtime.update.download import Progress
 from edge_runtime.update.fetch import Limits, Pace
 from edge_runtime.update.journal import Journal, Release
 from edge_runtime.update.marks import check_marks, marks_of
-from edge_runtime.update.offers import Device, offers, why_not_fit, why_not_offered
+from edge_runtime.update.offers import Device, Memory, offers, why_not_fit, why_not_offered
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import (
     AVAILABLE,
@@ -84,7 +84,6 @@ class Updater:
         self._loader = loader
         self._clock = clock
         self._stop = stop
-        self._wait = wait
         self._metadata = MetadataStore(folder / "metadata", disk=disk)
         self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
         self._journal = Journal(folder / "journal", disk=disk)
@@ -206,7 +205,8 @@ class Updater:
             catalogue = self._refresh(source)
             assignments = catalogue.assignments(self._settings.group)
             chosen = offers(assignments, self.device.device_id)
-            offered = [self._take(catalogue, each, installs=installs) for _, each in sorted(chosen.items())]
+            memory = self._active.memory()  # of a model, which no other model's rollout changes
+            offered = [self._take(catalogue, each, memory, installs=installs) for _, each in sorted(chosen.items())]
             offered += [_left_out(each) for each in assignments if chosen.get(each.model) is not each]
             if installs:
                 self._active.take_away({each.model for each in assignments})
@@ -235,7 +235,7 @@ class Updater:
             self._journal.found_whole()
         return Catalogue(client, source.targets, self._artifacts, lambda: self._pace(METADATA_LIMITS))
 
-    def _take(self, catalogue: Catalogue, assignment: Assignment, *, installs: bool) -> Offered:
+    def _take(self, catalogue: Catalogue, assignment: Assignment, memory: Memory, *, installs: bool) -> Offered:
         """What becomes of one assignment: its trouble is its own, and the next one is looked at."""
         counter = assignment.release.counter
 
@@ -243,7 +243,7 @@ class Updater:
             return Offered(assignment.model, counter, assignment.percent, action, reason, version, gap_s)
 
         try:
-            reason = why_not_offered(assignment, self._active.memory())
+            reason = why_not_offered(assignment, memory)
             if reason is not None:
                 return told(PASSED_OVER if reason else RUNS, reason)
             manifest, data = catalogue.manifest(assignment)
