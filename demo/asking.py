@@ -27,13 +27,14 @@ ANSWER_LIMIT_S = 30.0
 class Tally:
     """What became of the requests so far: answers by the version that gave them, and what went wrong, in words."""
 
+    asked: int = 0
     answered: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
     @property
-    def asked(self) -> int:
-        """How many came to an end, good or bad."""
-        return self.answered.total() + len(self.failures)
+    def unanswered(self) -> int:
+        """How many have no answer: failed, or still under way."""
+        return self.asked - self.answered.total()
 
 
 class Asking:
@@ -61,12 +62,11 @@ class Asking:
 
     def _run(self) -> None:
         waiting: deque[Future[InferResult]] = deque()
-        row = 0
         while not self._stop.is_set() or waiting:
             while len(waiting) < IN_FLIGHT and not self._stop.is_set():
-                image = self._images[row % len(self._images)][None]
+                image = self._images[self.tally.asked % len(self._images)][None]
+                self.tally.asked += 1
                 waiting.append(self._client.submit("digits", {"image": image}))
-                row += 1
             try:
                 self.tally.answered[waiting.popleft().result(ANSWER_LIMIT_S).version] += 1
             except (EdgeRuntimeError, ConnectionError, TimeoutError) as error:

@@ -100,7 +100,7 @@ def _demonstrate(stage: Stage, digits: Digits) -> dict[str, Any]:
         "accuracy": accuracy,
         "asked": asking.tally.asked,
         "answered_by": {str(version): count for version, count in sorted(asking.tally.answered.items())},
-        "lost": len(asking.tally.failures),
+        "lost": asking.tally.unanswered,
         "refused": {str(each["release"]): each["reason"] for each in told["refused"]},
         "serves": told["models"]["digits"]["version"],
         "ended_in_order": ended_in_order,
@@ -154,9 +154,9 @@ def _show_slow(stage: Stage, client: Client, tally: Tally) -> None:
 def _show_end(stage: Stage, daemon: Daemon, tally: Tally) -> None:
     with stage.screen.step("What the device says of all this"):
         stage.screen.line(stage.edge_runtime("update", "status", "--connect", daemon.endpoint))
-        lost = len(tally.failures)
+        lost = tally.unanswered
         text = stage.screen.paint(f"{lost} lost", "bold", "red" if lost else "green")
-        stage.screen.line(f"  {tally.asked:,} requests through two changes of version and two rollbacks: {text}")
+        stage.screen.line(f"  {tally.asked:,} requests while one release was taken, one refused and one taken back: {text}")
         for failure in tally.failures[:3]:
             stage.screen.line(f"    {failure}")
 
