@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,21 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where one device lives: its folder, the mirror that it follows, and the root that it was shipped with."""
+    """Where one device lives: its folder, the mirror that it follows, and the root that it was shipped with.
+
+    syncs: it really syncs, which matters only to one whose power is cut.
+    """
 
     folder: Path
     mirror: Path
     root: bytes
+    syncs: bool = False
 
     def copy(self, folder: Path, mirror: Path | None = None) -> Home:
         """A device in the same state that lives elsewhere, and maybe follows another mirror."""
         if (self.folder / "state").exists():
             shutil.copytree(self.folder / "state", folder / "state")
-        return Home(folder, mirror or self.mirror, self.root)
+        return replace(self, folder=folder, mirror=mirror or self.mirror)
 
     def live(self, at: int = 0, *, after: bool = False) -> Life:
         """Start, serve, and bring what is assigned, answering all the time. at: SIGKILL at that durable call."""
@@ -117,7 +121,7 @@ def _told(pipe: Connection) -> Iterator[tuple[str, Any]]:
 
 def _live(pipe: Connection, home: Home, at: int, after: bool) -> None:
     settings = update_settings(home.folder, home.root, folder=str(home.mirror))
-    disk = DyingDisk(at, kill_process, after=after) if at else DyingDisk()
+    disk = DyingDisk(at, kill_process, after=after, syncs=home.syncs)
     with updated_device(home.folder, settings, disk=disk) as device:
         last = _adds(device)
         pipe.send(("served", last))
