@@ -156,7 +156,7 @@ def _show_end(stage: Stage, daemon: Daemon, tally: Tally) -> None:
         stage.screen.line(stage.edge_runtime("update", "status", "--connect", daemon.endpoint))
         lost = tally.unanswered
         text = stage.screen.paint(f"{lost} lost", "bold", "red" if lost else "green")
-        stage.screen.line(f"  {tally.asked:,} requests while one release was taken, one refused and one taken back: {text}")
+        stage.screen.line(f"  {tally.asked:,} requests; one release taken, one refused, one taken back: {text}")
         for failure in tally.failures[:3]:
             stage.screen.line(f"    {failure}")
 
