@@ -122,8 +122,8 @@ def _latency(before: Observed, now: Observed, thresholds: Thresholds) -> str | N
     if now.p95_s <= allowed_s:
         return None
     return (
-        f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and {thresholds.latency_ratio:g} times "
-        "that are allowed"
+        f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and up to {allowed_s * 1e3:.3g} ms are "
+        f"allowed ({thresholds.latency_ratio:g} times that, or times {NOISE_S * 1e3:g} ms where it was less)"
     )
 
 
