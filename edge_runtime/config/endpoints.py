@@ -174,9 +174,13 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _holds_socket(folder: Path) -> bool:
-    """A daemon's socket is there, and its folder is ours or root's: below /tmp a stranger could answer instead."""
+    """A daemon's socket is there, and its folder is ours or root's: below /tmp a stranger could answer instead.
+
+    The one below /run is the service's own user's, who shares the sockets with a group; only root can have made it.
+    """
     try:
-        return (folder / INFER_SOCKET).is_socket() and folder.stat().st_uid in (0, os.getuid())
+        is_ours = folder == SYSTEM_RUNTIME / _NAME or folder.stat().st_uid in (0, os.getuid())
+        return is_ours and (folder / INFER_SOCKET).is_socket()
     except OSError:
         return False  # a folder that this user may not look into
 

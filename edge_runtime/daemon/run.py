@@ -27,6 +27,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
+from edge_runtime.serving.self_check import SelfCheck
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
@@ -61,6 +62,7 @@ class Daemon:
         self._config = config
         self._core = core
         self._notifier = Notifier()
+        self._self_check = SelfCheck(core.servables, core.clock, self._notifier.watchdog_interval_s or 0.0)
         self._context = new_context()
         self._loop = IoLoop(core.metrics)
         self._host = HostProbe()
@@ -240,7 +242,7 @@ class Daemon:
         log.info("metrics", extra={"url": self.metrics_url})
 
     def _beat(self) -> None:
-        """Called by the I/O loop each time round: serving works, so systemd's watchdog is fed from here."""
+        """Called by the I/O loop each time round: if models answer too, serving works, and the watchdog is fed."""
         now_s = time.monotonic()
         if now_s < self._beat_due_s:
             return
@@ -250,7 +252,8 @@ class Daemon:
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is not None and now_s >= self._watchdog_due_s:
             self._watchdog_due_s = now_s + interval_s / 2
-            self._notifier.watchdog()
+            if self._self_check.is_alive():
+                self._notifier.watchdog()
 
     def _report_ready(self) -> None:
         listing = self._core.servables.listing()

@@ -214,6 +214,7 @@ class VersionLoader:
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=metrics,
+            warm_length=first.length if first.times else None,
         )
         return servable, first
 

@@ -104,7 +104,9 @@ class Servable:
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: ModelMetrics,
+        warm_length: int | None = None,
     ) -> None:
+        """warm_length: what its dynamic inner axes were given in its first runs; None where none could be made."""
         self.model = model
         self.number = number
         self.settings = settings
@@ -113,6 +115,7 @@ class Servable:
         self.batches = batches
         self.mode: Mode = mode
         self.max_rows = max_rows
+        self.warm_length = warm_length
         self.inline = inline
         self.scheduled = scheduled
         self.metrics = metrics
@@ -138,6 +141,10 @@ class Servable:
         self.used_s = request.arrived_s
         if self.follower is not None:
             self.follower.follow(request)
+        self.submit_unseen(request)
+
+    def submit_unseen(self, request: Pending) -> None:
+        """As `submit`, for a request that nobody made: the model does not look used, and no follower hears of it."""
         if self.mode == "inline":
             self._run_here(request)
         else:

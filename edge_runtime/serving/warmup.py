@@ -87,6 +87,17 @@ def make_inputs(spec: ModelSpec, rows: int, length: int, shapes: Mapping[str, Se
     }
 
 
+def zero_inputs(spec: ModelSpec, length: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+    """One row as `make_inputs`, of zeros: nothing to compute and, until they are read, no memory. Text is "0"."""
+    inputs: dict[str, Array] = {}
+    for tensor in spec.inputs:
+        shape = _shape(tensor, 1, length, shapes.get(tensor.name))
+        is_text = tensor.datatype == "BYTES"
+        dtype = DATATYPES[tensor.datatype].dtype
+        inputs[tensor.name] = np.full(shape, b"0", object) if is_text else np.zeros(shape, dtype)
+    return inputs
+
+
 def _runnable_length(instance: Instance, settings: ModelSettings) -> int | None:
     spec, shapes = instance.spec, settings.warmup.shapes
     is_known = all(tensor.has_fixed_inner_shape or tensor.name in shapes for tensor in spec.inputs)

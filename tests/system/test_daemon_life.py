@@ -104,6 +104,20 @@ def test_systemd_is_told_ready_watchdog_reload_and_stopping(folder):
             assert daemon.process.wait(START_S) == 0
 
 
+def test_the_watchdog_is_fed_after_the_daemon_asked_its_own_models(folder):
+    with SystemdSocket(folder) as systemd, DaemonProcess(
+        folder, NOTIFY_SOCKET=systemd.path, WATCHDOG_USEC="200000"
+    ) as daemon:  # fmt: skip
+        systemd.wait_for("READY=1")
+        with RawClient(daemon.endpoint) as client:
+            models = {}
+            while any(models.get(name, {}).get("runs", 0) < 2 for name in ("mlp", "queued")):
+                systemd.wait_for("WATCHDOG=1")
+                models = client.result("stats")["metrics"]["models"]
+            assert [models[name]["requests"] for name in ("mlp", "queued")] == [0, 0]
+        assert daemon.stop() == 0
+
+
 def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
         client.ask(header("queued"), b"first", X)

@@ -98,6 +98,16 @@ def test_a_client_ignores_a_socket_in_a_strangers_folder(monkeypatch: pytest.Mon
         assert endpoints.client_endpoint() == f"ipc://{tmp_path}/edge-runtime-4242/infer.sock"
 
 
+def test_a_client_finds_the_service_whose_folder_belongs_to_a_user_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
+    path = tmp_path / "run" / "edge-runtime" / "infer.sock"
+    with listening(path):
+        monkeypatch.setattr(os, "getuid", lambda: 4242)
+        assert endpoints.client_endpoint() == f"ipc://{path}"
+
+
 def test_looking_for_a_daemon_makes_no_folder(tmp_path: Path) -> None:
     assert endpoints.client_endpoint() == f"ipc://{tmp_path}/{PRIVATE}/infer.sock"
     assert not (tmp_path / PRIVATE).exists()
