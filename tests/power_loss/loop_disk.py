@@ -6,7 +6,9 @@ its journal what the cut left. Needs root and loop devices. What a disk's own ca
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import os
 import shutil
 import struct
@@ -16,6 +18,7 @@ from pathlib import Path
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
+CLONE_NEWNS = 0x00020000
 LIMIT_S = 60.0
 
 
@@ -72,6 +75,7 @@ class LoopDisk:
             with self._image.open("wb") as image:
                 image.truncate(self._kind.image_bytes)
             _run(*self._kind.make, str(self._image))
+        _enter_own_namespace()
         kind = self._kind.make[0].partition(".")[2]
         _run("mount", "-t", kind, "-o", self._kind.options, str(self._image), str(self.path))
         self._is_mounted = True
@@ -97,6 +101,19 @@ class LoopDisk:
             _run("umount", "--lazy", str(self.path))
             self._is_mounted = False
         self._image.unlink(missing_ok=True)
+
+
+@functools.cache
+def _enter_own_namespace() -> None:
+    """Mount where no other process sees it, for the rest of this thread's life and its children's.
+
+    Whoever copies the host's mounts meanwhile, as every container does, would keep alive a file system that was cut and
+    unmounted here, and mounting its image again would give the dead one back. Raises OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "no mount namespace of its own")
+    _run("mount", "--make-rprivate", "/")
 
 
 def _run(*command: str) -> None:
