@@ -29,6 +29,7 @@ class ActiveReleases:
         self._loader = loader
         self._time = time
         self._served: set[Release] = set()
+        self._lost: set[str] = set()
 
     def serve(self) -> None:
         """Let every active release answer; one that is not whole, or does not load, is replaced by the one before."""
@@ -44,6 +45,20 @@ class ActiveReleases:
     def noted(self, release: Release) -> None:
         """A release was committed: it serves."""
         self.not_served.pop(release.model, None)
+
+    def lost(self, model: str, reason: str) -> None:
+        """What was active had to leave for another release, and did not come back."""
+        self._lost.add(model)
+        self.not_served[model] = reason
+        self._served = {release for release in self._served if release.model != model}
+
+    def serve_again(self) -> None:
+        """Let what was lost answer again: what hindered it may be over."""
+        active = self._journal.active()
+        for model in sorted(self._lost & set(active)):
+            self.not_served.pop(model, None)
+            self._serve_first((active[model],))
+        self._lost &= set(self.not_served)
 
     def memory(self) -> Memory:
         """What offers are judged by. A release that does not serve counts as not there, so that it is brought again."""

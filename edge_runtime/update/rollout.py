@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
@@ -24,7 +24,7 @@ from edge_runtime.update.journal import Journal, Release
 from edge_runtime.update.observation import Interrupted, Observation
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import Step
-from edge_runtime.update.states import MAX_TRIES, TRANSITIONS, Event, State, next_state
+from edge_runtime.update.states import COUNTS_A_TRY, MAX_TRIES, TRANSITIONS, Event, State, next_state
 from edge_runtime.update.trial import Outcome, TrialReport
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,17 @@ INSTALLED, REFUSED, PUT_OFF = "installed", "refused", "put off"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How it ended. outcome: INSTALLED, REFUSED or PUT_OFF. gap_s: how long nothing served, if memory held one only."""
+    """How it ended. outcome: INSTALLED, REFUSED or PUT_OFF. gap_s: how long nothing served, if memory held one only.
+
+    lost: why the version before does not answer now, where memory held one only; "" where it does.
+    """
 
     release: Release
     outcome: str
     reason: str
     gap_s: float | None = None
     fetched_bytes: int = 0
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,9 @@ class Means:
     """Load it and run its golden input in a child process."""
 
 
+TAKEN_BACK = "taken back by an operator"
+
+
 class _Doubtful(UpdateError):
     """It may be the release's fault, or the device's."""
 
@@ -77,10 +84,18 @@ class Rollout:
         self._tries = 0
         self._is_tried = False
         self._withdrawn = threading.Event()
+        self._is_decided = False
+        self._deciding = threading.Lock()
 
-    def withdraw(self) -> None:
-        """An operator does not want it: the version before it comes back, and this one is refused. Thread: any."""
-        self._withdrawn.set()
+    def withdraw(self) -> bool:
+        """An operator does not want it: the version before it comes back, and this one is refused. Thread: any.
+
+        False: too late, it is decided what becomes of it.
+        """
+        with self._deciding:
+            if not self._is_decided:
+                self._withdrawn.set()
+            return not self._is_decided
 
     def run(self, bring: Callable[[Progress], int]) -> Result:
         """Bring its files here, try it, let it serve, judge it.
@@ -89,13 +104,25 @@ class Rollout:
         fetched. Raises StorageFailed only where not even the journal can be written: the old version serves then.
         """
         try:
+            return self._run(bring)
+        except Interrupted:
+            self._happened(Event.WITHDRAWN, TAKEN_BACK)
+            return self._rejected(TAKEN_BACK)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _run(self, bring: Callable[[Progress], int]) -> Result:
+        """Raises Interrupted: an operator does not want it, before it answered a request."""
+        try:
             self._happened(Event.OFFERED)
             self._happened(Event.VERIFIED)
             self._fetched_bytes = bring(self._progress)
             self._happened(Event.STAGED)
+            self._check_wanted()
             staged = self._means.releases.open(self.release)
             if self._means.loader.holds_both(staged.folder):
                 self._try(staged)
+            self._check_wanted()
             return self._serve()
         except ReleaseFailed as error:
             return self._refuse(error.message)
@@ -105,8 +132,6 @@ class Rollout:
             return self._put_off(error.message, is_counted=True)
         except (UpdateError, StorageFailed, LoadFailed, Draining) as error:
             return self._put_off(error.message)
-
-    # ---- steps ------------------------------------------------------------------------------------------------------
 
     def _try(self, staged: StagedRelease) -> None:
         """Let a child process find out what is wrong with it, if anything. Once."""
@@ -140,6 +165,7 @@ class Rollout:
         try:
             staged.check_unchanged()
             judgement = self._observe(exchange, golden)
+            self._decide()
             is_well = judgement.verdict is not Verdict.REGRESSED
             self._happened(Event.PASSED if is_well else Event.FAILED, judgement.reason)
         except Interrupted:
@@ -156,6 +182,7 @@ class Rollout:
     def _observe(self, exchange: Exchange, golden: GoldenTensors) -> Judgement:
         """Begin with copies or some requests, where that is asked for, then all of them."""
         self._happened(Event.SWAPPED)
+        self._check_wanted()
         settings = self._means.settings
         observation = Observation(
             exchange.newcomer,
@@ -195,19 +222,33 @@ class Rollout:
         log.warning(
             "rolling back", extra={"model": self.release.model, "release": self.release.counter, "reason": reason}
         )
-        exchange.roll_back()
+        lost = ""
+        try:
+            exchange.roll_back()
+        except LoadFailed as error:
+            # Memory held only one of them. This one is at fault all the same, and is not to come back for that.
+            lost = f"it was unloaded for release {self.release.counter}, and did not load again: {error.message}"
         self._happened(Event.REVERTED, reason)
-        return self._rejected(reason)
+        return replace(self._rejected(reason), lost=lost)
 
     def _interrupted(self, exchange: Exchange) -> Result:
         """An operator wants the old one; or the daemon stops, and whatever was being tried did not end it."""
         if self._withdrawn.is_set():
-            reason = "taken back by an operator"
-            self._happened(Event.WITHDRAWN, reason)
-            return self._take_back(exchange, reason)
+            self._happened(Event.WITHDRAWN, TAKEN_BACK)
+            return self._take_back(exchange, TAKEN_BACK)
         exchange.roll_back()
         self._means.journal.take_back_try(self.release.model)
         return self._result(PUT_OFF, "the daemon stopped meanwhile; it is tried again after its start")
+
+    def _decide(self) -> None:
+        """From here on nobody takes it back. Raises Interrupted: somebody has."""
+        with self._deciding:
+            self._check_wanted()
+            self._is_decided = True
+
+    def _check_wanted(self) -> None:
+        if self._withdrawn.is_set():
+            raise Interrupted
 
     def _refuse(self, reason: str) -> Result:
         """Its own fault, before it answered a request."""
@@ -220,8 +261,11 @@ class Rollout:
 
     def _put_off(self, reason: str, *, is_counted: bool = False) -> Result:
         """Not its fault, or not surely, before it answered a request. is_counted: the third time it is its fault."""
+        if TRANSITIONS.get((self._state, Event.WITHDRAWN)) is State.REJECTING:
+            self._decide()
         if self._means.stop.is_set():
-            self._means.journal.take_back_try(self.release.model)
+            if self._state in COUNTS_A_TRY:
+                self._means.journal.take_back_try(self.release.model)
         elif (self._state, Event.HINDERED) in TRANSITIONS:
             self._happened(Event.HINDERED, reason, keeps_tries=is_counted)
         return self._result(PUT_OFF, reason)
@@ -250,6 +294,7 @@ class Rollout:
     def _progress(self, done_bytes: int, total_bytes: int) -> None:
         if self._means.stop.is_set():
             raise UpdateError("the daemon stops; what was fetched is kept")
+        self._check_wanted()
         self._means.tell(Step(self.release, self._state, "", done_bytes, total_bytes))
 
     def _wait(self, seconds: float) -> bool:

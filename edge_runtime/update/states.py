@@ -32,7 +32,8 @@ class State(Enum):
 class Event(Enum):
     """What happened to it. SWAPPED: it is loaded in the daemon and about to run requests, copies, some or all of them.
 
-    HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own.
+    HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own. WITHDRAWN: an operator does
+    not want it, which is as good as a fault: the next check must not bring it again.
     """
 
     OFFERED = "offered"
@@ -52,15 +53,15 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     # What cannot be verified is somebody else's word: nothing is held against the release that it claims to be.
     (State.VERIFYING, Event.VERIFIED): State.STAGING,
     (State.VERIFYING, Event.HINDERED): State.IDLE,
-    (State.VERIFYING, Event.WITHDRAWN): State.IDLE,
+    (State.VERIFYING, Event.WITHDRAWN): State.REJECTING,
     # Bytes are fetched again at the next check; their parts stay.
     (State.STAGING, Event.STAGED): State.WARMING,
     (State.STAGING, Event.HINDERED): State.IDLE,
-    (State.STAGING, Event.WITHDRAWN): State.IDLE,
+    (State.STAGING, Event.WITHDRAWN): State.REJECTING,
     # Loaded in a child and run on its golden input, then beside the old one, then swapped in.
     (State.WARMING, Event.SWAPPED): State.OBSERVING,
     (State.WARMING, Event.HINDERED): State.IDLE,
-    (State.WARMING, Event.WITHDRAWN): State.IDLE,
+    (State.WARMING, Event.WITHDRAWN): State.REJECTING,
     (State.WARMING, Event.FAILED): State.REJECTING,
     # It serves, and the old one is at hand; the pointer to the active release is still the old one's.
     (State.OBSERVING, Event.PASSED): State.IDLE,

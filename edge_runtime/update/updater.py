@@ -147,8 +147,8 @@ class Updater:
         try:
             offered = self._check(source, installs=installs)
             self._checked = Checked(self._time.now_text(), is_ok=True, source=source.name, offers=offered)
-        except EdgeRuntimeError as error:
-            reason = self._time.explained(error)
+        except Exception as error:  # noqa: BLE001 (the update loop: what nobody thought of must be told too)
+            reason = self._time.explained(error) if isinstance(error, EdgeRuntimeError) else _unforeseen(error)
             log.warning("no update", extra={"source": source.name, "reason": reason})
             self._checked = Checked(self._time.now_text(), is_ok=False, reason=reason, source=source.name)
         finally:
@@ -164,12 +164,11 @@ class Updater:
             self._remember()
 
     def withdraw(self, model: str) -> bool:
-        """Take back the release of a model that is under way; False where none is. Thread: any."""
+        """Take back the release of a model that is under way; False where none is, or it is decided. Thread: any."""
         rollout = self._rollout
         if rollout is None or rollout.release.model != model:
             return False
-        rollout.withdraw()
-        return True
+        return rollout.withdraw()
 
     # ---- what is told, from any thread, without waiting for the disk -------------------------------------------------
 
@@ -209,6 +208,7 @@ class Updater:
             offered = [self._take(catalogue, each, memory, installs=installs) for _, each in sorted(chosen.items())]
             offered += [_left_out(each) for each in assignments if chosen.get(each.model) is not each]
             if installs:
+                self._active.serve_again()
                 self._active.take_away({each.model for each in assignments})
                 if all(each.action != PUT_OFF for each in offered):
                     self._active.tidy(catalogue.digests)  # else the parts that were fetched are wanted again
@@ -257,6 +257,8 @@ class Updater:
             return told(result.outcome, result.reason, manifest.version, result.gap_s)
         except EdgeRuntimeError as error:
             return told(PUT_OFF, error.message)
+        except Exception as error:  # noqa: BLE001 (one model's files must not keep all others from their updates)
+            return told(PUT_OFF, _unforeseen(error))
 
     def _roll_out(self, catalogue: Catalogue, release: Release, manifest: Manifest, data: bytes) -> Result:
         staging = Staging(
@@ -278,6 +280,8 @@ class Updater:
             self._rollout = None
         if result.outcome == INSTALLED:
             self._active.noted(release)
+        elif result.lost:
+            self._active.lost(release.model, result.lost)
         log.info(
             result.outcome,
             extra={
@@ -309,6 +313,11 @@ class Updater:
                 journal.is_state_lost,
                 tuple(journal.history(SHOWN_HISTORY)),
             )
+
+
+def _unforeseen(error: Exception) -> str:
+    log.error("a bug of the updater's", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _left_out(assignment: Assignment) -> Offered:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.errors import EdgeRuntimeError
+from tests.contract.test_withdrawn_releases import applied, reached
 from tests.contract.updated_device import Fleet, UpdatedDevice
 from tests.fakes.releases import Made
 from tests.fakes.update_site import onnx_release
@@ -69,3 +71,24 @@ def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
         fleet.sync()
         (offer,) = device.apply()["offers"]
         assert (offer["action"], offer["gap_s"]) == ("installed", None)
+
+
+def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
+    with fleet.device(memory_bytes=ONE) as device:
+        assert device.outcome("wide")[0] == "installed"
+    (file,) = (fleet.folder / "state" / "update" / "releases").rglob("model.onnx")
+    fleet.site.release(wide(fleet, 2))
+    fleet.sync()
+    with fleet.device(memory_bytes=ONE, window_s=3600.0) as device:
+        outcome = applied(device)
+        reached(device, "observing")
+        kept = file.rename(file.with_name("kept"))
+        device.roll_back("wide")
+        assert outcome() == ("refused", "taken back by an operator")
+        assert device.status()["models"]["wide"]["not_served"].startswith("release 1: ")
+        with pytest.raises(EdgeRuntimeError):
+            factor(device)
+        kept.rename(file)
+        assert device.outcome("wide")[0] == "passed over"
+        assert device.status()["models"]["wide"]["not_served"] == ""
+        assert factor(device) == 1.0

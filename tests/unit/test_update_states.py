@@ -42,7 +42,7 @@ def test_only_a_release_that_serves_is_rolled_back() -> None:
 
 def test_a_release_is_never_held_guilty_for_what_it_did_not_do() -> None:
     for (_, event), end in TRANSITIONS.items():
-        assert end is not State.REJECTING or event in {Event.FAILED, Event.REVERTED}
+        assert end is not State.REJECTING or event in {Event.FAILED, Event.REVERTED, Event.WITHDRAWN}
 
 
 def test_every_state_is_reached_and_left() -> None:
