@@ -201,6 +201,16 @@ def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
         raise _storage_failed(path, "creating the folder", error, "nothing was written") from error
 
 
+def read_kept(path: Path, max_bytes: int) -> bytes:
+    """What is kept in a file, at most one byte more than it may have. Raises OSError.
+
+    No link is followed and no pipe waited for that somebody left in its place.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        return file.read(max_bytes + 1)
+
+
 def remove_parts(folder: Path) -> None:
     """Remove what writers that were cut off left behind in a folder. For the folder's only user, before it writes."""
     with contextlib.suppress(OSError):

@@ -92,7 +92,10 @@ class HttpFetcher:
         raise DownloadError(f"{path}: more than {MAX_REDIRECTS} redirects, the last to {url}; give the last address")
 
     def _redirected(self, url: str, location: str | None) -> str:
-        to = urljoin(url, location or "")
+        try:
+            to = urljoin(url, location or "")
+        except ValueError as error:
+            raise DownloadError(f"{url} leads to {location!r}: {error}") from error
         if not location or urlsplit(to).scheme != urlsplit(url).scheme:
             raise DownloadError(f"{url} leads to {location!r}; wanted an address of the same scheme")
         complaint = self._complaint(to)

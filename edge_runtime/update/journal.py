@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from typing import Any
 import msgspec
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, sync_folder, write_atomically
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.update.states import COUNTS_A_TRY, State, after_restart
+
+log = logging.getLogger(__name__)
 
 DATABASE, RECORD = "journal.sqlite", "active.json"
 KEPT_HISTORY = 1_000
@@ -244,7 +247,7 @@ class Journal:
             database.execute("delete from rollouts where model = ?", (release.model,))
             _note(database, at_utc, release, "committed", "")
             _count_change(database)
-        self._write_record()
+        self._follow()
 
     def reject(self, release: Release, at_utc: str, reason: str) -> None:
         """A release is never tried again."""
@@ -262,7 +265,7 @@ class Journal:
             database.execute("delete from rollouts where model = ?", (release.model,))
             _note(database, at_utc, release, "gone back to", reason)
             _count_change(database)
-        self._write_record()
+        self._follow()
 
     def take_away(self, model: str, at_utc: str, reason: str) -> None:
         """A model is no longer meant for this device; how far its counter had come stays known."""
@@ -273,7 +276,7 @@ class Journal:
             database.execute("delete from rollouts where model = ?", (model,))
             _note(database, at_utc, release, "taken away", reason)
             _count_change(database)
-        self._write_record()
+        self._follow()
 
     def restart(self, at_utc: str) -> dict[str, Rollout]:
         """Put every release that was under way where a restart leaves it. Once, after `open`."""
@@ -354,6 +357,16 @@ class Journal:
 
     def _in_record(self) -> Record:
         return Record(self._changes(), sorted(self.active().values(), key=lambda release: release.model))
+
+    def _follow(self) -> None:
+        """Write the second record after a change; where the disk takes it no more, the next change or start does.
+
+        Never raises: the change has happened, and nobody is to undo what goes on with it.
+        """
+        try:
+            self._write_record()
+        except StorageFailed as error:
+            log.warning("the second record is behind the update journal", extra={"reason": error.message})
 
     def _write_record(self) -> None:
         write_atomically(self._folder / RECORD, msgspec.json.encode(self._in_record()), disk=self._disk)
@@ -463,9 +476,8 @@ def _count_change(database: sqlite3.Connection) -> None:
 def _read_record(path: Path) -> Record | None:
     """The second record; None when there is none that can be read."""
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=Record)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_kept(path, MAX_RECORD_BYTES), type=Record)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

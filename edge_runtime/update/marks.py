@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from tuf.api.metadata import Root, Snapshot, Timestamp
 
 from edge_runtime.errors import TrustError
+from edge_runtime.repository.names import MAX_VERSION
 
 
 def marks_of(root: Root, timestamp: Timestamp, snapshot: Snapshot) -> dict[str, int]:
@@ -30,9 +31,14 @@ def marks_of(root: Root, timestamp: Timestamp, snapshot: Snapshot) -> dict[str, 
 
 
 def check_marks(marks: Mapping[str, int], known: Mapping[str, int]) -> None:
-    """Raise TrustError where a role has gone back behind what is known of it."""
+    """Raise TrustError where a role has gone back behind what is known of it, or beyond what can be kept."""
     for name, version in marks.items():
         seen = known.get(name, 0)
+        if version > MAX_VERSION:
+            raise TrustError(
+                f"{name.partition(' ')[0]}: got version {version}, wanted at most {MAX_VERSION}; a thief has its key: "
+                "give the role another one"
+            )
         if version < seen:
             raise TrustError(
                 f"{name.partition(' ')[0]}: got version {version}, but version {seen} was seen here; somebody "

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_runtime.errors import StorageFailed, UpdateError
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, sync_folder, write_atomically
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.repository.golden import GoldenTensors, read_golden
 from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Golden, Manifest
@@ -88,7 +88,7 @@ class Releases:
         """By SHA-256, where an artifact of a release here lies, as its manifest says: not hashed yet."""
         found: dict[str, Path] = {}
         for folder in self._whole_folders():
-            with suppress(UpdateError):
+            with suppress(UpdateError, OSError):
                 for artifact in _read_manifest(folder).artifacts:
                     path = folder / file_name(artifact.path)
                     if path.is_file():
@@ -111,7 +111,7 @@ class Releases:
         if not self._is_laid_out(final, manifest_data, files):
             part = self._folder / f".{final.name}.part"
             try:
-                _remove_tree(part)
+                _remove(part)
                 self._fill(part, manifest_data, files)
                 self._put_away(final)
                 self._disk.rename(part, final)
@@ -153,7 +153,7 @@ class Releases:
         try:
             for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
                 if folder.name.startswith("."):
-                    _remove_tree(folder)
+                    _remove(folder)
                 elif folder.name not in manifests:
                     self._put_away(folder)
         except OSError as error:
@@ -166,7 +166,7 @@ class Releases:
         return self._folder / release.manifest_sha256
 
     def _whole_folders(self) -> list[Path]:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             return sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
         return []
 
@@ -209,13 +209,15 @@ class Releases:
                     self._artifacts.let_go([wanted.digest])
 
     def _put_away(self, folder: Path) -> None:
-        """Take a folder's name from it, durably, and then its files."""
+        """Take a folder's name from it, durably, and then its files; what is no folder goes at once."""
         gone = folder.with_name(f".{folder.name}.gone")
-        _remove_tree(gone)
-        if folder.is_dir():
-            self._disk.rename(folder, gone)
-            sync_folder(self._folder, disk=self._disk)
-            _remove_tree(gone)
+        _remove(gone)
+        if not _is_folder(folder):
+            _remove(folder)
+            return
+        self._disk.rename(folder, gone)
+        sync_folder(self._folder, disk=self._disk)
+        _remove(gone)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -255,9 +257,7 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int, int]]:
 
 def _read(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            return file.read(max_bytes + 1)
+        return read_kept(path, max_bytes)
     except OSError as error:
         raise UpdateError(f"{path}: cannot be read: {error.strerror}; the release is fetched again") from error
 
@@ -266,7 +266,14 @@ def _wanted(file: Artifact | Golden) -> Wanted:
     return Wanted.of(file.length, {"sha256": file.sha256})
 
 
-def _remove_tree(folder: Path) -> None:
-    """Raises OSError, unless it is not there."""
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    """Whatever it is; a link, and not what it leads to. Raises OSError, unless nothing is there."""
+    if not _is_folder(path):
+        path.unlink(missing_ok=True)
+        return
     with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+        shutil.rmtree(path)

@@ -23,11 +23,15 @@ from edge_runtime.repository.durable import (
     Disk,
     growing,
     make_folder,
+    read_kept,
     remove_parts,
     write_atomically,
 )
 from edge_runtime.update.download import ARTIFACT_MODE, Check, Progress, Wanted, download, is_whole
 from edge_runtime.update.fetch import PIECE_BYTES, Fetcher, Pace
+
+ANCHOR_BYTES = 64
+"""A SHA-256 in hexadecimal digits."""
 
 LONGEST_NAME = 200
 """Of a file made from a target path; file systems end at 255 bytes, and a part's ending must fit as well."""
@@ -64,9 +68,7 @@ class MetadataStore:
     def load(self, role: str, max_bytes: int) -> bytes | None:
         """What was kept for a role; None: nothing, or nothing readable of at most `max_bytes`."""
         try:
-            fd = os.open(self._path(role), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(fd, "rb") as file:
-                data = file.read(max_bytes + 1)
+            data = read_kept(self._path(role), max_bytes)
         except (OSError, ValueError):
             return None
         return data if len(data) <= max_bytes else None
@@ -78,7 +80,7 @@ class MetadataStore:
     def load_anchor(self) -> str | None:
         """The SHA-256 of the root file that the kept root was reached from; None: not known."""
         try:
-            return (self._folder / "anchor").read_text(encoding="ascii")
+            return read_kept(self._folder / "anchor", ANCHOR_BYTES).decode("ascii")
         except (OSError, ValueError):
             return None
 

@@ -53,7 +53,7 @@ class UpdateWorker:
         self._source = configured_source(settings, clock)
         self._orders = Orders()
         self._is_woken = threading.Event()
-        self._trouble: StorageFailed | None = None
+        self._trouble: EdgeRuntimeError | None = None
         self._thread: threading.Thread | None = None
         self._schedule = Schedule(
             settings.poll_s, settings.poll_jitter, settings.wake_jitter_s, settings.min_check_s, due_s=math.inf
@@ -140,6 +140,10 @@ class UpdateWorker:
         except StorageFailed as error:
             log.error("no updates until their journal can be opened", extra={"reason": error.message})
             self._trouble = error
+            return False
+        except Exception as error:
+            log.exception("no updates until their journal makes sense")
+            self._trouble = UpdateError(f"what is kept of updates makes no sense: {type(error).__name__}: {error}")
             return False
         finally:
             self.has_opened.set()

@@ -292,3 +292,16 @@ def test_a_disk_that_fails_changes_nothing_and_says_so(folder: Path, journal: Jo
     failed.commit(TWO, NOW)
     assert failed.active() == {"digits": TWO}
     failed.close()
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO])
+def test_a_change_has_happened_also_where_the_disk_does_not_take_the_second_record(folder: Path, fault: int) -> None:
+    disk = DyingDisk(1, failing(fault), counts=("rename",))
+    journal = Journal(folder, disk=disk)
+    journal.open()
+    journal.commit(ONE, NOW)
+    assert journal.active() == {"digits": ONE}
+    assert journal.recorded() == []
+    journal.close()
+    look(folder, Journal.active)
+    assert Journal(folder).recorded() == [ONE]
