@@ -75,19 +75,16 @@ def _download(client: TufClient, given: argparse.Namespace) -> None:
     make_folder(given.target_dir)
     # Beside the metadata, not in T: what is not whole must not be seen there. Parts stay, for the next try.
     artifacts = ArtifactStore(given.metadata_dir / "artifacts")
-    fetched: dict[Path, Path] = {}
     for name in given.target_name:
         target = client.look_up(name)
         if target is None:
             raise TrustError(f"{name}: no role that may speak of it names it; look at the spelling")
         want = wanted(target)
         file = target_file(given.target_dir, name)
-        if not is_whole(file, want):
-            fetched[file] = artifacts.fetch(fetcher, client.file_path(target), want, pace=Pace(ARTIFACT_LIMITS))
-    # All of them, or none.
-    for file, blob in fetched.items():
+        if is_whole(file, want):
+            continue
+        blob = artifacts.fetch(fetcher, client.file_path(target), want, pace=Pace(ARTIFACT_LIMITS))
         place(blob, file)
-    for blob in set(fetched.values()):
         blob.unlink()
 
 
