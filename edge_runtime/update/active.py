@@ -103,14 +103,16 @@ class ActiveReleases:
             self.not_served.pop(model, None)
             log.info("taken away", extra={"model": model})
 
-    def tidy(self, digests: Iterable[str]) -> None:
+    def tidy(self, digests: Iterable[str] | None, waiting: Collection[str]) -> None:
         """Keep what serves, what an operator can go back to, and what is under way; all else goes from the disk.
 
-        digests: of small files that the next check needs again.
+        digests: of files in the store that the next check needs again; None: all of them. waiting: manifests of
+        releases that it tries again. Raises StorageFailed.
         """
         kept = [*self._journal.active().values(), *self._journal.previous().values()]
         kept += [rollout.release for rollout in self._journal.rollouts().values()]
-        self._releases.keep_only({release.manifest_sha256 for release in kept}, digests=set(digests))
+        manifests = {release.manifest_sha256 for release in kept} | set(waiting)
+        self._releases.keep_only(manifests, digests=None if digests is None else set(digests))
 
     def _serve_first(self, choice: Iterable[Release]) -> None:
         reasons: list[str] = []

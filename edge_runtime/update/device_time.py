@@ -9,12 +9,13 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from tuf.api.metadata import Timestamp
+from tuf.api.metadata import Root, Timestamp
 
 from edge_runtime.errors import EdgeRuntimeError, MetadataExpired
 from edge_runtime.repository.release_paths import ISSUED_FIELD
 from edge_runtime.update.clock_rule import BUILT_UTC, floor_after, is_clock_synchronised, parse_utc, utc_text
 from edge_runtime.update.journal import Journal
+from edge_runtime.update.marks import signer_of
 
 FLOOR_FACT = "clock_floor_utc"
 
@@ -33,10 +34,20 @@ class DeviceTime:
         self._journal = journal
         self._utc_clock = utc_clock
         self._floor_utc = BUILT_UTC
+        self._signer = ""
 
     def recall(self) -> None:
         """Read the floor that was written down. Once the journal is open. Raises StorageFailed."""
-        self._floor_utc = max(parse_utc(self._journal.fact(FLOOR_FACT)) or BUILT_UTC, BUILT_UTC)
+        text, _, self._signer = (self._journal.fact(FLOOR_FACT) or "").partition(" ")
+        self._floor_utc = max(parse_utc(text) or BUILT_UTC, BUILT_UTC)
+
+    def below(self, root: Root) -> datetime:
+        """What time it is for metadata below a root.
+
+        The floor counts where root gives the timestamp the keys that it was learned from: a thief of other ones may
+        have said that it is the year 3000, for which everything has expired.
+        """
+        return max(self._utc_clock(), self._floor_below(signer_of(root, Timestamp.type)))
 
     def now_utc(self) -> datetime:
         """The clock, or what has surely passed, where the clock is behind it."""
@@ -46,9 +57,10 @@ class DeviceTime:
         """The same as text."""
         return utc_text(self.now_utc())
 
-    def learn(self, accepted: Timestamp) -> None:
+    def learn(self, root: Root, accepted: Timestamp) -> None:
         """Metadata was accepted just now: what it says of time is known from here on. Raises StorageFailed."""
-        floor_utc = self._floor_utc
+        signer = signer_of(root, Timestamp.type)
+        floor_utc = self._floor_below(signer)
         moved_utc = floor_after(
             floor_utc,
             clock_utc=self._utc_clock(),
@@ -56,9 +68,9 @@ class DeviceTime:
             issued_utc=parse_utc(accepted.unrecognized_fields.get(ISSUED_FIELD)),
             expires_utc=accepted.expires,
         )
-        if (moved_utc - floor_utc).total_seconds() >= FLOOR_STEP_S:
-            self._journal.note_fact(FLOOR_FACT, utc_text(moved_utc))
-            self._floor_utc = moved_utc
+        if signer != self._signer or (moved_utc - floor_utc).total_seconds() >= FLOOR_STEP_S:
+            self._journal.note_fact(FLOOR_FACT, f"{utc_text(moved_utc)} {signer}")
+            self._floor_utc, self._signer = moved_utc, signer
 
     def explained(self, error: EdgeRuntimeError) -> str:
         """An error's message, with what the clock may have to do with it."""
@@ -75,3 +87,6 @@ class DeviceTime:
             "is_behind": clock_utc < floor_utc,
             "is_synchronised": is_clock_synchronised(),
         }
+
+    def _floor_below(self, signer: str) -> datetime:
+        return self._floor_utc if signer == self._signer else BUILT_UTC

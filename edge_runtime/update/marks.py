@@ -24,7 +24,7 @@ def marks_of(root: Root, timestamp: Timestamp, snapshot: Snapshot) -> dict[str, 
         _name(root, "timestamp"): timestamp.version,
         _name(root, "snapshot"): snapshot.version,
     }
-    signer = _name(root, "snapshot").partition(" ")[2]
+    signer = signer_of(root, "snapshot")
     for file, meta in snapshot.meta.items():
         found[f"{file.removesuffix('.json')} {signer}"] = meta.version
     return found
@@ -46,6 +46,11 @@ def check_marks(marks: Mapping[str, int], known: Mapping[str, int]) -> None:
             )
 
 
-def _name(root: Root, role: str) -> str:
+def signer_of(root: Root, role: str) -> str:
+    """A digest of the keys that root gives a role: another one when they change."""
     keys = "\n".join(sorted(root.roles[role].keyids))
-    return f"{role} {hashlib.sha256(keys.encode()).hexdigest()[:16]}"
+    return hashlib.sha256(keys.encode()).hexdigest()[:16]
+
+
+def _name(root: Root, role: str) -> str:
+    return f"{role} {signer_of(root, role)}"

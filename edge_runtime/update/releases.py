@@ -144,8 +144,8 @@ class Releases:
         files = {name: folder / name for name in there}
         return StagedRelease(release, manifest, _model_folder(manifest, folder, files), folder / GOLDEN_FILE, seal)
 
-    def keep_only(self, manifests: Collection[str], *, digests: Collection[str] = ()) -> None:
-        """Remove every release but those with these manifests, and from the store all but these digests.
+    def keep_only(self, manifests: Collection[str], *, digests: Collection[str] | None = ()) -> None:
+        """Remove every release but those with these manifests, and from the store all but these digests, None: nothing.
 
         A folder is renamed before anything in it is removed: half of one is never taken for a release. Raises
         StorageFailed; the next call goes on.
@@ -158,7 +158,8 @@ class Releases:
                     self._put_away(folder)
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
-        self._artifacts.keep_only(digests)
+        if digests is not None:
+            self._artifacts.keep_only(digests)
 
     # ---- private ----------------------------------------------------------------------------------------------------
 

@@ -75,8 +75,12 @@ class TrustedSet:
             raise TrustError(f"root: got version {new.version}, wanted {self._root.version + 1}; none is left out")
         self._root = new
 
-    def check_last_root(self) -> None:
-        """Raise MetadataExpired where the newest root there is has expired (5.3.10)."""
+    def check_last_root(self, now_utc: datetime) -> None:
+        """Raise MetadataExpired where the newest root there is has expired (5.3.10).
+
+        now_utc: what expiry is judged by from here on: which instant that is may depend on the root.
+        """
+        self._now_utc = now_utc
         self._check_expiry("root", self._root)
 
     def recall_timestamp(self, data: bytes) -> None:

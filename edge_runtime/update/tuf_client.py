@@ -58,19 +58,22 @@ class TufClient:
         now_utc: datetime,
         bootstrap: bytes | None = None,
         bounds: Bounds | None = None,
+        time_below: Callable[[Root], datetime] | None = None,
         make_pace: Callable[[], Pace] = lambda: Pace(METADATA_LIMITS),
     ) -> None:
         """Nothing is read or asked for yet.
 
         now_utc: what expiry is judged by (`trust.update_start`). bootstrap: the root file that came with the device,
-        from which the kept root must have been reached; None: the kept one is believed. make_pace: starts the time that
-        `refresh`, and later each `look_up`, may take.
+        from which the kept root must have been reached; None: the kept one is believed. time_below: what expiry is
+        judged by instead, where that depends on the newest root. make_pace: starts the time that `refresh`, and later
+        each `look_up`, may take.
         """
         self._fetcher = fetcher
         self._store = store
         self._now_utc = now_utc
         self._bootstrap = bootstrap
         self._bounds = bounds or Bounds()
+        self._time_below = time_below or (lambda _: now_utc)
         self._make_pace = make_pace
         self._trusted: TrustedSet | None = None
         self._targets: Targets | None = None
@@ -158,7 +161,7 @@ class TufClient:
                 break
             trusted.accept_root(data)
             self._store.save("root", data)
-        trusted.check_last_root()
+        trusted.check_last_root(self._time_below(trusted.root))
 
     def _update_timestamp(self, trusted: TrustedSet, pace: Pace) -> None:
         kept = self._store.load("timestamp", self._bounds.timestamp_bytes)

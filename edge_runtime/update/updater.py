@@ -210,9 +210,17 @@ class Updater:
             if installs:
                 self._active.serve_again()
                 self._active.take_away({each.model for each in assignments})
-                if all(each.action != PUT_OFF for each in offered):
-                    self._active.tidy(catalogue.digests)  # else the parts that were fetched are wanted again
+                waiting = {each.model for each in offered if each.action == PUT_OFF}
+                self._tidy(catalogue, {chosen[model].manifest_sha256 for model in waiting})
         return tuple(offered)
+
+    def _tidy(self, catalogue: Catalogue, waiting: set[str]) -> None:
+        """Nobody's update waits for this: the next check goes on with it."""
+        try:
+            # What was fetched of one that waits is wanted again, whichever files those are.
+            self._active.tidy(None if waiting else catalogue.digests, waiting)
+        except StorageFailed as error:
+            log.warning("what is no longer needed stays", extra={"reason": error.message})
 
     def _refresh(self, source: Source) -> Catalogue:
         """Bring the metadata up to date, and remember how far it had come before anything is done with it."""
@@ -221,6 +229,7 @@ class Updater:
             self._metadata,
             now_utc=self._time.now_utc(),
             bootstrap=self._bootstrap,
+            time_below=self._time.below,
             make_pace=lambda: self._pace(METADATA_LIMITS),
         )
         client.refresh()
@@ -230,7 +239,7 @@ class Updater:
         check_marks(marks, known)
         if any(known.get(name) != version for name, version in marks.items()):
             self._journal.raise_marks(marks)
-        self._time.learn(trusted.timestamp)
+        self._time.learn(trusted.root, trusted.timestamp)
         if self._journal.is_state_lost:
             self._journal.found_whole()
         return Catalogue(client, source.targets, self._artifacts, lambda: self._pace(METADATA_LIMITS))

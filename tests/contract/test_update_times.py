@@ -129,3 +129,31 @@ def test_a_device_without_a_network_serves_for_a_month_of_restarts_and_catches_u
     with fleet.device(utc_clock=clock) as device:
         assert device.outcome()[0] == "installed"
         assert device.adds() == 4.0
+
+
+def test_the_year_that_a_thief_of_the_timestamps_key_said_is_forgotten_with_the_key(
+    fleet: Fleet, clock: WallClock
+) -> None:
+    repository = fleet.site.repository
+    repository.root.expires = NOW + 10 * YEAR
+    with fleet.device(utc_clock=clock) as device:
+        device.outcome()
+        for year in range(1, 22):
+            repository.timestamp.unrecognized_fields[ISSUED_FIELD] = f"{NOW + year * YEAR:%Y-%m-%dT%H:%M:%SZ}"
+            repository.timestamp.expires = NOW + 30 * YEAR
+            repository.publish("timestamp")
+            fleet.sync()
+            device.apply()
+        assert device.status()["clock"]["is_behind"]
+        assert not device.apply()["is_ok"]
+        del repository.timestamp.unrecognized_fields[ISSUED_FIELD]
+        repository.timestamp.expires = NOW + 7 * DAY
+        repository.rotate("timestamp")
+        repository.publish("root", "timestamp")
+        fleet.release(2)
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 2.0
+        assert not device.status()["clock"]["is_behind"]
+    with fleet.device(utc_clock=clock) as device:
+        fleet.release(3)
+        assert device.outcome()[0] == "installed"
