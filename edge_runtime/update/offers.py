@@ -14,6 +14,10 @@ from edge_runtime.repository.release_paths import is_code
 
 _SHARE_BITS = 64
 
+LONGEST_LEAP = 1 << 20
+"""Of a counter, which grows by one with each release: a thief who publishes under the highest one there is would leave
+no counter for the release that replaces his."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -73,6 +77,10 @@ def why_not_offered(assignment: Assignment, memory: Memory) -> str | None:
     highest = memory.counters.get(model, 0)
     if counter < highest:
         return f"release {counter} of {model} is older than {highest}, which was here; publish it under a new counter"
+    if counter > highest + LONGEST_LEAP:
+        return (
+            f"release {counter} of {model} leaps from {highest}; wanted at most {LONGEST_LEAP} more: is a key stolen?"
+        )
     return None
 
 

@@ -151,8 +151,9 @@ class UpdateWorker:
         return True
 
     def _step(self) -> None:
-        """Do what was asked for, or look when it is time."""
-        step = self._orders.next(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0))
+        """Do what was asked for, or look when it is time, however often somebody wakes this."""
+        left_s = self._schedule.due_s - self._clock.monotonic_s()
+        step = self._orders.next(left_s) if left_s > 0 else None
         try:
             if step is not None:
                 step()

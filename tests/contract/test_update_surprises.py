@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -125,3 +126,19 @@ def test_a_stray_file_among_the_releases_fails_no_check(fleet: Fleet, name: str)
         assert device.adds() == 2.0
         assert not (state(fleet) / "releases" / name).exists()
         assert Path("/tmp").is_dir()
+
+
+def test_what_is_no_longer_needed_goes_also_while_another_models_release_waits_for_ever(fleet: Fleet) -> None:
+    repository = fleet.site.repository
+    missing = Assignment("aaa", f"team/{TEAM}/aaa/1/manifest.json", "0" * 64, 100.0)
+    with fleet.device() as device:
+        for number in range(1, 6):
+            fleet.site.release(fleet.adder(number))
+            hostile = encode_assignments([missing, *assigned(fleet)])
+            repository.add_target(f"fleet/{GROUP}/assign.json", hostile, f"fleet-{GROUP}")
+            repository.publish(f"fleet-{GROUP}", "snapshot", "timestamp")
+            fleet.sync()
+            assert device.outcome("aaa")[0] == "put off"
+            assert device.adds() == number
+        manifests = (state(fleet) / "releases").glob("*/manifest.json")
+        assert {json.loads(file.read_bytes())["release_counter"] for file in manifests} == {4, 5}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest
 from edge_runtime.update.offers import (
+    LONGEST_LEAP,
     Device,
     Memory,
     offers,
@@ -119,3 +120,12 @@ def test_a_release_fits_the_device_or_says_why_not(changes: dict[str, object], r
 )
 def test_versions_compare_by_their_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert version_numbers(text) == numbers
+
+
+def test_a_counter_that_leaps_is_passed_over_so_that_there_is_always_one_after_a_thiefs() -> None:
+    for highest in (0, 5, LONGEST_LEAP):
+        memory = Memory({"digits": highest}, {}, ())
+        assert why_not_offered(assignment(highest + LONGEST_LEAP), memory) is None
+        reason = why_not_offered(assignment((1 << 63) - 1), memory)
+        assert reason is not None
+        assert f"leaps from {highest}" in reason
