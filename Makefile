@@ -10,13 +10,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BENCH ?=
 ARGS ?=
+ARCH ?= amd64
+DIST ?= bookworm
+LEVEL ?= 6
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update test bench lint format lock wheel clean mosquitto file-systems
+.PHONY: help demo demo-update test bench lint format lock deb wheel clean mosquitto file-systems
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -51,6 +54,10 @@ lock: ## resolve requirements.lock again (maintainers; UPGRADE=--upgrade takes n
 	  --extra dev --no-emit-package edge-runtime --generate-hashes --default-index https://pypi.org/simple \
 	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 	@echo "requirements.lock: $$(grep -c == requirements.lock) packages"
+
+deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble (LEVEL=0 is quick, 6 small)
+	@command -v dpkg-deb >/dev/null || { echo "deb: no dpkg-deb. Do: sudo apt-get install dpkg" >&2; exit 1; }
+	@$(RUN) -m deploy.debian.build_deb --architecture $(ARCH) --distribution $(DIST) --level $(LEVEL)
 
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist

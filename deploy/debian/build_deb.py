@@ -1,0 +1,276 @@
+"""Build edge-runtime_<version>~<distribution>_<architecture>.deb on any Linux with dpkg-deb, without Docker or root.
+
+A virtual environment below /usr/lib/edge-runtime that is bound to the distribution's own Python, filled with wheels of
+requirements.lock for that platform; the service, its drop-ins and a configuration. The same inputs give the same bytes.
+Run by `make deb`; `build` is called by tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+
+from deploy.debian.locked_wheels import MACHINES, ROOT, Platform, fetch_wheels, unpack_wheel
+
+HERE = Path(__file__).parent
+UNITS = ROOT / "deploy" / "systemd"
+EXTRAS = ("onnxruntime", "mqtt", "update", "prometheus")
+MAINTAINER = "edge-runtime maintainers <maintainers@edge-runtime.invalid>"
+LIMIT_S = 600.0
+
+CHANGES = """\
+edge-runtime ({version}) unstable; urgency=medium
+
+  * What changed is in NEWS.gz.
+
+ -- {maintainer}  {date}
+"""
+
+DROPPED = (
+    "numpy/f2py", "numpy/distutils", "numpy/_pyinstaller", "numpy/_core/include", "numpy/_core/lib",
+    "numpy/random/lib", "numpy/random/_examples", "onnxruntime/backend", "onnxruntime/datasets",
+    "onnxruntime/quantization", "onnxruntime/tools", "onnxruntime/transformers",
+)  # fmt: skip
+"""Folders that only who writes or converts models needs; none is imported when a model is served."""
+
+DROPPED_NAMES = ("tests", "test", "_tests", ".gitignore")
+DROPPED_SUFFIXES = (".pyi", ".pxd", ".pyx", ".h", ".hpp", ".a", ".c", ".f", ".f90", ".js", ".sh")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What a distribution brings: its Python, and the minor version of its glibc 2."""
+
+    python: str
+    glibc: int
+
+    @property
+    def next_python(self) -> str:
+        """The first version that is too new."""
+        major, minor = self.python.split(".")
+        return f"{major}.{int(minor) + 1}"
+
+
+DISTRIBUTIONS = {
+    "bookworm": Distribution("3.11", 36),
+    "trixie": Distribution("3.13", 41),
+    "jammy": Distribution("3.10", 35),
+    "noble": Distribution("3.12", 39),
+}
+
+
+def build(architecture: str, name: str, folder: Path, *, version: str | None = None, level: int = 6) -> Path:
+    """Build one package into a folder; the file. version: another than the source's. level: of xz, 0 to 9."""
+    distribution = DISTRIBUTIONS[name]
+    version = version or _source_version()
+    epoch = _epoch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="edge-runtime-deb-") as made:
+        root = Path(made) / "root"
+        _lay_out_environment(root, Platform(architecture, distribution.python, distribution.glibc), version, epoch)
+        _lay_out_service(root, f"{version}~{name}", epoch)
+        _write_control(root, architecture, distribution, f"{version}~{name}")
+        _make_plain(root, epoch)
+        package = folder / f"edge-runtime_{version}~{name}_{architecture}.deb"
+        subprocess.run(
+            ["dpkg-deb", "--root-owner-group", "-Zxz", f"-z{level}", "--build", str(root), str(package)],
+            check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+        )  # fmt: skip
+    return package
+
+
+# ---- what is in it --------------------------------------------------------------------------------------------------
+
+
+def _lay_out_environment(root: Path, platform: Platform, version: str, epoch: int) -> None:
+    """A virtual environment as `python -m venv` makes it, with packages for a platform that need not be this one."""
+    home = root / "usr/lib/edge-runtime"
+    packages = home / "lib" / f"python{platform.python}" / "site-packages"
+    packages.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="edge-runtime-wheel-") as made:
+        for wheel in [*fetch_wheels(EXTRAS, platform), _own_wheel(Path(made), epoch)]:
+            unpack_wheel(wheel, packages)
+    _set_version(packages, version)
+    _drop_unneeded(packages)
+    (home / "bin").mkdir()
+    (home / "bin" / "python3").symlink_to(f"../../../bin/python{platform.python}")
+    (home / "pyvenv.cfg").write_text(
+        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {platform.python}\n"
+    )
+    command = home / "bin" / "edge-runtime"
+    command.write_text(
+        "#!/usr/lib/edge-runtime/bin/python3 -I\n"
+        "import sys\n\nfrom edge_runtime.cli.main import main\n\nsys.exit(main())\n"
+    )
+    command.chmod(0o755)
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/edge-runtime").symlink_to("../lib/edge-runtime/bin/edge-runtime")
+
+
+def _lay_out_service(root: Path, version: str, epoch: int) -> None:
+    units = root / "usr/lib/systemd/system"
+    shared = root / "usr/share/edge-runtime"
+    documents = root / "usr/share/doc/edge-runtime"
+    for target, files in (
+        (units, [UNITS / "edge-runtime.service", UNITS / "edge-runtime-retry.timer"]),
+        (shared / "drop-ins", sorted((UNITS / "edge-runtime.service.d").glob("*.conf"))),
+        (root / "etc/edge-runtime", [HERE / "config.toml"]),
+        (documents, [ROOT / "README.md", HERE / "copyright"]),
+    ):
+        target.mkdir(parents=True)
+        for file in files:
+            shutil.copyfile(file, target / file.name)
+    overrides = root / "usr/share/lintian/overrides/edge-runtime"
+    overrides.parent.mkdir(parents=True)
+    shutil.copyfile(HERE / "lintian-overrides", overrides)
+    for name, text in (
+        ("changelog.gz", CHANGES.format(version=version, maintainer=MAINTAINER, date=formatdate(epoch))),
+        ("NEWS.gz", (ROOT / "CHANGELOG.md").read_text("utf-8")),
+    ):
+        (documents / name).write_bytes(gzip.compress(text.encode(), 9, mtime=epoch))
+
+
+def _write_control(root: Path, architecture: str, distribution: Distribution, version: str) -> None:
+    control = root / "DEBIAN"
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    control.mkdir()
+    size = sum(path.stat().st_size for path in files) // 1024
+    depends = (
+        f"python3 (>= {distribution.python}~)", f"python3 (<< {distribution.next_python}~)",
+        f"libc6 (>= 2.{_oldest_glibc(root)})", "libgcc-s1", "libstdc++6", "passwd",
+    )  # fmt: skip
+    (control / "control").write_text(
+        f"""\
+Package: edge-runtime
+Version: {version}
+Architecture: {architecture}
+Maintainer: {MAINTAINER}
+Installed-Size: {size}
+Depends: {", ".join(depends)}
+Recommends: systemd, ca-certificates
+Section: science
+Priority: optional
+Description: serve models on a device over ZeroMQ and MQTT
+ Drop an ONNX model into a folder and it is served, in batches, with a latency
+ bound that holds under overload: a request carries a deadline, and is answered
+ in time or told at once that it will not be. Models are updated with
+ signatures, observed, and rolled back where they do badly.
+ .
+ With ONNX Runtime for the CPU, MQTT, updates and Prometheus metrics.
+"""
+    )
+    sums = [
+        f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  {path.relative_to(root)}\n"
+        for path in files
+    ]
+    (control / "md5sums").write_text("".join(sums))
+    (control / "conffiles").write_text("/etc/edge-runtime/config.toml\n")
+    for script in ("postinst", "prerm", "postrm"):
+        shutil.copyfile(HERE / script, control / script)
+        (control / script).chmod(0o755)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _own_wheel(folder: Path, epoch: int) -> Path:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)],
+        cwd=ROOT, check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+    )  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _set_version(packages: Path, version: str) -> None:
+    module = packages / "edge_runtime" / "__init__.py"
+    text = re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', module.read_text("utf-8"), flags=re.MULTILINE)
+    module.write_text(text, encoding="utf-8")
+
+
+def _drop_unneeded(packages: Path) -> None:
+    for name in DROPPED:
+        shutil.rmtree(packages / name, ignore_errors=True)
+    for path in sorted(packages.rglob("*"), reverse=True):
+        is_dropped = path.name in DROPPED_NAMES or path.suffix in DROPPED_SUFFIXES or "_tests." in path.name
+        if path.is_dir() and is_dropped:
+            shutil.rmtree(path)
+        elif path.is_file() and is_dropped:
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _oldest_glibc(root: Path) -> int:
+    """The minor version of the newest glibc symbol that a library here wants; names are plain text in ELF files."""
+    wanted: set[int] = {17}
+    for path in root.rglob("*.so*"):
+        wanted.update(int(found) for found in re.findall(rb"\0GLIBC_2\.(\d+)\0", path.read_bytes()))
+    return max(wanted)
+
+
+def _make_plain(root: Path, epoch: int) -> None:
+    """Modes and times that do not depend on who builds, and when."""
+    for path in [root, *sorted(root.rglob("*"))]:
+        if not path.is_symlink():
+            is_script = path.parent.name in {"bin", "DEBIAN"} and path.is_file() and path.read_bytes()[:2] == b"#!"
+            path.chmod(0o755 if path.is_dir() or is_script else 0o644)
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def _source_version() -> str:
+    text = (ROOT / "edge_runtime" / "__init__.py").read_text("utf-8")
+    found = re.search(r'^__version__ = "(.*)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def _epoch() -> int:
+    """`SOURCE_DATE_EPOCH`, else when the last commit was made, else the lock's time (reproducible-builds.org)."""
+    said = os.environ.get("SOURCE_DATE_EPOCH")
+    if said:
+        return int(said)
+    try:
+        log = subprocess.run(
+            ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return int((ROOT / "requirements.lock").stat().st_mtime)
+    return int(log.stdout)
+
+
+def main() -> int:
+    """Build what the command line names, and print the file's name."""
+    parser = argparse.ArgumentParser(description="Build a Debian package.", allow_abbrev=False)
+    parser.add_argument("--architecture", choices=sorted(MACHINES), default="amd64")
+    parser.add_argument("--distribution", choices=sorted(DISTRIBUTIONS), default="bookworm")
+    parser.add_argument("--folder", type=Path, default=ROOT / "dist")
+    parser.add_argument("--version", help="default: the source's")
+    parser.add_argument("--level", type=int, choices=range(10), default=6, help="of xz: 0 takes 10 s, 6 a minute")
+    arguments = parser.parse_args()
+    package = build(
+        arguments.architecture,
+        arguments.distribution,
+        arguments.folder,
+        version=arguments.version,
+        level=arguments.level,
+    )
+    sys.stdout.write(f"{package}  {package.stat().st_size / 1e6:.1f} MB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
