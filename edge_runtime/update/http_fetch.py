@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 STALL_S = 30.0
 """Nothing for this long ends a transfer, whatever time is left; a packet lost three times costs some 7 s (RFC 6298)."""
 
+SPARE_BYTES = 256 << 10
+"""Of an answer beside the file, and once more as much as came of the file: headers, lengths of chunks, what is read
+ahead. Else a server could send interim answers, extensions of chunks or trailers until the deadline, at full speed."""
+
 MAX_REDIRECTS = 3
 """A bucket's region and one more; a loop ends soon."""
 
@@ -127,6 +131,7 @@ class _Exchange:
         self._stall_s = stall_s
         self._deadline_s = deadline_s
         self._socket: socket.socket | None = None
+        self._spare_bytes = SPARE_BYTES
 
     def get(self, url: SplitResult, start_bytes: int, tls: ssl.SSLContext | None) -> HTTPResponse:
         """Connect, ask and read the headers. Raises DownloadError."""
@@ -153,6 +158,16 @@ class _Exchange:
         if left_s <= 0:
             raise TimeoutError("the deadline passed")
         return min(left_s, self._stall_s)
+
+    def came(self, nbytes: int) -> None:
+        """So many bytes came, of whatever. Raises OSError: they were too many beside the file."""
+        self._spare_bytes -= nbytes
+        if self._spare_bytes < 0:
+            raise OSError("the server sends much else than the file; it was not read on")
+
+    def gave(self, nbytes: int) -> None:
+        """So many of them were the file's."""
+        self._spare_bytes += 2 * nbytes
 
     def close(self) -> None:
         if self._socket is not None:
@@ -205,7 +220,9 @@ class _TimedReader(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         self._real.settimeout(self._exchange.patience_s())
-        return self._real.recv_into(buffer)
+        nbytes = self._real.recv_into(buffer)
+        self._exchange.came(nbytes)
+        return nbytes
 
 
 class _HttpBody:
@@ -227,6 +244,7 @@ class _HttpBody:
             piece = self._answer.read1(limit)
         except (OSError, HTTPException, ValueError) as error:
             raise DownloadError(f"{self._url}: {_reason(error)}") from error
+        self._exchange.gave(len(piece))
         if self._missing_bytes is not None:
             self._missing_bytes -= len(piece)
             if not piece and self._missing_bytes > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import ssl
@@ -70,6 +71,33 @@ def test_headers_that_drip_end_at_the_deadline_too() -> None:
         fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", clock=clock)
         with pytest.raises(DownloadError, match="deadline"):
             fetch_bytes(fetcher, "file", max_bytes=10, pace=Pace(Limits(total_s=60.0), clock))
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"X: y\r\n" * 1000),
+        (CHUNKED, b"1;" + b"x" * 60_000 + b"\r\nx\r\n"),
+    ],
+    ids=["interim answers", "trailers", "extensions of chunks"],
+)
+def test_what_comes_beside_a_file_without_end_is_not_read_either(first: bytes, then: bytes) -> None:
+    with port_that_says(itertools.repeat(then), first) as port:
+        fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", clock=FakeClock())  # at which no deadline ever passes
+        with pytest.raises(DownloadError, match="much else than the file"):
+            fetch_bytes(fetcher, "file", max_bytes=1 << 20, pace=Pace(LIMITS, FakeClock()))
+
+
+def test_a_file_in_many_small_chunks_is_a_file_all_the_same() -> None:
+    content = bytes(range(256)) * 1000
+    chunks = [b"10\r\n" + content[at : at + 16] + b"\r\n" for at in range(0, len(content), 16)]
+    with port_that_says(iter([*chunks, b"0\r\n\r\n"]), CHUNKED) as port:
+        fetcher = HttpFetcher(f"http://127.0.0.1:{port}/")
+        assert fetch_bytes(fetcher, "file", max_bytes=1 << 20, pace=Pace(LIMITS)) == content
 
 
 def test_nothing_at_all_ends_when_the_patience_with_silence_is_over() -> None:
@@ -218,7 +246,14 @@ def test_a_redirect_of_the_same_scheme_is_followed(server: HttpServer) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["https://127.0.0.1/file", "ftp://127.0.0.1/file", "file:///etc/passwd", "http://192.0.2.1/file", ""],
+    [
+        "https://127.0.0.1/file",
+        "ftp://127.0.0.1/file",
+        "file:///etc/passwd",
+        "http://192.0.2.1/file",
+        "http://[half",
+        "",
+    ],
 )
 def test_a_redirect_elsewhere_is_refused(server: HttpServer, location: str) -> None:
     server.answer = _redirect_from("file", lambda: location)
