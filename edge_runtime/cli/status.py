@@ -1,6 +1,7 @@
 """How a running daemon does: live and ready, each model's rates and latencies, queues, refusals, memory.
 
-Rates are the average since the daemon's start; with --watch, those of the last interval.
+Rates are the average since the daemon's start; with --watch, those of the last interval. With --ready the exit status
+is an answer, for health checks of containers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `status`."""
     text = f"show it again every S seconds (default {DEFAULT_INTERVAL_S:g}) until Ctrl-C"
     parser.add_argument("--watch", metavar="S", nargs="?", type=seconds, const=DEFAULT_INTERVAL_S, help=text)
+    parser.add_argument("--ready", action="store_true", help="exit with 1 unless the daemon is ready to answer")
     add_connection(parser)
 
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 print_status(client.endpoint, stats, before, screen)
             screen.flush()
             if not arguments.watch:
-                return 0
+                return 1 if arguments.ready and not stats.get("ready") else 0
             before = stats
             time.sleep(arguments.watch)
 

@@ -16,6 +16,7 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config
+from edge_runtime.daemon.gauges import watch_daemon
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
@@ -147,6 +148,7 @@ def assemble_core(
         updates = new_update_worker(
             config, state, profile, versions=versions, loader=loader, clock=clock, disk=disk, utc_clock=utc_clock
         )
+    watch_daemon(metrics, servables, state, updates.summary if updates is not None else None)
     return Core(
         config=config,
         facts=facts,

@@ -438,6 +438,13 @@ def test_status_stands_what_a_daemon_does_not_tell(
     assert "live, not ready" in capsys.readouterr().out
 
 
+def test_status_for_a_health_check_fails_until_the_daemon_is_ready(server: FakeServer) -> None:
+    server.results["stats"] = {**STATS, "ready": False}
+    assert main(["status", "--ready"]) == 1
+    server.results["stats"] = STATS
+    assert main(["status", "--ready"]) == 0
+
+
 def test_status_as_json_is_what_the_daemon_says(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.results["stats"] = STATS
     assert main(["status", "--json"]) == 0
