@@ -12,6 +12,9 @@ BENCH ?=
 ARGS ?=
 ARCH ?= amd64
 DIST ?= bookworm
+FLAVOUR ?= onnxruntime
+BASE ?=
+WHEELS ?=
 LEVEL ?= 6
 
 RUN := $(VENV)/bin/python
@@ -19,7 +22,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update test bench lint format lock deb wheel clean mosquitto file-systems
+.PHONY: help demo demo-update test bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -32,7 +35,7 @@ demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real imag
 demo-update: $(READY) ## publish four signed versions of a model; the device keeps the good one and rolls two bad ones back
 	@$(RUN) -m demo.update_demo $(ARGS)
 
-test: $(READY) mosquitto file-systems ## all tests (ARGS="-k words -x" is passed to pytest)
+test: $(READY) mosquitto file-systems emulator ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -62,6 +65,12 @@ deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble (
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist
 
+image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64 FLAVOUR=onnxruntime|openvino|jetson)
+	@$(RUN) -m cross.build_image --arch $(ARCH) --flavour $(FLAVOUR) $(BASE:%=--base %) $(WHEELS:%=--wheel %)
+
+image-lock: $(READY) # choose the newest Debian packages for images (maintainers)
+	@$(RUN) -m cross.lock_debian
+
 mosquitto: # the broker that the tests of MQTT run; without it they are left out, and the demo leaves out MQTT
 	@if { command -v mosquitto || [ -x /usr/sbin/mosquitto ]; } >/dev/null && command -v mosquitto_rr >/dev/null; then exit 0; fi
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -77,6 +86,15 @@ file-systems: # what makes the file systems whose power the tests cut; root only
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq e2fsprogs xfsprogs >/dev/null && exit 0
 	fi
 	echo "set-up: no mkfs.ext4 or mkfs.xfs, so tests of power loss are left out. Do: apt-get install e2fsprogs xfsprogs" >&2
+
+emulator: # what runs the image for arm64 on x86; without it that test is left out
+	@if [ "$$(uname -m)" = aarch64 ] || command -v qemu-aarch64-static >/dev/null; then exit 0; fi
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	  echo "set-up: installing qemu-user-static, for the tests of images for arm64"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    qemu-user-static >/dev/null && exit 0
+	fi
+	echo "set-up: no qemu-aarch64-static, so images for arm64 are not run. Do: apt-get install qemu-user-static" >&2
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis

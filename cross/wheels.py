@@ -1,0 +1,204 @@
+"""Python's share of an image: wheels of another machine, in the versions and with the hashes of requirements.lock.
+
+Owns: which packages a flavour needs on the target (markers are read for it, not for this machine), their download by
+pip, and which of their files an image has.
+"""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import hashlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from cross.tree import Tree
+
+ROOT = Path(__file__).parents[1]
+
+LEFT_OUT = (
+    "*/tests/*", "*.pyi", "*.pxd", "*.pyx", "*.a", "*.h", "*.hpp", "*.cmake", "*.dist-info/RECORD",
+    "numpy/f2py/*", "numpy/_core/include/*", "numpy/_pyinstaller/*",
+    "onnxruntime/tools/*", "onnxruntime/transformers/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
+    "openvino/tools/*", "openvino/include/*", "openvino/cmake/*", "openvino/frontend/*/*",
+)  # fmt: skip
+"""Tests, headers, types, converters: what is for building and not for serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The machine that an image is for. minor: of Python 3."""
+
+    architecture: str
+    minor: int
+
+    @property
+    def machine(self) -> str:
+        """The architecture as wheels and Linux name it."""
+        return {"amd64": "x86_64", "arm64": "aarch64"}[self.architecture]
+
+    def environment(self, extra: str = "") -> dict[str, str]:
+        """What markers are read against (PEP 508)."""
+        return {
+            "extra": extra, "implementation_name": "cpython", "os_name": "posix", "platform_machine": self.machine,
+            "platform_python_implementation": "CPython", "platform_system": "Linux", "sys_platform": "linux",
+            "python_version": f"3.{self.minor}", "python_full_version": f"3.{self.minor}.0",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel on disk, its hash and its METADATA."""
+
+    path: Path
+    sha256: str
+    metadata: email.message.Message
+
+    @property
+    def name(self) -> str:
+        """Normalised."""
+        return canonicalize_name(self.metadata["Name"])
+
+    @property
+    def version(self) -> str:
+        """As its METADATA says."""
+        return str(self.metadata["Version"])
+
+
+def build_own(folder: Path) -> Wheel:
+    """This package's wheel from the working tree; the same bytes for the same files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("edge_runtime-*.whl"):
+        old.unlink()
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder.resolve())]
+    # hatchling dates files by this; what git says of the time is not part of a wheel.
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={"SOURCE_DATE_EPOCH": "1580601600"})
+    (found,) = folder.glob("edge_runtime-*.whl")
+    return _read(found)
+
+
+def collect(
+    own: Wheel, extras: Iterable[str], target: Target, cache: Path, replacements: Iterable[Path] = ()
+) -> list[Wheel]:
+    """Every wheel that `own` with its extras requires on the target, sorted by name. Those in the cache are kept.
+
+    replacements: wheels given by hand; onnxruntime_gpu stands for onnxruntime. No hash is known for them.
+    """
+    # A folder for each kind of machine: names of wheels tell them apart, but hashes of the lock do not.
+    cache = cache / f"{target.architecture}-3.{target.minor}"
+    locked = _locked(target)
+    found = {_STANDS_FOR.get(wheel.name, wheel.name): wheel for wheel in map(_read, replacements)}
+    wanted = [need for wheel in found.values() for need in _requirements(wheel, ("",), target)]
+    wanted += _requirements(own, ("", *extras), target)
+    while wanted:
+        fresh = sorted((name, extra) for name, extra in wanted if name not in found)
+        _download([locked[name] for name in sorted({name for name, _ in fresh})], target, cache)
+        for name, _ in fresh:
+            version = re.split(r"==| ", locked[name])[1]
+            found[name] = _find(cache, name, version, _hashes(locked[name]))
+        wanted = [need for name, extra in fresh for need in _requirements(found[name], ("", extra), target)]
+        wanted = [need for need in wanted if need[0] not in found]
+    return [found[name] for name in sorted(found)]
+
+
+def unpack(wheel: Wheel, folder: str) -> Tree:
+    """A wheel's files below a folder of the image. Commands are not made: the image has one, of its own."""
+    tree = Tree()
+    with zipfile.ZipFile(wheel.path) as archive:
+        for member in archive.infolist():
+            path = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", member.filename)
+            if member.is_dir() or ".data/" in path or any(fnmatch(path, pattern) for pattern in LEFT_OUT):
+                continue
+            tree.file(f"{folder}/{path}", archive.read(member))
+    return tree
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+_STANDS_FOR = {"onnxruntime-gpu": "onnxruntime"}
+
+
+def _locked(target: Target) -> dict[str, str]:
+    """By name, the lock's requirement that holds on the target, as one line for pip with its hashes."""
+    found: dict[str, str] = {}
+    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if not re.match(r"[a-z0-9]", line):
+            continue
+        requirement = Requirement(line.partition(" --hash")[0].strip())
+        if requirement.marker is None or requirement.marker.evaluate(target.environment()):
+            hashes = " ".join(f"--hash=sha256:{digest}" for digest in _hashes(line))
+            found[canonicalize_name(requirement.name)] = f"{requirement.name}{requirement.specifier} {hashes}"
+    return found
+
+
+def _hashes(line: str) -> list[str]:
+    return re.findall(r"--hash=sha256:([0-9a-f]{64})", line)
+
+
+def _requirements(wheel: Wheel, extras: Iterable[str], target: Target) -> list[tuple[str, str]]:
+    """Names (and an extra of theirs) that a wheel requires on the target."""
+    needs: list[tuple[str, str]] = []
+    for text in wheel.metadata.get_all("Requires-Dist") or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate(target.environment(extra)) for extra in extras):
+            needs += [(canonicalize_name(requirement.name), extra) for extra in requirement.extras or {""}]
+    return needs
+
+
+def _download(lines: list[str], target: Target, cache: Path) -> None:
+    """By pip, which asks the index that this machine is set up for. What the cache has is not asked for again."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lines = [line for line in lines if not _in_cache(line, cache)]
+    if not lines:
+        return
+    listing = cache / f"wanted-{target.architecture}.txt"
+    listing.write_text("\n".join(lines) + "\n")
+    platforms = [f"manylinux_2_{minor}_{target.machine}" for minor in range(39, 4, -1)]
+    platforms += [f"manylinux2014_{target.machine}", f"linux_{target.machine}"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "-qq", "--no-deps",
+         "--only-binary=:all:", "--require-hashes", "--implementation=cp", f"--python-version=3.{target.minor}",
+         *(f"--abi={abi}" for abi in (f"cp3{target.minor}", "abi3", "none")),
+         *(f"--platform={platform}" for platform in platforms),
+         "--dest", str(cache), "-r", str(listing)],
+        check=True,
+    )  # fmt: skip
+    listing.unlink()
+
+
+def _in_cache(line: str, cache: Path) -> bool:
+    name, version = line.partition(" ")[0].split("==")
+    try:
+        _find(cache, name, version, _hashes(line))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _find(cache: Path, name: str, version: str, hashes: list[str]) -> Wheel:
+    for path in sorted(cache.glob(f"*-{version}-*.whl")):
+        if canonicalize_name(path.name.partition("-")[0]) == name:
+            wheel = _read(path)
+            if wheel.sha256 in hashes:
+                return wheel
+    raise FileNotFoundError(f"{name} {version} in {cache}")
+
+
+def _read(path: Path) -> Wheel:
+    data = path.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        metadata = email.parser.Parser().parsestr(archive.read(name).decode())
+    return Wheel(path, hashlib.sha256(data).hexdigest(), metadata)
