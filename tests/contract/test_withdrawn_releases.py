@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
+from edge_runtime.update.journal import Journal
+from edge_runtime.update.states import State
 from tests.contract.updated_device import ANSWER_S, Fleet, UpdatedDevice
-from tests.fakes.http_server import HttpServer
+from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.fakes.update_site import X, onnx_release
 from tests.models import onnx_models
 
@@ -170,3 +173,40 @@ def test_what_an_operator_was_told_is_what_happens_at_whatever_step_he_asks(flee
                 assert device.adds() == (before if is_back else number + 2)
             outcomes.add(action)
     assert outcomes == {"installed", "refused"}
+
+
+def test_a_stop_in_order_while_a_release_is_fetched_forgives_it_no_crash(fleet: Fleet, server: HttpServer) -> None:
+    """Two tries ended the process before; only a stop in the middle of a try is none."""
+    made = fleet.release(3)
+    with journal(fleet) as known:
+        for _ in range(2):
+            known.advance(made.release, State.WARMING, "2026-11-21T12:00:00Z")
+    asked, is_over = threading.Event(), threading.Event()
+
+    def drip(request: Request) -> Answer | None:
+        def pieces() -> Iterator[bytes]:
+            asked.set()
+            for byte in made.files["model.onnx"]:
+                yield bytes([byte])
+                is_over.wait(0.05)
+
+        return Answer(200, pieces(), says_length=False) if request.path.endswith("model.onnx") else None
+
+    server.answer = drip
+    with fleet.device(folder=None, url=server.url) as device:
+        outcome = applied(device)
+        assert asked.wait(ANSWER_S)
+    is_over.set()
+    assert outcome()[0] == "put off"
+    with journal(fleet) as known:
+        assert known.rollouts()["adder"].tries == 2
+
+
+@contextmanager
+def journal(fleet: Fleet) -> Iterator[Journal]:
+    journal = Journal(fleet.folder / "state" / "update" / "journal")
+    journal.open()
+    try:
+        yield journal
+    finally:
+        journal.close()
