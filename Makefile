@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update test bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator
+.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -34,6 +34,9 @@ demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real imag
 
 demo-update: $(READY) ## publish four signed versions of a model; the device keeps the good one and rolls two bad ones back
 	@$(RUN) -m demo.update_demo $(ARGS)
+
+demo-device: $(READY) nspawn ## boot a Debian device in a container: install, serve, update, roll back, kill, cut its power (root)
+	@$(RUN) -m demo.device_demo $(ARGS)
 
 test: $(READY) mosquitto file-systems emulator ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
@@ -78,6 +81,17 @@ mosquitto: # the broker that the tests of MQTT run; without it they are left out
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mosquitto mosquitto-clients >/dev/null && exit 0
 	fi
 	echo "set-up: no mosquitto, so the tests of MQTT are left out. Do: sudo apt-get install mosquitto mosquitto-clients" >&2
+
+test-device: $(READY) nspawn ## the package and the service on devices that boot a real systemd, in containers (root)
+	@timeout --signal=INT --kill-after=30s 10m $(RUN) -m pytest tests/device -rs $(ARGS)
+
+nspawn: # what boots devices in containers; root only, as what needs it is
+	@if [ "$$(id -u)" != 0 ] || { command -v mmdebstrap && command -v systemd-nspawn; } >/dev/null; then exit 0; fi
+	if command -v apt-get >/dev/null; then
+	  echo "set-up: installing mmdebstrap and systemd-container, for devices that boot"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mmdebstrap systemd-container >/dev/null && exit 0
+	fi
+	echo "set-up: no mmdebstrap or systemd-nspawn, so no device boots. Do: apt-get install mmdebstrap systemd-container" >&2
 
 file-systems: # what makes the file systems whose power the tests cut; root only, as those tests are
 	@if [ "$$(id -u)" != 0 ] || { command -v mkfs.ext4 && command -v mkfs.xfs; } >/dev/null; then exit 0; fi

@@ -1,0 +1,75 @@
+"""The demonstration of a device from outside: its summary is what it promises, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.device_demo import what_is_wrong
+
+ROOT = Path(__file__).parents[2]
+CGROUPS = Path("/sys/fs/cgroup")
+LIMIT_S = 240.0
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def demo(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demonstration with its output as a pipe."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "demo.device_demo", "--json"],
+        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    yield started
+    if started.poll() is None:
+        started.terminate()
+    started.communicate(timeout=LIMIT_S)
+
+
+def test_a_device_boots_serves_rolls_a_bad_update_back_and_survives_a_kill_and_a_power_cut(
+    demo: subprocess.Popen[str],
+) -> None:
+    shown, _ = demo.communicate(timeout=LIMIT_S)
+    assert demo.returncode == 0, shown
+    summary = json.loads(shown.splitlines()[-1])
+    assert what_is_wrong(summary) == []
+    assert summary["first_answer"] == 7
+    assert summary["serves"] == 2
+    assert "technician@device $ edge-runtime infer" in shown
+
+
+def test_stopped_while_its_device_runs_it_leaves_no_process_no_mount_and_no_control_group(
+    demo: subprocess.Popen[str],
+) -> None:
+    assert demo.stdout is not None
+    shown = ""
+    while "systemd has started everything" not in shown:
+        line = demo.stdout.readline()
+        assert line, shown
+        shown += line
+    family = psutil.Process(demo.pid).children(recursive=True)
+    assert "systemd" in {process.name() for process in family}
+    demo.send_signal(signal.SIGTERM)
+    rest, _ = demo.communicate(timeout=LIMIT_S)
+    assert demo.returncode == 128 + signal.SIGTERM, rest
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert "edge-demo-" not in Path("/proc/mounts").read_text()
+    assert list(CGROUPS.glob(f"**/edge-device-{demo.pid}-*")) == []
+
+
+def test_a_summary_that_breaks_a_promise_is_named() -> None:
+    good = {"first_answer": 7, "refused": "a run takes p95 20 ms", "lost": 0, "restarts": 1, "serves": 2}
+    assert what_is_wrong(good) == []
+    assert what_is_wrong({**good, "lost": 3}) == ["a request was lost while releases came and went"]
+    assert what_is_wrong({**good, "serves": 4}) == ["the wrong version serves in the end"]
+    assert len(what_is_wrong({**good, "first_answer": 1, "refused": "", "restarts": 0})) == 3
