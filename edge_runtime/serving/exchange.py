@@ -94,8 +94,9 @@ class Exchange:
     def split(self, percent: float) -> None:
         """Canary: so many percent of the requests that name no version go to the newcomer; 0 ends it.
 
-        A request that names a version is answered by it; by the incumbent where both have the same. Inline models run
-        each request alone meanwhile. Raises LoadFailed: swapped already, nothing to share with, or specs that differ.
+        After `swap` too: then both answer again. A request that names a version is answered by it; by the incumbent
+        where both have the same. Inline models run each request alone meanwhile. Raises LoadFailed: nothing to share
+        with, or specs that differ.
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"percent: got {percent}; wanted 0 to 100")
@@ -105,7 +106,8 @@ class Exchange:
         """Shadow: the newcomer runs copies of what the incumbent answers, until the next change.
 
         share: of one core's time for copies, above 0 and at most 1. tolerance: of outputs, None for what is usual at
-        the newcomer's precision. Inline models run each request alone meanwhile. Raises LoadFailed as `split`.
+        the newcomer's precision. Inline models run each request alone meanwhile. Raises LoadFailed as `split`, and
+        after `swap`.
         """
         return self._ask(lambda: self._mirror_copies(share, tolerance))
 
@@ -214,9 +216,12 @@ class Exchange:
         return step()
 
     def _split(self, percent: float) -> None:
-        incumbent = self._check_both()
+        others = self._incumbents if self._is_swapped else self._others()
+        incumbent = self._check_both(others)
         self._end_trial()
-        live, beside = self._others(), [self.newcomer]
+        self._is_swapped = False
+        self._give_name_back()
+        live, beside = others, [self.newcomer]
         if not percent:
             self._bench.servables.arrange(self.model, live, beside)
             return
@@ -226,7 +231,8 @@ class Exchange:
         self._bench.servables.arrange(self.model, live, beside, split)
 
     def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
-        incumbent, newcomer, bench = self._check_both(), self.newcomer, self._bench
+        others = [] if self._is_swapped else self._others()
+        incumbent, newcomer, bench = self._check_both(others), self.newcomer, self._bench
         self._end_trial()
         precision = newcomer.layouts.narrow.precision
         mirror = Mirror(
@@ -242,10 +248,9 @@ class Exchange:
         bench.servables.arrange(self.model, self._others(), [newcomer])
         return mirror
 
-    def _check_both(self) -> Servable:
-        """The incumbent. Raises LoadFailed: there is none to try the newcomer beside."""
-        others = self._others()
-        if self._is_swapped or not others:
+    def _check_both(self, others: Sequence[Servable]) -> Servable:
+        """The incumbent of these. Raises LoadFailed: there is none to try the newcomer beside."""
+        if not others:
             raise LoadFailed(f"model {self.model}: nothing answers beside the newcomer; use swap")
         incumbent = max(others, key=lambda servable: servable.number)
         reason = why_not_alike(incumbent, self.newcomer)
@@ -292,10 +297,7 @@ class Exchange:
     def _roll_back(self) -> None:
         bench, newcomer = self._bench, self.newcomer
         self._end_trial()
-        if self._release_before is not None:
-            bench.releases[self.model] = self._release_before
-        else:
-            bench.releases.pop(self.model, None)
+        self._give_name_back()
         try:
             if self._unloaded:
                 self._exchange_back()
@@ -307,6 +309,13 @@ class Exchange:
         finally:
             self._end()
         log.warning("rolled back", extra={"model": self.model, "version": newcomer.number})
+
+    def _give_name_back(self) -> None:
+        """On demand the model is loaded from where it was before."""
+        if self._release_before is not None:
+            self._bench.releases[self.model] = self._release_before
+        else:
+            self._bench.releases.pop(self.model, None)
 
     def _exchange_back(self) -> None:
         """Memory holds only one: the newcomer leaves, then the incumbents are loaded."""

@@ -85,20 +85,26 @@ class Observation:
         self._wait = wait
         self._tell = tell
 
-    def judge_alone(self) -> Judgement:
+    def judge_alone(self, share: Callable[[], bool]) -> Judgement:
         """Judge the newcomer while it answers everything, by what the other one did while it was loaded.
 
-        Returns HEALTHY or REGRESSED. Raises Interrupted.
+        share: lets both answer; False where they cannot. What came lately may be what fails, or takes long: one client
+        could else take a good release from a device. So a regression counts only when the other one, on requests of the
+        same time, does better. Returns HEALTHY or REGRESSED. Raises Interrupted.
         """
-        now = Record(self._newcomer.metrics)
-        return self._judge(
-            lambda: whole_life(self._before.metrics) if self._before is not None else Observed(), now.observed
-        )
+        now = Record(self._newcomer.metrics).observed
+        judgement = self._watch(lambda elapsed_s: judge_health(self._before_it(), now(), elapsed_s, self._thresholds))
+        if judgement.verdict is Verdict.REGRESSED and share():
+            self._tell(f"both answer, to see whether it is the requests: {judgement.reason}")
+            return self.judge_beside()
+        return self._asked_golden(judgement, self._before_it, now)
 
     def judge_beside(self) -> Judgement:
-        """Judge it while both answer, over the same time. Returns and raises as `judge_alone`."""
+        """Judge it while both answer, over the same time. Returns HEALTHY or REGRESSED. Raises Interrupted."""
         assert self._before is not None
-        return self._judge(Record(self._before.metrics).observed, Record(self._newcomer.metrics).observed)
+        before, now = Record(self._before.metrics).observed, Record(self._newcomer.metrics).observed
+        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
+        return self._asked_golden(judgement, before, now)
 
     def judge_copies(self, mirror: Mirror, agreement: float | None) -> Judgement:
         """Judge it by copies of requests, see `health_gate`. UNDECIDED where they were few. Raises Interrupted."""
@@ -106,8 +112,13 @@ class Observation:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, before: Callable[[], Observed], now: Callable[[], Observed]) -> Judgement:
-        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
+    def _before_it(self) -> Observed:
+        return whole_life(self._before.metrics) if self._before is not None else Observed()
+
+    def _asked_golden(
+        self, judgement: Judgement, before: Callable[[], Observed], now: Callable[[], Observed]
+    ) -> Judgement:
+        """The judgement where it is one; where requests were too few, that of the golden input, asked of both."""
         if judgement.verdict is not Verdict.UNDECIDED:
             return judgement
         problem = self._ask_golden(self._newcomer, LEAST_TO_JUDGE - now().requests)

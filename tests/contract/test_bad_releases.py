@@ -138,16 +138,32 @@ def test_a_release_that_fails_for_some_requests_is_rolled_back(fleet: Fleet) -> 
         assert {error.code for error in errors} == {"run_failed"}
 
 
+@pytest.mark.parametrize("same", [False, True], ids=["other numbers", "the same number"])
+def test_a_client_that_sends_what_always_fails_takes_no_good_release_from_a_device(fleet: Fleet, same: bool) -> None:
+    release(fleet, onnx_models.picky(fleet.folder / "before", 1.0), says=1.0)
+    install(fleet)
+    large = np.full((1, 2), 100.0, np.float32)
+    with fleet.device(window_s=3.0) as device:
+        for _ in range(30):
+            device.adds()
+        number, counter = (2, 3) if same else (3, 3)
+        release(fleet, onnx_models.picky(fleet.folder / "after", 1.0), says=1.0, number=number, counter=counter)
+        with traffic(device, lambda: device.run("adder", x=large)):
+            assert device.outcome()[0] == "installed"
+        assert device.status()["models"]["adder"]["release"] == 3
+
+
 def install(fleet: Fleet) -> None:
     """Let the device run what is assigned."""
     with fleet.device() as device:
         assert device.outcome()[0] == "installed"
 
 
-def release(fleet: Fleet, model: Path, *, says: float = 2.0, number: int = 2) -> None:
+def release(fleet: Fleet, model: Path, *, says: float = 2.0, number: int = 2, counter: int | None = None) -> None:
     """Assign it as release 2 of the model, which says that it adds 2, unless other numbers are given."""
     golden = {"x": X}, {"y": X + np.float32(says)}
-    fleet.site.release(onnx_release(model.read_bytes(), *golden, model="adder", version=number, counter=number))
+    numbers = {"version": number, "counter": counter or number}
+    fleet.site.release(onnx_release(model.read_bytes(), *golden, model="adder", **numbers))
     fleet.sync()
 
 

@@ -108,13 +108,22 @@ def test_a_release_of_other_specs_cannot_answer_some_and_can_answer_all(tmp_path
         assert rt.models()[0]["version"] == 2
 
 
-def test_there_is_no_canary_after_the_swap_or_with_nothing_beside(tmp_path, canary):
+def test_there_is_no_canary_with_nothing_beside(tmp_path, canary):
+    rt, _ = canary
+    lonely = rt.core.loader.exchange(release(tmp_path / "r2", 2, name="new"))
+    with pytest.raises(LoadFailed, match="nothing answers beside"):
+        lonely.split(10)
+
+
+@pytest.mark.parametrize("end", ["commit", "roll_back"])
+def test_after_a_swap_both_may_answer_again(canary, end):
     rt, exchange = canary
     exchange.swap()
-    lonely = rt.core.loader.exchange(release(tmp_path / "r2", 2, name="new"))
-    for each in (exchange, lonely):
-        with pytest.raises(LoadFailed, match="nothing answers beside"):
-            each.split(10)
+    assert {answer_of(rt) for _ in range(10)} == {(2, 2)}
+    exchange.split(50)
+    assert {answer_of(rt) for _ in range(10)} == {(1, 1), (2, 2)}
+    getattr(exchange, end)()
+    assert {answer_of(rt) for _ in range(10)} == ({(2, 2)} if end == "commit" else {(1, 1)})
 
 
 # ---- other ways in --------------------------------------------------------------------------------------------------
