@@ -1,0 +1,79 @@
+"""What the service's unit says, tried on a device that boots: reload, what it may do, drop-ins, a model that hangs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo.booted_device import UNIT, BootedDevice
+from edge_runtime import Client
+from edge_runtime.errors import EdgeRuntimeError
+from tests.device.asking import CONFIG, HOST, LIMIT_S, MODELS, main_pid, wait_right_answer
+from tests.device.hanging_model import FOR_EVER, hanging
+
+DROP_INS = "/usr/share/edge-runtime/drop-ins"
+LOOK_S = 0.2
+
+pytestmark = pytest.mark.long
+
+
+def test_the_service_as_installed_is_exposed_no_more_than_was_promised(device: BootedDevice) -> None:
+    assert "edge-runtime.service" in device.run("systemd-analyze", "security", "--threshold=12", UNIT).said
+
+
+def test_a_reload_takes_new_settings_and_keeps_the_daemon(device: BootedDevice) -> None:
+    wait_right_answer(device)
+    before = main_pid(device)
+    with device.path(CONFIG).open("a") as config:
+        config.write('\n[log]\nlevel = "debug"\n')
+    device.run("systemctl", "reload", UNIT)
+    wait_right_answer(device)
+    assert main_pid(device) == before
+    assert "configuration reloaded" in device.journal()
+
+
+@pytest.mark.parametrize("name", ["openvino", "memory", "credentials"])
+def test_a_drop_in_for_what_a_device_has_leaves_a_service_that_serves(device: BootedDevice, name: str) -> None:
+    lay_over(device, device.path(f"{DROP_INS}/{name}.conf").read_text())
+    if name == "credentials":
+        device.run("install", "-d", "-m", "700", "/etc/edge-runtime/credentials")
+        device.run("sh", "-c", "umask 077; echo secret > /etc/edge-runtime/credentials/mqtt-password")
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+    if name == "credentials":
+        given = device.path(f"/run/credentials/{UNIT}/mqtt-password")
+        assert given.read_text() == "secret\n"
+
+
+def test_a_model_that_hangs_is_noticed_by_the_watchdog_and_the_others_are_served_again(
+    device: BootedDevice, shared: Path, tmp_path: Path
+) -> None:
+    shutil.copy(hanging(tmp_path / "made"), shared / "hanging.onnx")
+    device.run("install", "-D", "-m", "644", f"{HOST}/hanging.onnx", f"{MODELS}/hanging/1/model.onnx")
+    lay_over(device, "[Service]\nWatchdogSec=2\n")
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+    before = main_pid(device)
+    with Client(device.endpoint) as client:
+        client.wait_ready(LIMIT_S, "hanging")
+        assert client.infer("hanging", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2.0, 2.0]]
+        with pytest.raises((EdgeRuntimeError, ConnectionError, TimeoutError)):
+            client.infer("hanging", {"x": np.full((1, 2), FOR_EVER, np.float32)})
+    end_s = time.monotonic() + LIMIT_S
+    while device.unit("NRestarts") == "0" and time.monotonic() < end_s:
+        time.sleep(LOOK_S)
+    wait_right_answer(device)
+    assert main_pid(device) != before
+    assert "Watchdog timeout" in device.journal()
+
+
+def lay_over(device: BootedDevice, text: str) -> None:
+    """Give the service a drop-in, and let systemd read it."""
+    file = device.path(f"/etc/systemd/system/{UNIT}.d/ours.conf")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    device.run("systemctl", "daemon-reload")
