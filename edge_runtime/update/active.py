@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
-from edge_runtime.errors import EdgeRuntimeError, UpdateError
+from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
 from edge_runtime.serving.loader import Loader
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.journal import Journal, Release
@@ -17,6 +18,10 @@ from edge_runtime.update.offers import Memory
 from edge_runtime.update.releases import Releases
 
 log = logging.getLogger(__name__)
+
+MAX_STARTS = 5
+"""How often the process may end while it loads a release at its start, before the one before it is taken instead: a
+library that was replaced can make a good model crash. More than MAX_TRIES, since power that fails does so in a row."""
 
 
 class ActiveReleases:
@@ -32,10 +37,29 @@ class ActiveReleases:
         self._lost: set[str] = set()
 
     def serve(self) -> None:
-        """Let every active release answer; one that is not whole, or does not load, is replaced by the one before."""
+        """Let every active release answer; one that is not whole, does not load, or crashes, by the one before it.
+
+        What is written here only counts starts: where the disk does not take it, nothing is counted.
+        """
         previous = self._journal.previous()
         for model, release in sorted(self._journal.active().items()):
-            self._serve_first((release, *filter(None, (previous.get(model),))))
+            starts = self._begin_start(release)
+            before = tuple(filter(None, (previous.get(model),)))
+            if starts > MAX_STARTS and before:
+                ended = (
+                    f"release {release.counter}: the process ended {MAX_STARTS} times while it was loaded at a start"
+                )
+                self._serve_first(before, ended)
+                continue
+            self._serve_first((release, *before))
+            if starts:
+                with suppress(StorageFailed):
+                    self._journal.end_start(release)
+
+    def _begin_start(self, release: Release) -> int:
+        with suppress(StorageFailed):
+            return self._journal.begin_start(release)
+        return 0
 
     def serve_recorded(self) -> None:
         """The same by the second record, where the database is out of reach: on a full disk, most likely."""
@@ -114,8 +138,8 @@ class ActiveReleases:
         manifests = {release.manifest_sha256 for release in kept} | set(waiting)
         self._releases.keep_only(manifests, digests=None if digests is None else set(digests))
 
-    def _serve_first(self, choice: Iterable[Release]) -> None:
-        reasons: list[str] = []
+    def _serve_first(self, choice: Iterable[Release], *reasons_before: str) -> None:
+        reasons = [*reasons_before]
         for release in choice:
             try:
                 if release not in self._served:

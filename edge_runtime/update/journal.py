@@ -245,9 +245,22 @@ class Journal:
             _set_active(database, release)
             _raise_counter(database, release)
             database.execute("delete from rollouts where model = ?", (release.model,))
+            database.execute("delete from facts where name = ?", (f"starts {release.manifest_sha256}",))
             _note(database, at_utc, release, "committed", "")
             _count_change(database)
         self._follow()
+
+    def begin_start(self, release: Release) -> int:
+        """A release is about to be loaded at a start of the daemon; how often that has begun and not ended."""
+        name = f"starts {release.manifest_sha256}"
+        starts = int(self.fact(name) or 0) + 1
+        self.note_fact(name, str(starts))
+        return starts
+
+    def end_start(self, release: Release) -> None:
+        """It was loaded, or could not be: either way the process is still there."""
+        with self._transaction() as database:
+            database.execute("delete from facts where name = ?", (f"starts {release.manifest_sha256}",))
 
     def reject(self, release: Release, at_utc: str, reason: str) -> None:
         """A release is never tried again."""

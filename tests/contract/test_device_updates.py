@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import ModelNotFound, UpdateError
+from edge_runtime.update.active import MAX_STARTS
+from edge_runtime.update.journal import Journal
 from tests.contract.updated_device import Fleet
 from tests.models import onnx_models
 
@@ -130,3 +132,25 @@ def test_a_release_takes_the_place_of_the_folders_model_of_its_name(fleet: Fleet
         assert device.adds() == 9.0
         assert device.outcome()[0] == "installed"
         assert device.adds() == 1.0
+
+
+def test_an_active_release_that_ends_the_process_at_every_start_leaves_its_place_to_the_one_before(
+    fleet: Fleet,
+) -> None:
+    """As after a library was replaced. It is tried anew by the next check, in a child process first."""
+    with fleet.device() as device:
+        for number in (1, 2):
+            fleet.release(number)
+            device.outcome()
+    journal = Journal(fleet.folder / "state" / "update" / "journal")
+    journal.open()
+    for _ in range(MAX_STARTS):
+        journal.begin_start(journal.active()["adder"])  # and the process ends
+    journal.close()
+    with fleet.device() as device:
+        assert device.adds() == 1.0
+        assert "the process ended 5 times" in device.status()["models"]["adder"]["not_served"]
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 2.0
+    with fleet.device() as device:
+        assert device.adds() == 2.0
