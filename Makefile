@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator
+.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -38,7 +38,7 @@ demo-update: $(READY) ## publish four signed versions of a model; the device kee
 demo-device: $(READY) nspawn ## boot a Debian device in a container: install, serve, update, roll back, kill, cut its power (root)
 	@$(RUN) -m demo.device_demo $(ARGS)
 
-test: $(READY) mosquitto file-systems emulator ## all tests (ARGS="-k words -x" is passed to pytest)
+test: $(READY) mosquitto file-systems emulator mmdebstrap ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -109,6 +109,15 @@ emulator: # what runs the image for arm64 on x86; without it that test is left o
 	    qemu-user-static >/dev/null && exit 0
 	fi
 	echo "set-up: no qemu-aarch64-static, so images for arm64 are not run. Do: apt-get install qemu-user-static" >&2
+
+mmdebstrap: # what makes the Debian systems that the tests of packages install on; root only, as those tests are
+	@if [ "$$(id -u)" != 0 ] || command -v mmdebstrap >/dev/null; then exit 0; fi
+	if command -v apt-get >/dev/null; then
+	  echo "set-up: installing mmdebstrap, for the tests of Debian packages"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    mmdebstrap >/dev/null && exit 0
+	fi
+	echo "set-up: no mmdebstrap, so packages are not installed. Do: apt-get install mmdebstrap" >&2
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis

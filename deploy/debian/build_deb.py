@@ -69,8 +69,8 @@ DISTRIBUTIONS = {
 }
 
 
-def build(architecture: str, name: str, folder: Path, *, version: str | None = None, level: int = 6) -> Path:
-    """Build one package into a folder; the file. version: another than the source's. level: of xz, 0 to 9."""
+def build(architecture: str, name: str, folder: Path, *, version: str | None = None, level: int | None = 6) -> Path:
+    """Build one package into a folder; the file. version: another than the source's. level: of xz; None: not packed."""
     distribution = DISTRIBUTIONS[name]
     version = version or _source_version()
     epoch = _epoch()
@@ -81,9 +81,10 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
         _lay_out_service(root, f"{version}~{name}", epoch)
         _write_control(root, architecture, distribution, f"{version}~{name}")
         _make_plain(root, epoch)
+        packing = ("-Znone",) if level is None else ("-Zxz", f"-z{level}")
         package = folder / f"edge-runtime_{version}~{name}_{architecture}.deb"
         subprocess.run(
-            ["dpkg-deb", "--root-owner-group", "-Zxz", f"-z{level}", "--build", str(root), str(package)],
+            ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(package)],
             check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
         )  # fmt: skip
@@ -124,7 +125,7 @@ def _lay_out_service(root: Path, version: str, epoch: int) -> None:
     documents = root / "usr/share/doc/edge-runtime"
     for target, files in (
         (units, [UNITS / "edge-runtime.service", UNITS / "edge-runtime-retry.timer"]),
-        (shared / "drop-ins", sorted((UNITS / "edge-runtime.service.d").glob("*.conf"))),
+        (shared / "drop-ins", sorted((UNITS / "drop-ins").glob("*.conf"))),
         (root / "etc/edge-runtime", [HERE / "config.toml"]),
         (documents, [ROOT / "README.md", HERE / "copyright"]),
     ):

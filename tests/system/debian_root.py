@@ -1,0 +1,138 @@
+"""A Debian system as a folder: made by mmdebstrap, entered by chroot in a mount namespace that ends with the command.
+
+Needs root. Another architecture's programs run by qemu, registered with a binfmt_misc of a user namespace of its own
+(Linux 6.7): this machine's registrations are neither needed nor touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / "build" / "roots"
+LIMIT_S = 600.0
+"""For an installation under emulation on a busy machine; natively it takes ten seconds."""
+
+NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
+PACKAGES = "python3,libstdc++6,passwd,init-system-helpers"
+ESSENTIAL = "base-files,base-passwd,bash,coreutils,dash,diffutils,dpkg,findutils,grep,libc-bin,perl-base,sed,tar"
+EMULATOR = "/usr/bin/qemu-aarch64-static"
+
+ENTER = """set -e
+root=$1; shift
+mount --rbind /dev "$root/dev"
+mount --rbind /proc "$root/proc"
+exec chroot "$@"
+"""
+
+# The ELF header of a program for aarch64, as qemu's own scripts/qemu-binfmt-conf.sh has it.
+EMULATE = f"""set -e
+echo; read -r _
+mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
+printf %s ':aarch64:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\
+\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:{EMULATOR}:OF' \
+  > /proc/sys/fs/binfmt_misc/register
+"""
+
+
+class DebianRoot:
+    """One system. `run` and `start` go into it as root or as a user of its own."""
+
+    def __init__(self, folder: Path, architecture: str) -> None:
+        self.folder = folder
+        self.architecture = architecture
+        self._is_emulated = architecture != NATIVE
+
+    def path(self, inside: str) -> Path:
+        """A file of it, seen from outside."""
+        return self.folder / inside.lstrip("/")
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """A command to its end: what it said on both outputs."""
+        process = self.start(*words)
+        try:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+            process.wait()
+        assert not check or process.returncode == 0, said.decode()
+        return said.decode()
+
+    def start(self, *words: str, user: str = "root", **environment: str) -> subprocess.Popen[bytes]:
+        """A command; the process is that command itself, so that signals reach it."""
+        options = ["--user"] if self._is_emulated else []
+        process = subprocess.Popen(
+            ["unshare", "--mount", *options, "bash", "-c", (EMULATE if self._is_emulated else "") + ENTER, "enter",
+             str(self.folder), f"--userspec={user}", str(self.folder), *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
+                 **environment},
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if self._is_emulated:
+            process.stdout.readline()
+            for kind in ("uid", "gid"):
+                Path(f"/proc/{process.pid}/{kind}_map").write_text("0 0 4294967295")
+            process.stdin.write(b"\n")
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+
+def native_root(suite: str, folder: Path) -> DebianRoot:
+    """A small system of a Debian release, unpacked into a folder from an archive that is made once."""
+    _need("mmdebstrap")
+    _unpack(_archive("--variant=minbase", f"--include={PACKAGES}", suite), folder)
+    return DebianRoot(folder, NATIVE)
+
+
+def emulated_root(suite: str, folder: Path) -> DebianRoot:
+    """A system for arm64 whose packages are unpacked and not configured: that would take four minutes of emulation."""
+    _need("mmdebstrap", EMULATOR)
+    if tuple(int(part) for part in platform.release().split(".")[:2]) < (6, 7):
+        pytest.skip("Linux before 6.7 has one binfmt_misc for all: another architecture cannot be tried apart")
+    included = f"--include={PACKAGES},{ESSENTIAL}"
+    _unpack(_archive("--architectures=arm64", "--variant=extract", included, suite), folder)
+    for name in ("passwd", "group"):
+        shutil.copyfile(folder / f"usr/share/base-passwd/{name}.master", folder / f"etc/{name}")
+    return DebianRoot(folder, "arm64")
+
+
+def _need(*programs: str) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}; do: apt-get install mmdebstrap qemu-user-static")
+
+
+def _archive(*arguments: str) -> Path:
+    archive = CACHE / f"{arguments[-1]}-{hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]}.tar"
+    if archive.exists():
+        return archive
+    CACHE.mkdir(parents=True, exist_ok=True)
+    partial = archive.with_suffix(f".{os.getpid()}.part.tar")
+    made = subprocess.run(
+        ["mmdebstrap", "--quiet", "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
+         "--dpkgopt=path-exclude=/usr/share/locale/*", *arguments, str(partial)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    if made.returncode != 0:
+        partial.unlink(missing_ok=True)
+        pytest.skip(f"no Debian root can be made (no network?): {made.stderr.strip()[-300:]}")
+    return partial.rename(archive)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    # Device nodes are not needed, and not allowed where /tmp is mounted nodev: /dev is this machine's.
+    subprocess.run(
+        ["tar", "--extract", f"--file={archive}", f"--directory={folder}", "--exclude=./dev/*"],
+        check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip

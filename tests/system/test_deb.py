@@ -1,0 +1,236 @@
+"""The Debian package through its life: built, installed, used, upgraded, removed, purged, on systems made for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo.digits import load_held_out
+from deploy.debian.build_deb import DISTRIBUTIONS, DROPPED, build
+from edge_runtime import Client, __version__
+from tests.system.debian_root import ROOT, DebianRoot, emulated_root, native_root
+
+LARGEST_BYTES = 60e6
+START_LIMIT_S = 120.0
+PACKAGES = "/usr/lib/edge-runtime/lib"
+STATE = "/var/lib/edge-runtime"
+
+UNMET = """
+import importlib.metadata as metadata
+from packaging.requirements import Requirement
+for package in metadata.distributions():
+    for line in package.requires or ():
+        wanted = Requirement(line)
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            if not wanted.specifier.contains(metadata.version(wanted.name)):
+                print("wrong version:", package.name, "requires", line)
+        except metadata.PackageNotFoundError:
+            print("missing:", package.name, "requires", line)
+"""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb; do: apt-get install dpkg"),
+]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for chroot")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deb")
+
+
+@pytest.fixture(scope="module")
+def package(folder: Path) -> Path:
+    return build("amd64", "bookworm", folder, level=0)
+
+
+def test_the_package_is_small_and_named_for_version_distribution_and_architecture(package: Path) -> None:
+    assert package.name == f"edge-runtime_{__version__}~bookworm_amd64.deb"
+    assert package.stat().st_size <= LARGEST_BYTES
+
+
+def test_the_package_wants_its_distributions_python_and_a_c_library_that_it_has(package: Path) -> None:
+    wanted = field(package, "Depends")
+    assert "python3 (>= 3.11~), python3 (<< 3.12~)" in wanted
+    found = re.search(r"libc6 \(>= 2\.(\d+)\)", wanted)
+    assert found is not None
+    assert 17 <= int(found[1]) <= DISTRIBUTIONS["bookworm"].glibc
+
+
+def test_the_package_holds_what_is_needed_to_serve_and_nothing_of_the_builders(package: Path) -> None:
+    listing = dpkg_deb("--contents", package).splitlines()
+    names = {line.split()[5] for line in listing}
+    assert {line.split()[1] for line in listing} == {"root/root"}
+    assert {"./usr/bin/edge-runtime", "./etc/edge-runtime/config.toml"} <= names
+    assert "./usr/lib/systemd/system/edge-runtime.service" in names
+    assert not [name for name in names if name.endswith((".pyc", ".pyi", "/RECORD")) or "/tests/" in name]
+    assert not [name for name in names if any(f"site-packages/{dropped}/" in name for dropped in DROPPED)]
+    assert not [name for name in names if re.search(r"/(pip|setuptools|pytest|onnx|openvino)(-|/)", name)]
+
+
+def test_the_same_source_gives_the_same_bytes_whoever_builds_it_and_where(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    before = os.umask(0o077)
+    try:
+        again = build("amd64", "bookworm", tmp_path / "again", level=0)
+    finally:
+        os.umask(before)
+    assert again.read_bytes() == package.read_bytes()
+
+
+def test_lintian_has_nothing_to_say(package: Path) -> None:
+    if shutil.which("lintian") is None:
+        pytest.skip("no lintian; do: apt-get install lintian")
+    said = subprocess.run(
+        ["lintian", "--allow-root", "--fail-on", "error,warning", str(package)],
+        capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout
+
+
+@needs_root
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str, folder: Path, package: Path) -> None:
+    root = native_root(suite, folder / suite)
+    first = package if suite == "bookworm" else build("amd64", suite, folder, level=None)
+    install(root, first)
+    installed_as_promised(root)
+    serves(root)
+
+    config, model = root.path("/etc/edge-runtime/config.toml"), root.path(f"{STATE}/models/digits/1/model.onnx")
+    config.write_text(config.read_text() + '[log]\nlevel = "warning"\n')
+    ours = config.read_text()
+    install(root, newer(first, folder / f"{suite}-newer" / "package", "9.0.0"))
+    assert root.run("edge-runtime", "--version").strip() == "9.0.0"
+    assert config.read_text() == ours
+    assert model.exists()
+    serves(root)
+
+    root.run("dpkg", "--remove", "edge-runtime")
+    assert config.read_text() == ours
+    assert model.exists()
+    assert not root.path("/usr/lib/edge-runtime").exists()
+
+    said = root.run("dpkg", "--purge", "edge-runtime")
+    assert not root.path("/etc/edge-runtime").exists()
+    assert not root.path(STATE).exists()
+    assert "Left: the user" in said
+    assert root.run("find", "/", "-xdev", "-name", "*edge-runtime*", "-not", "-path", "/proc/*").split() == []
+
+
+@needs_root
+def test_the_package_for_arm64_installs_and_serves_there(folder: Path) -> None:
+    root = emulated_root("bookworm", folder / "arm64")
+    # Its packages are unpacked and not configured, so dpkg knows of none.
+    install(root, build("arm64", "bookworm", folder, level=None), "--force-depends")
+    installed_as_promised(root)
+    serves(root)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+def install(root: DebianRoot, package: Path, *options: str) -> None:
+    shutil.copyfile(package, root.path("/tmp/package.deb"))
+    root.run("dpkg", "--force-confdef", "--force-confold", *options, "--install", "/tmp/package.deb")
+    root.path("/tmp/package.deb").unlink()
+
+
+def installed_as_promised(root: DebianRoot) -> None:
+    assert root.run("edge-runtime", "--version").strip() == __version__
+    name, _, _, _, _, home, shell = root.run("getent", "passwd", "edge-runtime").strip().split(":")
+    assert (name, home, shell) == ("edge-runtime", STATE, "/usr/sbin/nologin")
+    assert owner(root, STATE) == "750 edge-runtime edge-runtime"
+    assert owner(root, f"{STATE}/models") == "750 root edge-runtime"
+    assert owner(root, "/etc/edge-runtime/config.toml") == "644 root root"
+    assert root.path("/etc/systemd/system/multi-user.target.wants/edge-runtime.service").is_symlink()
+    assert root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", UNMET) == ""
+    sources = list(root.path(PACKAGES).rglob("*.py"))
+    assert len(list(root.path(PACKAGES).rglob("*.pyc"))) == len(sources)
+    assert (
+        root.run("find", "/usr/lib/edge-runtime", "-not", "-user", "root", "-or", "-perm", "/022", "-type", "f") == ""
+    )
+
+
+def serves(root: DebianRoot) -> None:
+    """The daemon as its user, with the package's configuration, as the service starts it."""
+    version = root.path(f"{STATE}/models/digits/1")
+    if not version.exists():
+        version.parent.mkdir(parents=True)
+        shutil.copytree(ROOT / "demo/models/digits/1", version)
+    root.run("install", "-d", "-m", "0750", "-o", "edge-runtime", "-g", "edge-runtime", "/run/edge-runtime")
+    digits = load_held_out()
+    with serving(root) as endpoint, Client(endpoint) as client:
+        answer = client.infer("digits", {"image": digits.images[:32].astype(np.float32)}, timeout_ms=60_000)
+        (entry,) = client.models()
+    assert (answer["digit"] == digits.labels[:32]).mean() > 0.9
+    assert (entry["name"], entry["backend"]) == ("digits", "onnxruntime")
+    root.run("rm", "-rf", "/run/edge-runtime")
+
+
+@contextmanager
+def serving(root: DebianRoot) -> Iterator[str]:
+    daemon = root.start(
+        "edge-runtime", "serve", user="edge-runtime:edge-runtime",
+        RUNTIME_DIRECTORY="/run/edge-runtime", STATE_DIRECTORY=STATE,
+    )  # fmt: skip
+    socket = root.path("/run/edge-runtime/infer.sock")
+    try:
+        end_s = time.monotonic() + START_LIMIT_S
+        while not socket.exists() and daemon.poll() is None and time.monotonic() < end_s:
+            time.sleep(0.02)
+        if not socket.exists():
+            daemon.kill()
+            pytest.fail(daemon.communicate(timeout=START_LIMIT_S)[0].decode())
+        yield f"ipc://{socket}"
+        daemon.terminate()
+        said, _ = daemon.communicate(timeout=START_LIMIT_S)
+        assert daemon.returncode == 0, said.decode()
+    finally:
+        daemon.kill()
+        daemon.communicate()
+
+
+def newer(package: Path, folder: Path, version: str) -> Path:
+    """The same package as a later version, whose own configuration is another."""
+    folder.parent.mkdir()
+    dpkg_deb("--raw-extract", package, folder)
+    control = folder / "DEBIAN/control"
+    control.write_text(control.read_text().replace(f"Version: {__version__}", f"Version: {version}"))
+    (module,) = folder.rglob("edge_runtime/__init__.py")
+    module.write_text(module.read_text().replace(f'"{__version__}"', f'"{version}"'))
+    config = folder / "etc/edge-runtime/config.toml"
+    config.write_text("# another\n" + config.read_text())
+    made = folder.with_suffix(".deb")
+    dpkg_deb("-Znone", "--root-owner-group", "--build", folder, made)
+    return made
+
+
+def field(package: Path, name: str) -> str:
+    return dpkg_deb("--field", package, name).strip()
+
+
+def owner(root: DebianRoot, path: str) -> str:
+    return root.run("stat", "--format=%a %U %G", path).strip()
+
+
+def dpkg_deb(*words: str | Path) -> str:
+    return subprocess.run(
+        ["dpkg-deb", *map(str, words)], capture_output=True, text=True, timeout=300, check=True,
+        stdin=subprocess.DEVNULL,
+    ).stdout  # fmt: skip
