@@ -66,6 +66,9 @@ def run_child(module: str, request: bytes, *, limit_s: float, stop: threading.Ev
         try:
             return _watch(child, time.monotonic() + limit_s, stop or threading.Event())
         finally:
+            # Its session is its group's name: what it left behind goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.kill()
 
 

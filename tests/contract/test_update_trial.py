@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -215,6 +216,18 @@ def test_whose_fault_a_child_is_that_the_kernel_kills_is_unclear(
     report = attempt(release)
     assert report.outcome is Outcome.UNCLEAR
     assert "is the device out of memory?" in report.reason
+
+
+def test_what_a_child_leaves_running_ends_with_it(tmp_path: Path, at_start: Callable[[str], None]) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # The one that is left behind holds the pipe open as long as it lives.
+    waits = f"    os.open({str(fifo)!r}, os.O_WRONLY)\n    signal.pause()\n"
+    at_start(f"import os, signal\nif not os.fork():\n{waits}")
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(fifo.read_bytes)
+        assert attempt(staged(tmp_path, onnx_models.added)).outcome is Outcome.PASSED
+        assert ended.result(60) == b""
 
 
 def test_whose_fault_a_child_is_that_cannot_even_begin_is_unclear(
