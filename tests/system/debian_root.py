@@ -1,4 +1,4 @@
-"""A Debian system as a folder: made by mmdebstrap, entered by chroot in a mount namespace that ends with the command.
+"""A Debian or Ubuntu system as a folder: made by mmdebstrap, entered by chroot in a mount namespace of the command's.
 
 Needs root. Another architecture's programs run by qemu, registered with a binfmt_misc of a user namespace of its own
 (Linux 6.7): this machine's registrations are neither needed nor touched.
@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "roots"
 LIMIT_S = 600.0
 """For an installation under emulation on a busy machine; natively it takes ten seconds."""
+
+UBUNTU = ("jammy", "noble")
+UBUNTU_SOURCE = "deb [signed-by={key}] http://archive.ubuntu.com/ubuntu {suite} main universe"
+UBUNTU_KEY = Path(__file__).with_name("ubuntu-archive-key.asc")
+"""F6EC B376 2474 EDA9 D21B 7022 8719 20D1 991B C93C, Ubuntu's of 2018: Debian has no package with it."""
 
 NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 PACKAGES = "python3,libstdc++6,passwd,init-system-helpers"
@@ -88,9 +94,10 @@ class DebianRoot:
 
 
 def native_root(suite: str, folder: Path) -> DebianRoot:
-    """A small system of a Debian release, unpacked into a folder from an archive that is made once."""
+    """A small system of a release, unpacked into a folder from an archive that is made once."""
     _need("mmdebstrap")
-    _unpack(_archive("--variant=minbase", f"--include={PACKAGES}", suite), folder)
+    source = [UBUNTU_SOURCE.format(key=UBUNTU_KEY, suite=suite)] if suite in UBUNTU else []
+    _unpack(_archive(suite, "--variant=minbase", f"--include={PACKAGES}", source=source), folder)
     return DebianRoot(folder, NATIVE)
 
 
@@ -100,7 +107,7 @@ def emulated_root(suite: str, folder: Path) -> DebianRoot:
     if tuple(int(part) for part in platform.release().split(".")[:2]) < (6, 7):
         pytest.skip("Linux before 6.7 has one binfmt_misc for all: another architecture cannot be tried apart")
     included = f"--include={PACKAGES},{ESSENTIAL}"
-    _unpack(_archive("--architectures=arm64", "--variant=extract", included, suite), folder)
+    _unpack(_archive(suite, "--architectures=arm64", "--variant=extract", included), folder)
     for name in ("passwd", "group"):
         shutil.copyfile(folder / f"usr/share/base-passwd/{name}.master", folder / f"etc/{name}")
     return DebianRoot(folder, "arm64")
@@ -112,15 +119,15 @@ def _need(*programs: str) -> None:
         pytest.skip(f"no {', '.join(missing)}; do: apt-get install mmdebstrap qemu-user-static")
 
 
-def _archive(*arguments: str) -> Path:
-    archive = CACHE / f"{arguments[-1]}-{hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]}.tar"
+def _archive(suite: str, *arguments: str, source: Sequence[str] = ()) -> Path:
+    archive = CACHE / f"{suite}-{hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]}.tar"
     if archive.exists():
         return archive
     CACHE.mkdir(parents=True, exist_ok=True)
     partial = archive.with_suffix(f".{os.getpid()}.part.tar")
     made = subprocess.run(
         ["mmdebstrap", "--quiet", "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
-         "--dpkgopt=path-exclude=/usr/share/locale/*", *arguments, str(partial)],
+         "--dpkgopt=path-exclude=/usr/share/locale/*", *arguments, suite, str(partial), *source],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     if made.returncode != 0:
