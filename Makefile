@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap
+.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -38,7 +38,7 @@ demo-update: $(READY) ## publish four signed versions of a model; the device kee
 demo-device: $(READY) nspawn ## boot a Debian device in a container: install, serve, update, roll back, kill, cut its power (root)
 	@$(RUN) -m demo.device_demo $(ARGS)
 
-test: $(READY) mosquitto file-systems emulator mmdebstrap ## all tests (ARGS="-k words -x" is passed to pytest)
+test: $(READY) mosquitto file-systems emulator mmdebstrap promtool ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -118,6 +118,17 @@ mmdebstrap: # what makes the Debian systems that the tests of packages install o
 	    mmdebstrap >/dev/null && exit 0
 	fi
 	echo "set-up: no mmdebstrap, so packages are not installed. Do: apt-get install mmdebstrap" >&2
+
+promtool: # Prometheus' own check of alert rules, out of Debian's package: installed, it would run a server
+	@if command -v promtool >/dev/null || [ -x build/promtool/usr/bin/promtool ]; then exit 0; fi
+	if command -v apt-get >/dev/null; then
+	  echo "set-up: fetching promtool, for the tests of alert rules"
+	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq; fi
+	  rm -rf build/promtool && mkdir -p build/promtool && (cd build/promtool && apt-get download -qq prometheus 2>/dev/null) &&
+	    dpkg-deb --fsys-tarfile build/promtool/*.deb | tar -x -C build/promtool ./usr/bin/promtool &&
+	    rm build/promtool/*.deb && exit 0
+	fi
+	echo "set-up: no promtool, so Prometheus does not check the alert rules. Do: sudo apt-get install prometheus" >&2
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis

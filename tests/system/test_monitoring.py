@@ -1,0 +1,119 @@
+"""Alerts and the dashboard name only what a daemon tells, and the alerts fire for what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edge_runtime.config.settings import MetricsSettings
+from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
+from tests.contract.updated_device import update_settings
+from tests.fakes.update_site import UpdateSite
+from tests.models import onnx_models
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy/monitoring"
+DASHBOARD = MONITORING / "grafana/dashboard.json"
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=ROOT / "build/promtool/usr/bin")
+LABELS_OF_PROMETHEUS = {"instance", "job", "le"}
+
+
+@pytest.fixture(scope="module")
+def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a daemon with updates tells Prometheus after answers and refusals."""
+    folder = tmp_path_factory.mktemp("metrics")
+    put_model(folder / "models", "mlp", onnx_models.mlp, toml='mode = "workers"\n')
+    site = UpdateSite()
+    update = update_settings(folder, site.root, folder=str(site.write(folder / "mirror")), require_signed=False)
+    settings = {"metrics": MetricsSettings(port=0), "update": update}
+    with running_daemon(folder / "models", folder / "run", **settings) as daemon:
+        with RawClient(daemon.endpoints[1]) as client:
+            client.ask(header("mlp"), b"", floats(1, 16).tobytes())
+            client.ask(header("nobody"), b"", floats(1, 16).tobytes())
+        assert daemon.metrics_url is not None
+        with urllib.request.urlopen(daemon.metrics_url) as answer:
+            text: str = answer.read().decode()
+    return text
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """(where, PromQL) of every alert and every panel."""
+    for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    board = json.loads(DASHBOARD.read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for variable in board["templating"]["list"]:
+        yield variable["name"], variable["query"]["query"]
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_metric_that_is_named_is_one_that_a_daemon_tells(where: str, expression: str, exposition: str) -> None:
+    families = dict(re.findall(r"^# TYPE (\w+) (\w+)$", exposition, re.MULTILINE))
+    named = set(re.findall(r"\bedge_runtime_\w+", expression))
+    assert named or "up{" in expression, where
+    for name in named:
+        family = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert families.get(name) or families.get(family) == "histogram", name
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_label_that_is_asked_for_is_one_that_metrics_have(where: str, expression: str, exposition: str) -> None:
+    told = set(re.findall(r'[{,](\w+)="', exposition)) | LABELS_OF_PROMETHEUS | {"sensor"}
+    for selector in re.findall(r"\{([^}]*)\}", expression):
+        asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
+        assert asked <= told, f"{where}: {asked - told}"
+
+
+def test_every_code_that_an_alert_looks_for_is_one_of_the_wire() -> None:
+    from edge_runtime import errors
+
+    known = {getattr(each, "code", "") for each in vars(errors).values()}
+    text = (MONITORING / "alerts.yaml").read_text()
+    asked = {code for codes in re.findall(r'code=~?"([^"]+)"', text) for code in codes.split("|")}
+    assert asked
+    assert asked <= known
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_look_at() -> None:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert set(rule["annotations"]) == {"summary", "description"}
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+
+
+def test_the_dashboard_is_one_that_grafana_can_provision() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+    (source,) = yaml.safe_load((MONITORING / "grafana/datasource.yaml").read_text())["datasources"]
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        if panel["type"] != "row":
+            assert panel["datasource"]["uid"] == source["uid"]
+            assert panel["targets"]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make promtool")
+@pytest.mark.parametrize(
+    "words", [("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yaml"),
+              ("test", "rules", "alerts_test.yaml")], ids=" ".join
+)  # fmt: skip
+def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), *words], cwd=MONITORING, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
