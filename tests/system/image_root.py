@@ -103,8 +103,8 @@ class ImageRoot:
         return (*first.splitlines()[0][2:].decode().split(), *words)
 
 
-def unpack(archive: Path, models: Path, folder: Path) -> ImageRoot:
-    """Lay an archive's layers over each other as a container runtime does, and make its volumes."""
+def unpack(archive: Path, model: Path, folder: Path) -> ImageRoot:
+    """Lay an archive's layers over each other as a container runtime does; make its volumes, with one model."""
     image = oci.read_archive(archive)
     root, volumes = folder / "root", folder / "volumes"
     root.mkdir(parents=True)
@@ -117,7 +117,7 @@ def unpack(archive: Path, models: Path, folder: Path) -> ImageRoot:
         (volumes / name).mkdir(parents=True)
         (volumes / name).chmod(0o750)
         os.chown(volumes / name, user, user)
-    shutil.copytree(models, volumes / "models")
+    shutil.copytree(model, volumes / "models" / model.name)
     return ImageRoot(image.architecture, root, config, volumes)
 
 

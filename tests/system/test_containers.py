@@ -1,0 +1,144 @@
+"""The files for those who run Docker, Podman or Kubernetes: whole, of this version, and as strict as they say.
+
+Here is neither a registry nor a cluster, so they are read as what they are for reads them, and not run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cross.build_image import HEALTH, SOCKETS, STATE, USER
+from edge_runtime import __version__
+from edge_runtime.config.loading import load_config
+
+ROOT = Path(__file__).parents[2]
+CONTAINERS = ROOT / "deploy/containers"
+MADE_BY_HAND = "broker/certificates"
+"""What make-certificates.sh makes, and a clone does not have."""
+
+IMAGE = f"edge-runtime:{__version__}-onnxruntime"
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
+    return found
+
+
+@pytest.fixture
+def kinds() -> dict[str, Any]:
+    """Kubernetes' objects by kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all((CONTAINERS / "kubernetes.yaml").read_text())}
+
+
+@pytest.fixture
+def pod(kinds: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = kinds["DaemonSet"]["spec"]["template"]["spec"]
+    return found
+
+
+def test_compose_mounts_only_what_a_clone_has_and_volumes_that_it_declares(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for line in service["volumes"]:
+            source = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", line).split(":")[0]
+            if not source.startswith("."):
+                assert source in compose["volumes"], line
+            elif MADE_BY_HAND not in source:
+                assert (CONTAINERS / source).exists(), f"{name}: {line}"
+
+
+def test_compose_runs_the_daemon_of_this_version_with_a_read_only_root_and_no_rights(compose: dict[str, Any]) -> None:
+    daemon = compose["services"]["edge-runtime"]
+    assert daemon["image"].startswith(IMAGE)
+    assert daemon["read_only"] is True
+    assert daemon["cap_drop"] == ["ALL"]
+    assert daemon["healthcheck"]["test"] == HEALTH
+    targets = {line.split(":")[-2 if line.endswith(":ro") else -1] for line in daemon["volumes"]}
+    assert {"/models", f"/{STATE}", f"/{SOCKETS}"} <= targets
+    assert "ports" not in daemon
+
+
+@pytest.mark.parametrize("name", ["mosquitto", "prometheus", "grafana"])
+def test_compose_names_exact_versions_and_lets_none_gain_rights(name: str, compose: dict[str, Any]) -> None:
+    service = compose["services"][name]
+    assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    for port in service.get("ports", ()):
+        assert port.startswith("127.0.0.1:") or name == "mosquitto", port
+
+
+def test_the_broker_of_compose_finds_every_file_that_its_configuration_names(compose: dict[str, Any]) -> None:
+    mounted = [line.split(":")[1] for line in compose["services"]["mosquitto"]["volumes"]]
+    text = (ROOT / "deploy/broker/mosquitto.conf").read_text()
+    named = re.findall(r"^(?:certfile|keyfile|cafile|acl_file|persistence_location) (/\S+)$", text, re.MULTILINE)
+    assert named
+    for path in named:
+        assert any(path.rstrip("/") == place or path.startswith(f"{place}/") for place in mounted), path
+
+
+def test_the_configuration_of_compose_is_one_that_the_daemon_takes(compose: dict[str, Any]) -> None:
+    config = load_config(CONTAINERS / "config.toml", {})
+    assert config.mqtt is not None
+    assert str(config.mqtt.url).startswith("mqtts://mosquitto:8883/")
+    (job,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"edge-runtime:{config.metrics.port}"]}]
+    assert config.metrics.host == "0.0.0.0"
+
+
+def test_kubernetes_has_a_daemon_of_this_version_on_each_node_with_every_volume_declared(pod: dict[str, Any]) -> None:
+    declared = {volume["name"] for volume in pod["volumes"]}
+    for container in (*pod["containers"], *pod["initContainers"]):
+        assert container["image"] == f"docker.io/library/{IMAGE}"
+        assert {mount["name"] for mount in container["volumeMounts"]} <= declared
+        assert container["resources"]["limits"]["memory"]
+    assert pod["terminationGracePeriodSeconds"] > load_config(None, {}, ROOT / "none.toml").drain_s
+
+
+def test_kubernetes_runs_the_daemon_as_its_own_user_without_rights(pod: dict[str, Any]) -> None:
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    assert pod["automountServiceAccountToken"] is False
+    (daemon,) = pod["containers"]
+    assert daemon["securityContext"] == {
+        "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+
+
+def test_kubernetes_asks_for_readiness_as_the_image_s_health_check_does(pod: dict[str, Any]) -> None:
+    (daemon,) = pod["containers"]
+    assert daemon["readinessProbe"]["exec"]["command"] == HEALTH[1:]
+    for probe in ("startupProbe", "livenessProbe"):
+        assert daemon[probe]["exec"]["command"] == HEALTH[1:-1]
+
+
+def test_the_selector_of_kubernetes_is_the_label_of_its_pods_and_the_metrics_port_is_configured(
+    kinds: dict[str, Any], pod: dict[str, Any], tmp_path: Path
+) -> None:
+    template = kinds["DaemonSet"]["spec"]["template"]
+    assert kinds["DaemonSet"]["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    spaces = {each["metadata"].get("namespace", each["metadata"]["name"]) for each in kinds.values()}
+    assert spaces == {"edge-runtime"}
+    (tmp_path / "config.toml").write_text(kinds["ConfigMap"]["data"]["config.toml"])
+    port = load_config(tmp_path / "config.toml", {}).metrics.port
+    assert pod["containers"][0]["ports"] == [{"name": "metrics", "containerPort": port}]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.jetson"])
+def test_a_containerfile_copies_what_is_there_from_a_pinned_base_and_runs_as_an_ordinary_user(name: str) -> None:
+    text = (CONTAINERS / name).read_text()
+    for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert re.search(r":\D*\d+(\.\d+)+", base), base
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+        for source in line.split():
+            assert (ROOT / source).exists() or source == "build/jetson/", source
+    assert f"USER {USER}:{USER}" in text
+    assert '"status", "--ready"' in text
+    assert f"RUNTIME_DIRECTORY=/{SOCKETS}" in text
+    assert f"STATE_DIRECTORY=/{STATE}" in text
