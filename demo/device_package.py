@@ -8,8 +8,8 @@ from pathlib import Path
 from demo.device_root import SUITE
 
 ARCHITECTURE = "amd64"
-QUICK = 0
-"""No compression: such a package lives for a minute."""
+QUICK = None
+"""Not packed at all: such a package lives for a minute."""
 
 
 def why_no_package() -> str | None:
@@ -19,11 +19,11 @@ def why_no_package() -> str | None:
     return None
 
 
-def build_package(folder: Path, version: str | None = None) -> Path:
-    """The package for the devices' distribution, in a folder. version: another than the source's.
+def build_package(folder: Path, version: str | None = None, suite: str = SUITE) -> Path:
+    """The package for a device's Debian, in a folder. version: another than the source's.
 
     Downloads wheels the first time. Raises CalledProcessError with what a tool said.
     """
     from deploy.debian.build_deb import build  # Python 3.11 and later
 
-    return build(ARCHITECTURE, SUITE, folder, version=version, level=QUICK)
+    return build(ARCHITECTURE, suite, folder, version=version, level=QUICK)

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 SUITE = "bookworm"
+"""Which Debian a device runs when nobody says so: 12."""
 
 PACKAGES = (
     "systemd-sysv", "dbus",                 # what boots
@@ -45,15 +46,15 @@ def why_no_root() -> str | None:
 
 def is_made() -> bool:
     """Whether the root lies in the cache."""
-    return _cached().is_dir()
+    return _cached(SUITE).is_dir()
 
 
-def debian_root() -> Path:
+def debian_root(suite: str = SUITE) -> Path:
     """The root's folder, made if it is not there: about a minute, and the only thing here that needs a network.
 
     Raises CalledProcessError with mmdebstrap's words on stderr.
     """
-    made = _cached()
+    made = _cached(suite)
     if made.is_dir():
         return made
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def debian_root() -> Path:
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}",
              "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
              "--dpkgopt=path-exclude=/usr/share/locale/*", f"--customize-hook={OWN_SETTINGS}",
-             SUITE, str(partial)],
+             suite, str(partial)],
             check=True, timeout=MAKE_LIMIT_S, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
         if not made.is_dir():
@@ -73,6 +74,6 @@ def debian_root() -> Path:
     return made
 
 
-def _cached() -> Path:
-    made_of = "\n".join((SUITE, *PACKAGES, OWN_SETTINGS))
-    return CACHE / f"root-{SUITE}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+def _cached(suite: str) -> Path:
+    made_of = "\n".join((suite, *PACKAGES, OWN_SETTINGS))
+    return CACHE / f"root-{suite}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"

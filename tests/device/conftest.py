@@ -11,42 +11,34 @@ import pytest
 
 from demo.booted_device import BootedDevice, why_no_device
 from demo.device_package import build_package, why_no_package
-from demo.device_root import debian_root
+from demo.device_root import SUITE, debian_root
 from demo.train_digits import MODEL_FILE
 from tests.device.asking import HOST, MODELS
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """A Debian root; where no device can be booted, tests that want it are skipped and say why."""
-    reason = why_no_package() or why_no_device()
-    if reason is not None:
-        pytest.skip(reason)
-    try:
-        return debian_root()
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no Debian root can be made (no network?): {error.stderr.strip()[-300:]}")
+    """Debian 12; where no device can be booted, tests that want it are skipped and say why."""
+    return root_or_skip(SUITE)
 
 
 @pytest.fixture(scope="session")
 def package(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, built from this tree."""
+    """The package for it, built from this tree."""
     return build_package(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="session")
 def installed(root: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Layers of a device on which the package was installed with no network, and one tiny model put in its place."""
-    folder = tmp_path_factory.mktemp("installed")
-    shared = tmp_path_factory.mktemp("shared")
-    shutil.copy(package, shared / package.name)
-    shutil.copy(MODEL_FILE, shared / "model.onnx")
-    with BootedDevice(folder, [root], {HOST: shared}) as device:
-        device.boot()
-        device.run("apt-get", "install", "-qq", "-y", f"{HOST}/{package.name}")
-        device.run("install", "-D", "-m", "644", f"{HOST}/model.onnx", f"{MODELS}/digits/1/model.onnx")
-        device.shut_down()
-    return [device.own_layer, root]
+    return layers_with(root, package, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def installed_on_13(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same of Debian 13, with the package for that."""
+    root = root_or_skip("trixie")
+    return layers_with(root, build_package(tmp_path_factory.mktemp("package"), suite="trixie"), tmp_path_factory)
 
 
 @pytest.fixture
@@ -65,3 +57,36 @@ def device(installed: list[Path], shared: Path, tmp_path: Path) -> Iterator[Boot
         yield device
         # Shown for a test that fails.
         print(device.last_words(60))
+
+
+@pytest.fixture
+def device_13(installed_on_13: list[Path], shared: Path, tmp_path: Path) -> Iterator[BootedDevice]:
+    """A device with Debian 13."""
+    with BootedDevice(tmp_path / "device", installed_on_13, {HOST: shared}) as device:
+        device.boot()
+        yield device
+        print(device.last_words(60))
+
+
+def root_or_skip(suite: str) -> Path:
+    """A Debian root, or the reason why there is none."""
+    reason = why_no_package() or why_no_device()
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        return debian_root(suite)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no Debian root can be made (no network?): {error.stderr.strip()[-300:]}")
+
+
+def layers_with(root: Path, package: Path, folders: pytest.TempPathFactory) -> list[Path]:
+    """Boot a device, install the package and a model, switch it off: what it wrote, and its root."""
+    shared = folders.mktemp("shared")
+    shutil.copy(package, shared / package.name)
+    shutil.copy(MODEL_FILE, shared / "model.onnx")
+    with BootedDevice(folders.mktemp("installed"), [root], {HOST: shared}) as device:
+        device.boot()
+        device.run("apt-get", "install", "-qq", "-y", f"{HOST}/{package.name}")
+        device.run("install", "-D", "-m", "644", f"{HOST}/model.onnx", f"{MODELS}/digits/1/model.onnx")
+        device.shut_down()
+    return [device.own_layer, root]

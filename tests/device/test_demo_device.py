@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,3 +74,14 @@ def test_a_summary_that_breaks_a_promise_is_named() -> None:
     assert what_is_wrong({**good, "lost": 3}) == ["a request was lost while releases came and went"]
     assert what_is_wrong({**good, "serves": 4}) == ["the wrong version serves in the end"]
     assert len(what_is_wrong({**good, "first_answer": 1, "refused": "", "restarts": 0})) == 3
+
+
+def test_where_no_device_can_be_booted_it_says_why_and_does_not_fail() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("taking a right away needs root")
+    shown = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-m", "demo.device_demo"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert re.fullmatch(r"Nothing is shown: .+\n", shown.stdout)

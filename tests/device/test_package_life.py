@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.booted_device import BootedDevice
+from demo.booted_device import UNIT, BootedDevice
 from demo.device_package import build_package
 from demo.train_digits import MODEL_FILE
 from edge_runtime import Client
@@ -39,6 +39,16 @@ def test_an_installed_device_boots_into_a_service_that_is_ready_and_answers(devi
     print(f"from start to ready: {start_took_s(device):.2f} s")
     assert start_took_s(device) < 3 * READY_BAR_S
     assert "1 of 1 model versions ready" in device.unit("StatusText")
+
+
+def test_debian_13_boots_into_a_service_that_is_ready_answers_and_is_started_again(device_13: BootedDevice) -> None:
+    assert device_13.path("/etc/debian_version").read_text().startswith("13")
+    wait_right_answer(device_13)
+    device_13.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", UNIT)
+    wait_right_answer(device_13)
+    assert device_13.unit("NRestarts") == "1"
+    device_13.run("systemctl", "reload", UNIT)
+    wait_right_answer(device_13)
 
 
 def test_users_of_the_group_are_answered_and_others_are_not(device: BootedDevice, shared: Path) -> None:

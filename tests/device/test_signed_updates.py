@@ -16,7 +16,7 @@ from tests.device.followed_site import FollowedSite, Remembered, added, over, re
 from tests.power_loss.loop_disk import EXT4, FileSystem, LoopDisk, why_no_cut
 
 REBOOTS = 20
-LONGEST_CALM_S = 1.2
+LONGEST_CALM_S = 0.9
 """From the start of an update to the cut: a whole one takes about a second where nothing else runs."""
 
 SMALL = FileSystem("small ext4", EXT4.make, EXT4.options, 64 << 20)
