@@ -61,7 +61,7 @@ class Core:
         """Start workers and the loader, which begins with the models that are there."""
         self.workers.start()
         if self.updates is not None:
-            self.updates.updater.reserve()
+            self.updates.reserve()
         self.loader.start()
         if self.updates is not None:
             self.updates.start()

@@ -59,6 +59,10 @@ class UpdateWorker:
             settings.poll_s, settings.poll_jitter, settings.wake_jitter_s, settings.min_check_s, due_s=math.inf
         )
 
+    def reserve(self) -> None:
+        """Keep the models folder from serving what updates serve. Before the loader starts."""
+        self.updater.reserve()
+
     def start(self) -> None:
         """Start the thread: it lets what was active serve, sets `has_opened`, and looks for the first time."""
         self._schedule.woken(self._clock.monotonic_s(), self._share())

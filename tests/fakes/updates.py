@@ -92,6 +92,9 @@ class FakeUpdates:
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.has_opened = threading.Event()
 
+    def reserve(self) -> None:
+        pass
+
     def start(self) -> None:
         self.has_opened.set()
 
