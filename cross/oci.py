@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,15 @@ def make_layer(tar: bytes, made_by: str) -> Layer:
 def make_image(
     layers: tuple[Layer, ...], architecture: str, config: Mapping[str, Any], created: str, base: Image | None = None
 ) -> Image:
-    """Join layers and what is run on them. base: an image whose layers come first and whose environment is kept."""
+    """Join layers and what is run on them. base: an image whose layers come first and whose environment is kept.
+
+    Its PATH too: it names where the base has its programs. Other variables are ours where both have one.
+    """
     history = [{"created": created, "created_by": layer.made_by} for layer in layers]
     if base is not None:
         of_base = json.loads(base.config.data or b"{}")
         history = [*of_base.get("history", ()), *history]
-        config = {**config, "Env": [*of_base.get("config", {}).get("Env", ()), *config["Env"]]}
+        config = {**config, "Env": _joined(of_base.get("config", {}).get("Env", ()), config["Env"])}
         layers = (*base.layers, *layers)
     written = _json_blob(
         {
@@ -157,6 +160,12 @@ def read_archive(path: Path) -> Image:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _joined(of_base: Iterable[str], own: Iterable[str]) -> list[str]:
+    below, above = (dict(line.split("=", 1) for line in lines) for lines in (of_base, own))
+    path = {"PATH": below["PATH"]} if "PATH" in below else {}
+    return [f"{name}={value}" for name, value in {**below, **above, **path}.items()]
 
 
 def _write_tar(path: Path, files: Mapping[str, bytes], blobs: list[Blob]) -> None:

@@ -68,6 +68,7 @@ def test_compose_names_exact_versions_and_lets_none_gain_rights(name: str, compo
     service = compose["services"][name]
     assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["cap_drop"] == ["ALL"]
     for port in service.get("ports", ()):
         assert port.startswith("127.0.0.1:") or name == "mosquitto", port
 

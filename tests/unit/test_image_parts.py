@@ -24,10 +24,12 @@ def small_tree() -> Tree:
     return tree
 
 
-def small_image(architecture: str = "amd64", base: oci.Image | None = None, text: bytes = b"") -> oci.Image:
+def small_image(
+    architecture: str = "amd64", base: oci.Image | None = None, text: bytes = b"", environment: str = "PATH=/bin"
+) -> oci.Image:
     tree = small_tree()
     tree.file("text", text)
-    config = {"Env": ["A=1"], "Labels": {"version": "1"}}
+    config = {"Env": environment.split(), "Labels": {"version": "1"}}
     return oci.make_image((oci.make_layer(tree.tar(), "a test"),), architecture, config, EPOCH, base)
 
 
@@ -75,14 +77,17 @@ def test_the_same_layers_give_the_same_archive_and_a_changed_file_another(tmp_pa
     assert first == second != third
 
 
-def test_an_image_on_a_base_has_the_layers_of_both_and_the_base_s_environment_first(tmp_path: Path) -> None:
-    oci.write_archive(tmp_path / "base.tar", [small_image("arm64", text=b"base")], "base:1")
+def test_an_image_on_a_base_has_the_layers_of_both_and_the_base_s_path(tmp_path: Path) -> None:
+    of_base = small_image("arm64", text=b"base", environment="PATH=/cuda/bin:/bin LANG=C CUDA=12")
+    oci.write_archive(tmp_path / "base.tar", [of_base], "base:1")
     base = oci.read_archive(tmp_path / "base.tar")
-    oci.write_archive(tmp_path / "image.tar", [small_image("arm64", base)], "test:1")
+    on_it = small_image("arm64", base, environment="PATH=/bin LANG=C.UTF-8 HOME=/state")
+    oci.write_archive(tmp_path / "image.tar", [on_it], "test:1")
     found = oci.read_archive(tmp_path / "image.tar")
     assert len(found.layers) == 2
     assert found.layers[0].diff_id == base.layers[0].diff_id
-    assert config_of(found)["config"]["Env"] == ["A=1", "A=1"]  # type: ignore[index]
+    environment = config_of(found)["config"]["Env"]  # type: ignore[index]
+    assert environment == ["PATH=/cuda/bin:/bin", "LANG=C.UTF-8", "CUDA=12", "HOME=/state"]
     with tarfile.open(tmp_path / "image.tar") as tar:
         for member in tar:
             if member.name.startswith("blobs/"):
