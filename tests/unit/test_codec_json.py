@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -190,6 +190,13 @@ def test_a_request_is_read_with_its_parameters() -> None:
     assert decoded.arrays[0].tolist() == [0.5]
 
 
+def is_object(frame: bytes) -> bool:
+    try:
+        return isinstance(json.loads(frame), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 @settings(max_examples=200)
 @given(st.text(max_size=100) | st.binary(max_size=100))
 @example("{")
@@ -198,6 +205,7 @@ def test_a_request_is_read_with_its_parameters() -> None:
 @example("1")
 def test_text_that_is_no_request_raises_only_our_errors(text: str | bytes) -> None:
     frame = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    assume(not is_object(frame))  # any object is a request, of a model that may not exist
     with pytest.raises(EdgeRuntimeError) as caught:
         unpack_json_request(frame)
     assert caught.value.code == "decode_failed"
