@@ -56,8 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def package(folder: Path) -> Path:
-    return build("amd64", "bookworm", folder, level=0)
+def package(folder: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Else the last commit's, which another one may become meanwhile.
+        patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+        yield build("amd64", "bookworm", folder, level=0)
 
 
 def test_the_package_is_small_and_named_for_version_distribution_and_architecture(package: Path) -> None:
