@@ -2,7 +2,7 @@
 
 Owns: whose turn it is and how long is too long. Never waits. Called by the I/O loop before it feeds systemd's watchdog.
 A model that hangs in its library answers nobody ever again, and only a new process helps; one that is slow, overloaded
-or fails is alive.
+or fails is alive, and so is one that has a run left which does not hang.
 """
 
 from __future__ import annotations

@@ -110,6 +110,26 @@ def no_number(folder: Path) -> Path:
 
 def endless(folder: Path) -> Path:
     """x FP32 [rows, 2] -> y FP32 [rows, 2]: adds x to itself for some hundred thousand years."""
+    return _looping(folder, [], [numpy_helper.from_array(np.array(2**62), "most")])
+
+
+def trap(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = x; as `endless` where a value of x is 8 or more."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Div", ["largest", "eight"], ["share"]),
+        helper.make_node("Cast", ["share"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["whole", "many"], ["most"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array(8, np.float32), "eight"),
+        numpy_helper.from_array(np.array(2**58), "many"),
+    ]
+    return _looping(folder, nodes, weights)
+
+
+def _looping(folder: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2]: adds x to itself `most` times, which the nodes or weights say."""
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("before", "after")]
     count = helper.make_tensor_value_info("count", TensorProto.INT64, [])
     conditions = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("goes_on", "goes_on_still")]
@@ -122,8 +142,7 @@ def endless(folder: Path) -> Path:
         [count, conditions[0], tensors[0]],
         [conditions[1], tensors[1]],
     )
-    nodes = [helper.make_node("Loop", ["most", "", "x"], ["y"], body=body)]
-    weights = [numpy_helper.from_array(np.array(2**62), "most")]
+    nodes = [*nodes, helper.make_node("Loop", ["most", "", "x"], ["y"], body=body)]
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
 
 

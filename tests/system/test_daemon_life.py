@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -79,6 +80,18 @@ class SystemdSocket:
             if word in text:
                 return text
 
+    def drain(self) -> None:
+        """Forget what was said so far."""
+        while not self.is_silent(0.0):
+            pass
+
+    def is_silent(self, for_s: float) -> bool:
+        """Whether nothing is said for so long."""
+        if not select.select([self._socket], [], [], for_s)[0]:
+            return True
+        self._socket.recv(4096)
+        return False
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -116,6 +129,21 @@ def test_the_watchdog_is_fed_after_the_daemon_asked_its_own_models(folder):
                 models = client.result("stats")["metrics"]["models"]
             assert [models[name]["requests"] for name in ("mlp", "queued")] == [0, 0]
         assert daemon.stop() == 0
+
+
+def test_a_model_that_hangs_starves_the_watchdog_though_the_daemon_still_talks(folder):
+    put_model(folder / "models", "trap", onnx_models.trap, toml='mode = "workers"\ninstances = 1\n')
+    with SystemdSocket(folder) as systemd, DaemonProcess(
+        folder, NOTIFY_SOCKET=systemd.path, WATCHDOG_USEC="300000"
+    ) as daemon:  # fmt: skip
+        systemd.wait_for("READY=1")
+        with RawClient(daemon.endpoint) as client:
+            client.ask(header("trap", (1, 2)), b"1", floats(1, 2).tobytes())
+            client.send(header("trap", (1, 2)), b"2", (floats(1, 2) * 0 + 9).tobytes())
+            wait_for(lambda: any("does not answer and never will" in message for message in daemon.messages()))
+            assert client.result("live") is True
+            systemd.drain()
+            assert systemd.is_silent(1.0)
 
 
 def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
