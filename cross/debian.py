@@ -158,7 +158,7 @@ def _add_files(tree: Tree, archive: tarfile.TarFile) -> None:
 
 
 def _is_left_out(path: str) -> bool:
-    if fnmatch(path, "usr/share/doc/*"):
+    if fnmatch(path, "usr/share/doc/*/*"):  # the folder itself may be a link to another package's
         return posixpath.basename(path) != "copyright"
     return any(fnmatch(path, pattern) or path == pattern.removesuffix("/*") for pattern in LEFT_OUT)
 

@@ -54,13 +54,12 @@ def _of_debian(package: Package, base: Tree) -> dict[str, Any]:
     version = quote(package.version, safe="+~.-")
     purl = f"pkg:deb/debian/{quote(package.name, safe='+.-')}@{version}?arch={package.architecture}&distro=debian-13"
     component = _component(package.name, package.version, package.sha256, purl)
-    try:
-        text = base.read(f"usr/share/doc/{package.name}/copyright").decode(errors="replace")
-    except KeyError:
-        text = ""  # its folder is a link to another package's, which has it
+    linked = base.target(f"usr/share/doc/{package.name}")  # to the folder of another package of the same source
+    file = f"usr/share/doc/{linked or package.name}/copyright"
+    text = base.read(file).decode(errors="replace")
     names = sorted(set(re.findall(r"^License: *([A-Za-z0-9][^\n]{0,79})$", text, re.MULTILINE)))
-    if names:
-        component["licenses"] = [{"license": {"name": name.strip()}} for name in names]
+    # Some copyright files are prose; they are in the image.
+    component["licenses"] = [{"license": {"name": name.strip()}} for name in names or [f"see /{file}"]]
     return component
 
 

@@ -55,6 +55,11 @@ class Tree:
             raise KeyError(path)
         return data
 
+    def target(self, path: str) -> str | None:
+        """What a symbolic link points to; None: there is none of that path."""
+        entry = self._entries.get(path)
+        return entry.target if entry is not None else None
+
     def tar(self) -> bytes:
         """The tree as an archive that depends on nothing else: sorted, times 0, owners as numbers, no names."""
         archive = io.BytesIO()
