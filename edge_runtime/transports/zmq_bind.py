@@ -181,7 +181,9 @@ def _bind_ipc(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
     try:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
-        before = os.umask(0o777 & ~IPC_MODE)
+        # The whole process's, so it may take nothing from the owner: another thread's new folder was one that nobody
+        # could enter.
+        before = os.umask(0o077)
         try:
             bound = _bind(socket, address)
         finally:

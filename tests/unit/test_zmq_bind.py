@@ -1,0 +1,44 @@
+"""Sockets on the disk: who may connect, and that making one takes nothing from what other threads make meanwhile."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from itertools import count
+from pathlib import Path
+
+from edge_runtime.config.settings import ZmqSettings
+from edge_runtime.transports.zmq_bind import bind_router, new_context
+
+
+def test_a_folder_that_another_thread_makes_while_a_socket_is_bound_can_be_entered(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def make_folders() -> None:
+        for number in count():
+            if stop.is_set():
+                return
+            (tmp_path / f"folder{number}").mkdir()
+
+    maker = threading.Thread(target=make_folders)
+    context = new_context()
+    maker.start()
+    try:
+        for number in range(100):
+            bind_router(context, f"ipc://{tmp_path}/s{number}", ZmqSettings()).close(0)
+    finally:
+        stop.set()
+        maker.join()
+        context.term()
+    modes = {stat.S_IMODE(folder.stat().st_mode) & 0o700 for folder in tmp_path.glob("folder*")}
+    assert modes == {0o700}
+
+
+def test_a_socket_is_for_its_owner_and_its_group(tmp_path: Path) -> None:
+    context = new_context()
+    bound = bind_router(context, f"ipc://{tmp_path}/s", ZmqSettings())
+    try:
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
+    finally:
+        bound.close(0)
+        context.term()
