@@ -164,8 +164,9 @@ def test_with_an_interval_the_latest_of_many_is_published_when_it_is_over(models
         for seed in range(20):
             client.infer("echo", {"x": values(seed)})
         found = read_until(listener, values(19))
-        np.testing.assert_array_equal(found[0], values(0))
-        assert len(found) < 20
+        told = [next(seed for seed in range(20) if np.array_equal(each, values(seed))) for each in found]
+        assert told == sorted(set(told))  # which of them were the latest, the machine decides
+        assert len(told) < 20
         client.infer("echo", {"x": values(19)})
         if on == "interval":
             assert_echoes(listener.next(), values(19))
