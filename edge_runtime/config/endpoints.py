@@ -83,6 +83,9 @@ def client_endpoint(asked: str | None = None) -> str:
     for folder in folders:
         if _holds_socket(folder):
             return f"ipc://{folder / INFER_SOCKET}"
+    service = SYSTEM_RUNTIME / _NAME
+    if service.is_dir() and not os.access(service, os.X_OK):
+        return f"ipc://{service / INFER_SOCKET}"  # whose clients are a group: why not is said when it is connected to
     return f"ipc://{folders[-1] / INFER_SOCKET}"
 
 

@@ -6,12 +6,14 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edge_runtime.config import endpoints
 from edge_runtime.errors import ConfigError
+from tests.fakes.rights import open_folder, ordinary_rights
 
 VARIABLES = ("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "EDGE_RUNTIME_ENDPOINT")
 PRIVATE = f"edge-runtime-{os.getuid()}"
@@ -106,6 +108,20 @@ def test_a_client_finds_the_service_whose_folder_belongs_to_a_user_of_its_own(
     with listening(path):
         monkeypatch.setattr(os, "getuid", lambda: 4242)
         assert endpoints.client_endpoint() == f"ipc://{path}"
+
+
+def test_a_client_that_may_not_look_into_the_services_folder_is_led_there_to_be_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_folder() as run:
+        (run / "edge-runtime").mkdir(mode=0o700)
+        monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", run)
+        if os.geteuid() != 0:
+            (run / "edge-runtime").chmod(0)
+        with ordinary_rights():
+            # Root's real user is still root while it acts as nobody; access() asks for the real one.
+            monkeypatch.setattr(os, "access", partial(os.access, effective_ids=True))
+            assert endpoints.client_endpoint() == f"ipc://{run}/edge-runtime/infer.sock"
 
 
 def test_looking_for_a_daemon_makes_no_folder(tmp_path: Path) -> None:
