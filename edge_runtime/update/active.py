@@ -62,7 +62,7 @@ class ActiveReleases:
         return 0
 
     def serve_recorded(self) -> None:
-        """The same by the second record, where the database is out of reach: on a full disk, most likely."""
+        """The same by what can be read of it, where the journal cannot be opened: on a full disk, most likely."""
         for release in self._journal.recorded():
             self._serve_first((release,))
 

@@ -153,7 +153,13 @@ class Journal:
         return {row[0]: Release(*row) for row in rows}
 
     def recorded(self) -> list[Release]:
-        """What the second record names as active: for when the database cannot be opened. Needs no `open`."""
+        """What is active by the database, where it is open; else by the second record. Needs no `open` that went well.
+
+        The record may be a commit behind: it is written after the database.
+        """
+        if self._database is not None:
+            with contextlib.suppress(StorageFailed):
+                return list(self.active().values())
         record = _read_record(self._folder / RECORD)
         return record.active if record is not None else []
 
