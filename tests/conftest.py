@@ -32,7 +32,7 @@ class Held:
 def held_now() -> Held:
     """Look at this process. Threads that a library started natively are its own, even when they once ran Python."""
     threads = (thread for thread in threading.enumerate() if type(thread).__name__ != "_DummyThread")
-    return Held(frozenset(threads), frozenset(_sockets()), frozenset(_children()))
+    return Held(frozenset(threads), frozenset(_sockets()), frozenset(children_now()))
 
 
 def leaks(before: Held, after: Held) -> list[str]:
@@ -73,7 +73,8 @@ def _sockets() -> Iterator[str]:
             yield target
 
 
-def _children() -> Iterator[psutil.Process]:
+def children_now() -> Iterator[psutil.Process]:
+    """The child processes that somebody here has started and not ended, and theirs."""
     try:
         # Cheap answer first: psutil reads the whole process table, and most tests have no child at all.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

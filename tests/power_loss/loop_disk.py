@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
+import multiprocessing.forkserver
 import os
 import shutil
 import struct
@@ -114,6 +115,8 @@ def _enter_own_namespace() -> None:
     if libc.unshare(CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "no mount namespace of its own")
     _run("mount", "--make-rprivate", "/")
+    # One that runs already would go on to fork children who do not see these mounts.
+    multiprocessing.forkserver._forkserver._stop()
 
 
 def _run(*command: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.python_backend import PythonBackend, PythonInstance
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
+from tests.conftest import children_now
 from tests.fakes.clock import FakeClock
 from tests.models import python_models
 
@@ -47,7 +48,7 @@ def value(number: float) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.fl
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return list(children_now())
 
 
 CRASH = "if value == 13: os.kill(os.getpid(), signal.SIGSEGV)"
