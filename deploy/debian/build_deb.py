@@ -83,11 +83,13 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
         _make_plain(root, epoch)
         packing = ("-Znone",) if level is None else ("-Zxz", f"-z{level}")
         package = folder / f"edge-runtime_{version}~{name}_{architecture}.deb"
+        half = folder / f".{package.name}.part"  # what is cut off has no package's name
         subprocess.run(
-            ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(package)],
+            ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(half)],
             check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
         )  # fmt: skip
+        half.replace(package)
     return package
 
 

@@ -83,6 +83,7 @@ class Daemon:
         self._metrics_server: Any = None
         self._io_thread: threading.Thread | None = None
         self._is_ready = False
+        self._told_models = (-1, "")
         self._started_s = time.monotonic()
         self._beat_due_s = 0.0
         self._watchdog_due_s = 0.0
@@ -249,24 +250,34 @@ class Daemon:
         self._beat_due_s = now_s + BEAT_S
         self._frontend.fold_tally()
         self._loop.sweep()
+        self._tell_models()
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is not None and now_s >= self._watchdog_due_s:
             self._watchdog_due_s = now_s + interval_s / 2
             if self._self_check.is_alive():
                 self._notifier.watchdog()
 
-    def _report_ready(self) -> None:
-        listing = self._core.servables.listing()
+    def _tell_models(self) -> None:
+        """Keep what systemd shows true: once for each change of the table. Thread: I/O; main, when it has begun."""
+        servables = self._core.servables
+        if not self._is_ready or self._told_models[0] == servables.generation:
+            return
+        generation = servables.generation
+        listing = servables.listing()
         ready = sum(entry["state"] == "ready" for entry in listing)
         text = f"{ready} of {len(listing)} model versions ready"
-        self._notifier.ready()
+        self._told_models = generation, text
         self._notifier.status(text)
+
+    def _report_ready(self) -> None:
+        self._notifier.ready()
+        self._tell_models()
         log.info(
             "ready",
             extra={
                 "version": __version__,
                 "profile": self._core.profile.name,
-                "models": text,
+                "models": self._told_models[1],
                 "endpoints": " ".join(self.endpoints),
                 "took_s": round(time.monotonic() - self._started_s, 3),
             },

@@ -167,7 +167,9 @@ class Staging:
         except (UpdateError, OSError, MemoryError) as error:
             if isinstance(error, DownloadError) and not isinstance(error, NotPublished):
                 raise
-            log.warning("%s cannot be used, so the whole file is fetched: %s", delta.target, error)
+            # A stick has no patches, and needs none.
+            level = logging.DEBUG if isinstance(error, NotPublished) else logging.WARNING
+            log.log(level, "%s cannot be used, so the whole file is fetched: %s", delta.target, error)
             tally.add_in_all(file.length)
             return False
         return True

@@ -178,8 +178,18 @@ class UpdateWorker:
 
     def _import(self, folder: str) -> dict[str, Any]:
         path = Path(folder)
-        if not path.is_dir():
-            raise UpdateError(f"{folder}: the daemon sees no such folder; wanted what `edge-runtime repo bundle` wrote")
+        try:
+            is_there = path.is_dir()
+        except OSError as error:
+            raise UpdateError(
+                f"{folder}: the daemon cannot look there: {error.strerror}; it runs as a user of its own, so copy or "
+                "mount it where everybody may read, for example below /mnt"
+            ) from None
+        if not is_there:
+            raise UpdateError(
+                f"{folder}: the daemon sees no such folder; wanted what `edge-runtime repo bundle` wrote. A service "
+                "sees neither /home nor this /tmp: copy or mount it elsewhere, for example below /mnt"
+            )
         return self.updater.check(folder_source(path, self._clock), installs=True).as_json()
 
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:

@@ -154,3 +154,11 @@ def test_an_active_release_that_ends_the_process_at_every_start_leaves_its_place
         assert device.adds() == 2.0
     with fleet.device() as device:
         assert device.adds() == 2.0
+
+
+def test_an_import_from_where_the_daemon_cannot_look_says_so(fleet: Fleet) -> None:
+    with fleet.device() as device:
+        with pytest.raises(UpdateError, match="the daemon sees no such folder"):
+            device.import_folder(fleet.folder / "no stick")
+        with pytest.raises(UpdateError, match="the daemon cannot look there: File name too long"):
+            device.import_folder(fleet.folder / ("x" * 5000))
