@@ -14,7 +14,7 @@ from edge_runtime import __version__
 from edge_runtime.clock import Clock
 from edge_runtime.serving.servables import Servables, Standing, State
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.telemetry.metrics import Histogram, Metrics
+from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.topics import DeviceTopics
 
@@ -142,11 +142,9 @@ class Rates:
         elapsed_s, self._looked_s = max(now_s - self._looked_s, 1e-9), now_s
         found: dict[str, dict[str, float | None]] = {}
         for name, model in metrics.models().items():
-            counts = list(model.total.counts)
-            before = self._counts.get(name, [0] * len(counts))
-            self._counts[name] = counts
-            between = Histogram(model.total.bounds)
-            between.counts = [now - then for now, then in zip(counts, before, strict=True)]
+            before = self._counts.get(name) or [0] * len(model.total.counts)
+            between = model.total.since(before)
+            self._counts[name] = [then + more for then, more in zip(before, between.counts, strict=True)]
             p95_s = between.quantile(0.95)
             found[name] = {
                 "rate_per_s": round(between.count / elapsed_s, 3),

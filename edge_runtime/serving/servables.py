@@ -155,6 +155,7 @@ class Servables:
     def stand(self, standing: Standing) -> None:
         """Record what is known of a version."""
         self._standings[standing.model] = {**self._standings.get(standing.model, {}), standing.number: standing}
+        self.generation += 1
 
     def forget(self, model: str, number: int) -> None:
         """A version is gone from its source: nothing is known of it any more."""

@@ -48,6 +48,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
+    def since(self, counts: Sequence[int]) -> Histogram:
+        """What was recorded after `counts` were these. For counts and quantiles; its `total`, and so its mean, is 0."""
+        between = Histogram(self.bounds)
+        between.counts = [now - then for now, then in zip(list(self.counts), counts, strict=True)]
+        return between
+
     def add(self, other: Histogram) -> None:
         """Count another's values too. Raises ValueError: its bounds are others."""
         if other.bounds != self.bounds:

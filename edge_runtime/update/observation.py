@@ -14,7 +14,7 @@ from edge_runtime.repository.golden import GoldenTensors, differences
 from edge_runtime.serving.mirror import Mirror
 from edge_runtime.serving.self_inference import infer_once
 from edge_runtime.serving.servable import Servable
-from edge_runtime.telemetry.metrics import Histogram, ModelMetrics
+from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.update.health_gate import (
     LEAST_TO_JUDGE,
     Judgement,
@@ -40,26 +40,19 @@ class Interrupted(Exception):
 
 
 class Record:
-    """What a version did since this was made, by its own counters."""
+    """What a version did since this was made, or, with `whole_life`, since it was loaded: by its own counters."""
 
-    def __init__(self, metrics: ModelMetrics) -> None:
+    def __init__(self, metrics: ModelMetrics, *, whole_life: bool = False) -> None:
+        then = ModelMetrics() if whole_life else metrics
         self._metrics = metrics
-        self._answered, self._failed = metrics.answered_requests, _failures(metrics)
-        self._counts = list(metrics.run_time.counts)
+        self._answered, self._failed = then.answered_requests, _failures(then)
+        self._counts = list(then.run_time.counts)
 
     def observed(self) -> Observed:
-        """Requests, failures and p95 run time since then."""
-        between = Histogram(self._metrics.run_time.bounds)
-        between.counts = [now - then for now, then in zip(self._metrics.run_time.counts, self._counts, strict=True)]
+        """Requests, failures and p95 run time in that time."""
         failed = _failures(self._metrics) - self._failed
         answered = self._metrics.answered_requests - self._answered
-        return Observed(answered + failed, failed, between.quantile(0.95))
-
-
-def whole_life(metrics: ModelMetrics) -> Observed:
-    """What a version did since it was loaded."""
-    failed = _failures(metrics)
-    return Observed(metrics.answered_requests + failed, failed, metrics.run_time.quantile(0.95))
+        return Observed(answered + failed, failed, self._metrics.run_time.since(self._counts).quantile(0.95))
 
 
 class Observation:
@@ -92,12 +85,12 @@ class Observation:
         could else take a good release from a device. So a regression counts only when the other one, on requests of the
         same time, does better. Returns HEALTHY or REGRESSED. Raises Interrupted.
         """
-        now = Record(self._newcomer.metrics).observed
-        judgement = self._watch(lambda elapsed_s: judge_health(self._before_it(), now(), elapsed_s, self._thresholds))
+        before, now = self._before_it(), Record(self._newcomer.metrics).observed
+        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
         if judgement.verdict is Verdict.REGRESSED and share():
             self._tell(f"both answer, to see whether it is the requests: {judgement.reason}")
             return self.judge_beside()
-        return self._asked_golden(judgement, self._before_it, now)
+        return self._asked_golden(judgement, before, now)
 
     def judge_beside(self) -> Judgement:
         """Judge it while both answer, over the same time. Returns HEALTHY or REGRESSED. Raises Interrupted."""
@@ -112,8 +105,8 @@ class Observation:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _before_it(self) -> Observed:
-        return whole_life(self._before.metrics) if self._before is not None else Observed()
+    def _before_it(self) -> Callable[[], Observed]:
+        return Record(self._before.metrics, whole_life=True).observed if self._before is not None else Observed
 
     def _asked_golden(
         self, judgement: Judgement, before: Callable[[], Observed], now: Callable[[], Observed]
