@@ -103,20 +103,7 @@ def assemble_core(
     servables = Servables()
     lobby = Lobby(dispatcher)
     state = state_folder(config.state)
-    versions = VersionLoader(
-        # Last and always: a model.py that is not allowed then says which setting allows it.
-        choices=(*profile.backends, BackendChoice(name="python")),
-        backend=cache(partial(backend, allow_python=config.python_models)),
-        limits=ServingLimits(
-            cores=profile.limits.cores,
-            max_batch_rows=profile.batching.max_batch_rows,
-            queue_rows=profile.limits.queue_rows,
-            queue_bytes=profile.limits.queue_bytes,
-        ),
-        dispatcher=dispatcher,
-        clock=clock,
-        metrics=metrics,
-    )
+    versions = _new_versions(config, profile, dispatcher, clock, metrics)
     calibrator = Calibrator(
         dispatcher,
         CurveCache(state / "calibration" if state is not None else None),
@@ -163,4 +150,23 @@ def assemble_core(
         loader=loader,
         state=state,
         updates=updates,
+    )
+
+
+def _new_versions(
+    config: Config, profile: EffectiveProfile, dispatcher: Dispatcher, clock: Clock, metrics: Metrics
+) -> VersionLoader:
+    return VersionLoader(
+        # Last and always: a model.py that is not allowed then says which setting allows it.
+        choices=(*profile.backends, BackendChoice(name="python")),
+        backend=cache(partial(backend, allow_python=config.python_models)),
+        limits=ServingLimits(
+            cores=profile.limits.cores,
+            max_batch_rows=profile.batching.max_batch_rows,
+            queue_rows=profile.limits.queue_rows,
+            queue_bytes=profile.limits.queue_bytes,
+        ),
+        dispatcher=dispatcher,
+        clock=clock,
+        metrics=metrics,
     )
