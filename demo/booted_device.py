@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from demo.daemon import DemoFailed
 from demo.device_root import why_no_root
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ NOTES = "/run/systemd/nspawn"
 _NUMBERS = itertools.count(1)
 
 
-class DeviceFailed(Exception):
+class DeviceFailed(DemoFailed):
     """The device, or a command on it, did not do what it was asked to; the message has its last words."""
 
 

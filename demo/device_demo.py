@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from demo.asking import Asking
-from demo.booted_device import UNIT, BootedDevice, DeviceFailed, why_no_device
+from demo.booted_device import UNIT, BootedDevice, why_no_device
 from demo.daemon import DemoFailed, short_folder
 from demo.device_package import build_package, why_no_package
 from demo.device_root import debian_root, is_made
 from demo.digit_releases import GOOD, POOR, SLOW, write_golden, write_version
 from demo.digits import load_held_out
+from demo.program import keeps_its_promises, run
 from demo.screen import Screen
 from demo.update_stage import SETTINGS, Stage
 from edge_runtime import Client
-from edge_runtime.errors import EdgeRuntimeError
 
 STICK = "/media/stick"
 CONFIG = "/etc/edge-runtime/config.toml"
@@ -48,32 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.device_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is a summary as JSON")
     wants_json = parser.parse_args(arguments).json
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     screen = Screen()
     reason = why_no_package() or why_no_device()
     if reason is not None:
         screen.line(f"Nothing is shown: {reason}")
         return 0
-    began = time.perf_counter()
-    try:
+    summary: dict[str, Any] = {}
+
+    def show() -> bool:
         with short_folder() as folder:
-            summary = _demonstrate(Stage(screen, folder))
-    except KeyboardInterrupt:
-        return 130
-    except subprocess.CalledProcessError as error:
-        screen.line(screen.paint(f"\nThe demonstration failed: {error}\n{error.stderr or ''}", "red"))
-        return 1
-    except (DemoFailed, DeviceFailed, EdgeRuntimeError, ConnectionError, TimeoutError) as error:
-        screen.line(screen.paint(f"\nThe demonstration failed: {error}", "red"))
-        return 1
-    wrong = what_is_wrong(summary)
-    for sentence in wrong:
-        screen.line(screen.paint(f"Wrong: {sentence}", "red"))
-    screen.line(f"\n{time.perf_counter() - began:.0f} s in all. The service: deploy/systemd.")
-    if wants_json:
+            summary.update(_demonstrate(Stage(screen, folder)))
+        return keeps_its_promises(screen, what_is_wrong(summary))
+
+    status = run(screen, show, "The service: deploy/systemd.")
+    if wants_json and summary:
         print(json.dumps(summary))
-    return 1 if wrong else 0
+    return status
 
 
 def what_is_wrong(summary: Mapping[str, Any]) -> list[str]:

@@ -13,10 +13,8 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,10 +25,10 @@ from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
 from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
 from demo.make_vision_model import PICTURE_SHAPE
+from demo.program import run
 from demo.screen import Screen
 from demo.train_digits import REPORT_FILE
 from edge_runtime import Client
-from edge_runtime.errors import EdgeRuntimeError
 
 MODELS = Path(__file__).parent / "models"
 DIGITS_MODEL = MODELS / "digits" / "1" / "model.onnx"
@@ -44,21 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure for a moment only")
     is_quick = parser.parse_args(arguments).quick
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     screen = Screen()
-    began = time.perf_counter()
-    try:
-        is_right = _demonstrate(screen, seconds=0.15 if is_quick else 0.7, rounds=1 if is_quick else 3)
-    except KeyboardInterrupt:
-        screen.end_progress()
-        return 130
-    except (DemoFailed, EdgeRuntimeError, ConnectionError, TimeoutError) as error:
-        screen.end_progress()
-        screen.line(screen.paint(f"\nThe demonstration failed: {error}", "red"))
-        return 1
-    screen.line(f"\n{time.perf_counter() - began:.0f} s in all. The README leads on: a tour in five minutes.")
-    return 0 if is_right else 1
+
+    def show() -> bool:
+        return _demonstrate(screen, seconds=0.15 if is_quick else 0.7, rounds=1 if is_quick else 3)
+
+    return run(screen, show, "The README leads on: a tour in five minutes.")
 
 
 def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:

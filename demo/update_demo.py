@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,11 +21,11 @@ from demo.asking import Asking, Tally
 from demo.daemon import Daemon, DemoFailed, short_folder
 from demo.digit_releases import BROKEN, GOOD, POOR, SLOW, broken, write_golden, write_version
 from demo.digits import Digits, load_held_out
+from demo.program import keeps_its_promises, run
 from demo.screen import Screen
 from demo.stolen_key import publish_untried
 from demo.update_stage import PASSPHRASE, Stage
 from edge_runtime import Client
-from edge_runtime.errors import EdgeRuntimeError
 
 ANSWER_LIMIT_S = 60.0
 OUTCOME_LIMIT_S = 90.0
@@ -37,29 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.update_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is a summary as JSON")
     wants_json = parser.parse_args(arguments).json
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     screen = Screen()
-    began = time.perf_counter()
-    try:
+    summary: dict[str, Any] = {}
+
+    def show() -> bool:
         with short_folder() as folder:
-            summary = _demonstrate(Stage(screen, folder), load_held_out())
-    except KeyboardInterrupt:
-        screen.end_progress()
-        return 130
-    except (DemoFailed, EdgeRuntimeError, ConnectionError, TimeoutError) as error:
-        screen.end_progress()
-        screen.line(screen.paint(f"\nThe demonstration failed: {error}", "red"))
-        return 1
-    wrong = what_is_wrong(summary)
-    for sentence in wrong:
-        screen.line(screen.paint(f"Wrong: {sentence}", "red"))
-    screen.line(
-        f"\n{time.perf_counter() - began:.0f} s in all. deploy/runbook.md says what to do when something breaks."
-    )
-    if wants_json:
+            summary.update(_demonstrate(Stage(screen, folder), load_held_out()))
+        return keeps_its_promises(screen, what_is_wrong(summary))
+
+    status = run(screen, show, "deploy/runbook.md says what to do when something breaks.")
+    if wants_json and summary:
         print(json.dumps(summary))
-    return 1 if wrong else 0
+    return status
 
 
 def what_is_wrong(summary: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +14,9 @@ import psutil
 import pytest
 
 from demo.device_demo import what_is_wrong
+from tests.fakes.demo_process import LIMIT_S, ROOT, demo_process, read_until, stop
 
-ROOT = Path(__file__).parents[2]
 CGROUPS = Path("/sys/fs/cgroup")
-LIMIT_S = 240.0
 
 pytestmark = pytest.mark.long
 
@@ -26,15 +24,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def demo(root: Path) -> Iterator[subprocess.Popen[str]]:
     """The demonstration with its output as a pipe."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "demo.device_demo", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    yield started
-    if started.poll() is None:
-        started.terminate()
-    started.communicate(timeout=LIMIT_S)
+    with demo_process("demo.device_demo", "--json") as started:
+        yield started
 
 
 def test_a_device_boots_serves_rolls_a_bad_update_back_and_survives_a_kill_and_a_power_cut(
@@ -52,17 +43,10 @@ def test_a_device_boots_serves_rolls_a_bad_update_back_and_survives_a_kill_and_a
 def test_stopped_while_its_device_runs_it_leaves_no_process_no_mount_and_no_control_group(
     demo: subprocess.Popen[str],
 ) -> None:
-    assert demo.stdout is not None
-    shown = ""
-    while "systemd has started everything" not in shown:
-        line = demo.stdout.readline()
-        assert line, shown
-        shown += line
+    read_until(demo, "systemd has started everything")
     family = psutil.Process(demo.pid).children(recursive=True)
     assert "systemd" in {process.name() for process in family}
-    demo.send_signal(signal.SIGTERM)
-    rest, _ = demo.communicate(timeout=LIMIT_S)
-    assert demo.returncode == 128 + signal.SIGTERM, rest
+    stop(demo)
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert "edge-demo-" not in Path("/proc/mounts").read_text()
     assert list(CGROUPS.glob(f"**/edge-device-{demo.pid}-*")) == []

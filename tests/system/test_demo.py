@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +12,7 @@ import pytest
 
 from demo import make_vision_model
 from demo.broker import find_mosquitto
-
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 180.0
+from tests.fakes.demo_process import LIMIT_S, demo_process, read_until, stop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,15 +24,8 @@ def _vision_model() -> None:
 @pytest.fixture
 def demo() -> Iterator[subprocess.Popen[str]]:
     """The demonstration, measuring for a moment only, with its output as a pipe."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "demo.run_demo", "--quick"],
-        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    yield started
-    if started.poll() is None:
-        started.terminate()
-    started.communicate(timeout=LIMIT_S)
+    with demo_process("demo.run_demo", "--quick") as started:
+        yield started
 
 
 def test_it_shows_answers_accuracy_latencies_and_a_clean_end(demo: subprocess.Popen[str]) -> None:
@@ -63,23 +50,13 @@ def test_it_shows_answers_accuracy_latencies_and_a_clean_end(demo: subprocess.Po
 
 
 def test_stopped_in_the_middle_it_leaves_no_daemon_and_no_folder(demo: subprocess.Popen[str]) -> None:
-    assert demo.stdout is not None
-    shown = ""
-    while "ready after" not in shown:
-        line = demo.stdout.readline()
-        assert line, shown
-        shown += line
+    shown = read_until(demo, "ready after")
     found = re.search(r"ipc://(\S+)/infer\.sock", shown)
     assert found is not None
     folder = Path(found[1])
     children = psutil.Process(demo.pid).children()
     assert any("edge-runtime" in " ".join(child.cmdline()) for child in children)
     assert folder.is_dir()
-    demo.send_signal(signal.SIGTERM)
-    rest, _ = demo.communicate(timeout=LIMIT_S)
-    assert demo.returncode == 128 + signal.SIGTERM, rest
+    stop(demo)
     assert not folder.exists()
-    end_s = time.monotonic() + 3
-    while any(child.is_running() for child in children) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not any(child.is_running() for child in children)
+    assert psutil.wait_procs(children, timeout=10)[1] == []

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +12,7 @@ import psutil
 import pytest
 
 from demo.update_demo import what_is_wrong
-
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 240.0
+from tests.fakes.demo_process import LIMIT_S, demo_process, read_until, stop
 
 pytestmark = pytest.mark.long
 
@@ -25,15 +20,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def demo() -> Iterator[subprocess.Popen[str]]:
     """The demonstration with its output as a pipe."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "demo.update_demo", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    yield started
-    if started.poll() is None:
-        started.terminate()
-    started.communicate(timeout=LIMIT_S)
+    with demo_process("demo.update_demo", "--json") as started:
+        yield started
 
 
 def test_a_better_release_is_taken_and_two_bad_ones_are_rolled_back_with_no_request_lost(
@@ -64,18 +52,11 @@ def test_a_summary_that_breaks_a_promise_is_named() -> None:
 
 
 def test_stopped_in_the_middle_it_leaves_no_process_and_no_folder(demo: subprocess.Popen[str]) -> None:
-    assert demo.stdout is not None
-    shown = ""
-    while "ready after" not in shown:
-        line = demo.stdout.readline()
-        assert line, shown
-        shown += line
+    shown = read_until(demo, "ready after")
     found = re.search(r"ipc://(\S+)/infer\.sock", shown)
     assert found is not None
     children = psutil.Process(demo.pid).children()
     assert len(children) == 2
-    demo.send_signal(signal.SIGTERM)
-    rest, _ = demo.communicate(timeout=LIMIT_S)
-    assert demo.returncode == 128 + signal.SIGTERM, rest
+    stop(demo)
     assert not Path(found[1]).exists()
     assert psutil.wait_procs(children, timeout=10)[1] == []
