@@ -105,6 +105,9 @@ def test_systemd_is_told_how_many_models_answer_as_they_come(folder):
         systemd.wait_for("STATUS=2 of 2 model versions ready")
         put_model(folder / "models", "late", onnx_models.mlp)
         systemd.wait_for("STATUS=3 of 3 model versions ready")
+        (folder / "models" / "broken" / "1").mkdir(parents=True)
+        (folder / "models" / "broken" / "1" / "model.onnx").write_bytes(b"no model")
+        systemd.wait_for("STATUS=3 of 4 model versions ready")
 
 
 def test_systemd_is_told_ready_watchdog_reload_and_stopping(folder):
