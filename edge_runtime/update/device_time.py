@@ -28,11 +28,17 @@ def _system_utc() -> datetime:
 
 
 class DeviceTime:
-    """max(system clock, floor). utc_clock: the system's; tests bring their own."""
+    """max(system clock, floor). utc_clock: the system's; is_synchronised: whether somebody sets it."""
 
-    def __init__(self, journal: Journal, utc_clock: Callable[[], datetime] = _system_utc) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        utc_clock: Callable[[], datetime] | None = None,
+        is_synchronised: Callable[[], bool] = is_clock_synchronised,
+    ) -> None:
         self._journal = journal
-        self._utc_clock = utc_clock
+        self._utc_clock = utc_clock or _system_utc
+        self._is_synchronised = is_synchronised
         self._floor_utc = BUILT_UTC
         self._signer = ""
 
@@ -64,7 +70,7 @@ class DeviceTime:
         moved_utc = floor_after(
             floor_utc,
             clock_utc=self._utc_clock(),
-            is_synchronised=is_clock_synchronised(),
+            is_synchronised=self._is_synchronised(),
             issued_utc=parse_utc(accepted.unrecognized_fields.get(ISSUED_FIELD)),
             expires_utc=accepted.expires,
         )
@@ -74,7 +80,7 @@ class DeviceTime:
 
     def explained(self, error: EdgeRuntimeError) -> str:
         """An error's message, with what the clock may have to do with it."""
-        if isinstance(error, MetadataExpired) and not is_clock_synchronised():
+        if isinstance(error, MetadataExpired) and not self._is_synchronised():
             return f"{error.message}; nobody sets this device's clock (clock_unknown), so it may be what is wrong"
         return error.message
 
@@ -85,7 +91,7 @@ class DeviceTime:
             "now_utc": utc_text(clock_utc),
             "floor_utc": utc_text(floor_utc),
             "is_behind": clock_utc < floor_utc,
-            "is_synchronised": is_clock_synchronised(),
+            "is_synchronised": self._is_synchronised(),
         }
 
     def _floor_below(self, signer: str) -> datetime:

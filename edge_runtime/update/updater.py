@@ -87,7 +87,7 @@ class Updater:
         self._metadata = MetadataStore(folder / "metadata", disk=disk)
         self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
         self._journal = Journal(folder / "journal", disk=disk)
-        self._time = DeviceTime(self._journal, utc_clock) if utc_clock is not None else DeviceTime(self._journal)
+        self._time = DeviceTime(self._journal, utc_clock)
         self._releases = Releases(folder / "releases", self._artifacts, disk=disk)
         self._active = ActiveReleases(self._journal, self._releases, loader, self._time)
         self._means = Means(
