@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import threading
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from edge_runtime.errors import ModelNotFound, NotReady
 from edge_runtime.update.journal import Entry, Journal, Release
 from tests.contract.updated_device import UpdatedDevice, update_settings, updated_device
 from tests.fakes.dying_disk import DyingDisk, kill_process
+from tests.fakes.fork_server import forking_from
 
 LIMIT_S = 120.0
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "onnxruntime", "tests.contract.interrupted_device"])
+WARM = ("pytest", "onnxruntime", "tests.contract.interrupted_device")
 
 
 @dataclass
@@ -68,8 +67,9 @@ class Home:
 
     def live(self, at: int = 0, *, after: bool = False) -> Life:
         """Start, serve, and bring what is assigned, answering all the time. at: SIGKILL at that durable call."""
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
-        child = _CONTEXT.Process(target=_live, args=(theirs, self, at, after))
+        context = forking_from(*WARM)
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_live, args=(theirs, self, at, after))
         with closing(ours):
             child.start()
             theirs.close()

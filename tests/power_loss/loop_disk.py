@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
-import multiprocessing.forkserver
 import os
 import shutil
 import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.fakes.fork_server import end_fork_server
 
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -116,7 +117,7 @@ def _enter_own_namespace() -> None:
         raise OSError(ctypes.get_errno(), "no mount namespace of its own")
     _run("mount", "--make-rprivate", "/")
     # One that runs already would go on to fork children who do not see these mounts.
-    multiprocessing.forkserver._forkserver._stop()
+    end_fork_server()
 
 
 def _run(*command: str) -> None:

@@ -5,7 +5,6 @@ Over 300 cuts of real file systems. Needs root and loop devices.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.dying_disk import DyingDisk
+from tests.fakes.fork_server import forking_from
 from tests.fakes.release_series import ReleaseSeries, publish_series
 from tests.models.onnx_models import wide
 from tests.power_loss.cut_life import Cut, suffer
@@ -57,10 +57,7 @@ def test_what_was_told_before_a_power_cut_is_there_after_it_and_the_update_compl
     file_system: FileSystem, series: ReleaseSeries, calls: int, tmp_path: Path, delay_s: float, disks: int, cuts: int
 ) -> None:
     plans = [list(plan(f"{file_system.name} {delay_s} {number}", calls, cuts, delay_s)) for number in range(disks)]
-    # Processes of one thread each, started by one that is warm: they fork.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.power_loss.cut_life"])
-    with ProcessPoolExecutor(disks, context) as pool:
+    with ProcessPoolExecutor(disks, forking_from("pytest", "tests.power_loss.cut_life")) as pool:
         lives = [
             pool.submit(suffer, file_system, tmp_path / str(number), series, each) for number, each in enumerate(plans)
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from edge_runtime.daemon.run import serve
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.update.journal import Journal
 from tests.contract.updated_device import update_settings
+from tests.fakes.fork_server import forking_from
 from tests.fakes.releases import Made
 from tests.fakes.update_site import UpdateSite, adder
 
@@ -33,9 +33,7 @@ ANSWER_MS = 8_000.0
 PAUSE_S = 0.002
 """Between two requests: several devices and their clients share the cores."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-# Daemons are forked from a process that has their modules: a start costs a tenth of a second instead of half of one.
-_CONTEXT.set_forkserver_preload(["pytest", "onnxruntime", "edge_runtime.daemon.update_parts", __name__])
+WARM = ("pytest", "onnxruntime", "edge_runtime.daemon.update_parts", __name__)
 
 
 class KilledDevice:
@@ -68,7 +66,7 @@ class KilledDevice:
 
     def start(self) -> None:
         """Start the daemon; it looks for updates at once, and each second."""
-        self._process = _CONTEXT.Process(target=serve, args=(self._config(),))
+        self._process = forking_from(*WARM).Process(target=serve, args=(self._config(),))
         self._process.start()
 
     def kill(self) -> None:
