@@ -15,7 +15,7 @@ from edge_runtime.errors import ModelNotFound, NotReady
 from edge_runtime.update.journal import Entry, Journal, Release
 from tests.contract.updated_device import UpdatedDevice, update_settings, updated_device
 from tests.fakes.dying_disk import DyingDisk, kill_process
-from tests.fakes.fork_server import forking_from
+from tests.fakes.fork_server import exit_status, forking_from, start
 
 LIMIT_S = 120.0
 
@@ -71,7 +71,7 @@ class Home:
         ours, theirs = context.Pipe(duplex=False)
         child = context.Process(target=_live, args=(theirs, self, at, after))
         with closing(ours):
-            child.start()
+            start(child)
             theirs.close()
             seen = Life()
             try:
@@ -81,11 +81,8 @@ class Home:
                     else:
                         setattr(seen, name, value)
             finally:
-                child.join(LIMIT_S)
-                child.kill()
-                child.join()
-        assert child.exitcode == (0 if seen.calls else -9), f"it ended with {child.exitcode}; see what it said"
-        child.close()
+                status = exit_status(child, LIMIT_S)
+        assert status == (0 if seen.calls else -9), f"it ended with {status}; see what it said"
         return seen
 
     def memory(self, aside: Path) -> Memory:

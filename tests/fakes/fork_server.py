@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import threading
-from multiprocessing.context import ForkServerContext
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 _LOCK = threading.Lock()
 _WARM_WITH: list[str] = []
@@ -24,6 +25,28 @@ def forking_from(*modules: str) -> ForkServerContext:
             _WARM_WITH[:] = modules
             context.set_forkserver_preload(_WARM_WITH)
     return context
+
+
+def start(process: ForkServerProcess) -> None:
+    """Start a process while other threads start and await theirs. Thread: any."""
+    with _LOCK:
+        process.start()
+
+
+def exit_status(process: ForkServerProcess, limit_s: float) -> int | None:
+    """Wait for its end, kill it at the limit, and let go of it: its exit status, negative for a signal. Thread: any.
+
+    Starting any process polls all of them, and of two threads that poll the same end one reads nothing and notes 255:
+    so both happen under one lock.
+    """
+    if not wait([process.sentinel], limit_s):
+        process.kill()
+        wait([process.sentinel])
+    with _LOCK:
+        process.join()
+        status = process.exitcode
+        process.close()
+    return status
 
 
 def end_fork_server() -> None:

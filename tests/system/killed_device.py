@@ -21,7 +21,7 @@ from edge_runtime.daemon.run import serve
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.update.journal import Journal
 from tests.contract.updated_device import update_settings
-from tests.fakes.fork_server import forking_from
+from tests.fakes.fork_server import exit_status, forking_from, start
 from tests.fakes.releases import Made
 from tests.fakes.update_site import UpdateSite, adder
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LIMIT_S = 30.0
+PATIENCE_S = 8.0
+"""For a release that may never come: one that was killed three times while it was tried is refused."""
 ANSWER_MS = 8_000.0
 PAUSE_S = 0.002
 """Between two requests: several devices and their clients share the cores."""
@@ -67,7 +69,7 @@ class KilledDevice:
     def start(self) -> None:
         """Start the daemon; it looks for updates at once, and each second."""
         self._process = forking_from(*WARM).Process(target=serve, args=(self._config(),))
-        self._process.start()
+        start(self._process)
 
     def kill(self) -> None:
         """SIGKILL. What the daemon had committed is not forgotten."""
@@ -77,16 +79,13 @@ class KilledDevice:
         assert process.is_alive(), "the daemon ended by itself; see what it said"
         self._children += psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGKILL)
-        process.join(LIMIT_S)
-        process.close()
+        exit_status(process, LIMIT_S)
         self._remember()
 
     def close(self) -> None:
         """End a daemon that a failed test left; whatever daemons had started has ended with them. Idempotent."""
         if self._process is not None:
-            self._process.kill()
-            self._process.join(LIMIT_S)
-            self._process.close()
+            exit_status(self._process, 0)
             self._process = None
         _, alive = psutil.wait_procs(self._children, LIMIT_S)
         assert alive == []
@@ -147,6 +146,7 @@ class Load:
         self._lives = 0
         self._last = ""
         self._answered = threading.Event()
+        self._has_come = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask_on, name="load")
 
@@ -165,10 +165,16 @@ class Load:
         self._active, self._offered = active, offered
         self._lives += 1
         self._answered.clear()
+        self._has_come.clear()
 
     def wait_answered(self) -> None:
         """Until this daemon has answered."""
         assert self._answered.wait(LIMIT_S), f"no answer came; with {self._active} active, the last was {self._last}"
+
+    def wait_for(self, offered: int) -> None:
+        """Until the release that was offered has answered, or is not to be expected any more."""
+        if self._active < offered:
+            self._has_come.wait(PATIENCE_S)
 
     def _ask_on(self) -> None:
         with Client(self._endpoint) as client:
@@ -198,3 +204,5 @@ class Load:
         if not self._active <= version <= self._offered:
             self.troubles.append(f"version {version} answered; {self._active} was active and {self._offered} offered")
         self._answered.set()
+        if version == self._offered:
+            self._has_come.set()
