@@ -19,7 +19,7 @@ import zmq
 from zmq.backend import Socket as RawSocket
 
 from edge_runtime.client.frames import Frame
-from edge_runtime.config.endpoints import check_endpoint
+from edge_runtime.config.endpoints import check_endpoint, no_daemon_advice
 from edge_runtime.errors import ConfigError
 
 NOBLOCK = int(zmq.DONTWAIT)
@@ -207,10 +207,7 @@ def _no_daemon(endpoint: str, error: OSError) -> ConnectionError:
         )
     else:
         reason = error.strerror or str(error) or type(error).__name__
-    return ConnectionError(
-        f"no daemon answers at {endpoint}: {reason}; start one with `edge-runtime serve --models DIR`, or name its "
-        "endpoint (--connect, EDGE_RUNTIME_ENDPOINT)"
-    )
+    return ConnectionError(f"no daemon answers at {endpoint}: {reason}; {no_daemon_advice(endpoint)}")
 
 
 def _set_keys(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:

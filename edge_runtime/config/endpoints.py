@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edge_runtime.config import service
 from edge_runtime.errors import ConfigError
 
 ENDPOINT_VARIABLE = "EDGE_RUNTIME_ENDPOINT"
@@ -70,8 +71,9 @@ def control_endpoint_beside(endpoint: str) -> str:
 def client_endpoint(asked: str | None = None) -> str:
     """Where a client connects: what it was told, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
 
-    Looks in every place a daemon may have chosen (one run by systemd has another than one of this user), and returns
-    this process's own default when there is no socket in any. A path alone (`/run/x.sock`) means ipc. Makes nothing.
+    Looks in every place a daemon may have chosen (one run by systemd has another than one of this user). With no socket
+    in any it is the service's place where the service is installed, stopped or not, else this process's own default. A
+    path alone (`/run/x.sock`) means ipc. Makes nothing.
     Raises ConfigError for a bare word, which is more likely a slip than a socket in the working folder.
     """
     endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
@@ -80,13 +82,32 @@ def client_endpoint(asked: str | None = None) -> str:
     if endpoint:
         return f"ipc://{Path(endpoint).absolute()}" if "://" not in endpoint else endpoint
     folders = list(_folders())
-    for folder in folders:
-        if _holds_socket(folder):
-            return f"ipc://{folder / INFER_SOCKET}"
-    service = SYSTEM_RUNTIME / _NAME
-    if service.is_dir() and not os.access(service, os.X_OK):
-        return f"ipc://{service / INFER_SOCKET}"  # whose clients are a group: why not is said when it is connected to
-    return f"ipc://{folders[-1] / INFER_SOCKET}"
+    serving = [folder for folder in folders if _holds_socket(folder)]
+    home = service_folder()
+    is_closed = home.is_dir() and not os.access(home, os.X_OK)  # its clients are a group
+    folder = choose_folder(folders, serving, home, is_a_service=is_closed or service.is_installed())
+    return f"ipc://{folder / INFER_SOCKET}"
+
+
+def choose_folder(folders: Sequence[Path], serving: Sequence[Path], home: Path, *, is_a_service: bool) -> Path:
+    """Where a client looks for the socket: pure.
+
+    folders: every place of a daemon, in order, at least one. serving: those with a socket. home: the service's place,
+    is_a_service: whether there is one, whatever its state: why it does not answer is said when it is connected to.
+    """
+    if serving:
+        return serving[0]
+    return home if is_a_service and home in folders else folders[-1]
+
+
+def service_folder() -> Path:
+    """Where the sockets of the daemon that systemd runs are (`RuntimeDirectory=`)."""
+    return SYSTEM_RUNTIME / _NAME
+
+
+def no_daemon_advice(endpoint: str) -> str:
+    """What to do when nobody answers at an endpoint: start a daemon, or ask systemd about the one it runs."""
+    return service.advice(endpoint, service_folder(), is_service_installed=service.is_installed())
 
 
 def check_endpoint(endpoint: str) -> str:

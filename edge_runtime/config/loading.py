@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.config.service import CONFIGURATION
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.typed_toml import build, parse_toml
-
-DEFAULT_PATH = Path("/etc/edge-runtime/config.toml")
-"""Read when no other file is named and it is there (DESIGN 7)."""
 
 COMMAND_LINE = "command line"
 
@@ -23,7 +21,7 @@ MAX_FILE_BYTES = 1 << 20
 """No settings file comes near 1 MiB; a model's folder is written by others, and must not fill the memory."""
 
 
-def load_config(path: Path | None, overrides: Mapping[str, object], default_path: Path = DEFAULT_PATH) -> Config:
+def load_config(path: Path | None, overrides: Mapping[str, object], default_path: Path = CONFIGURATION) -> Config:
     """The daemon's settings: the file, with what the command line said laid over it.
 
     path: None reads `default_path` when it is there. overrides: nested like the file, or with dotted keys

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.config import endpoints
+from edge_runtime.client.channel import probe
+from edge_runtime.config import endpoints, service
 from edge_runtime.errors import ConfigError
 from tests.fakes.rights import open_folder, ordinary_rights
 
@@ -26,6 +27,8 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "no-run")
     monkeypatch.setattr(endpoints, "SYSTEM_STATE", tmp_path / "no-lib" / "below")
     monkeypatch.setattr(endpoints, "TEMPORARY", tmp_path)
+    monkeypatch.setattr(service, "UNIT_FOLDERS", (tmp_path / "units",))
+    monkeypatch.setattr(service, "CONFIGURATION", tmp_path / "etc" / "config.toml")
 
 
 @contextmanager
@@ -122,6 +125,52 @@ def test_a_client_that_may_not_look_into_the_services_folder_is_led_there_to_be_
             # Root's real user is still root while it acts as nobody; access() asks for the real one.
             monkeypatch.setattr(os, "access", partial(os.access, effective_ids=True))
             assert endpoints.client_endpoint() == f"ipc://{run}/edge-runtime/infer.sock"
+
+
+HERE, SERVICE, OURS = Path("/user"), Path("/run/edge-runtime"), Path("/tmp/edge-runtime-1000")
+
+
+@pytest.mark.parametrize(
+    ("folders", "serving", "is_a_service", "chosen"),
+    [
+        ((SERVICE, HERE, OURS), (), False, OURS),
+        ((SERVICE, HERE, OURS), (), True, SERVICE),
+        ((SERVICE, HERE, OURS), (OURS,), True, OURS),
+        ((SERVICE, HERE, OURS), (SERVICE, OURS), True, SERVICE),
+        ((HERE,), (), True, HERE),
+    ],
+    ids=["nothing", "stopped service", "one's own daemon", "both", "told where"],
+)
+def test_a_client_looks_where_a_daemon_serves_else_where_the_service_would(
+    folders: tuple[Path, ...], serving: tuple[Path, ...], is_a_service: bool, chosen: Path
+) -> None:
+    assert endpoints.choose_folder(folders, serving, SERVICE, is_a_service=is_a_service) == chosen
+
+
+@pytest.mark.parametrize("installed", ["units/edge-runtime.service", "etc/config.toml"])
+def test_a_client_of_a_stopped_service_is_told_to_ask_systemd(
+    installed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
+    (tmp_path / installed).parent.mkdir()
+    (tmp_path / installed).write_text("")
+    endpoint = endpoints.client_endpoint()
+    assert endpoint == f"ipc://{tmp_path}/run/edge-runtime/infer.sock"
+    for each in (endpoint, endpoints.control_endpoint_beside(endpoint)):
+        told = str(probe(each))
+        assert "`systemctl status edge-runtime` and `journalctl -u edge-runtime`" in told
+        assert "edge-runtime serve" not in told
+    assert "start one with `edge-runtime serve" in str(probe(f"ipc://{tmp_path}/mine.sock"))
+
+
+def test_where_no_service_is_installed_a_client_is_told_to_start_a_daemon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
+    for endpoint in (endpoints.client_endpoint(), f"ipc://{tmp_path}/run/edge-runtime/infer.sock"):
+        told = str(probe(endpoint))
+        assert "start one with `edge-runtime serve" in told
+        assert "systemctl" not in told
 
 
 def test_looking_for_a_daemon_makes_no_folder(tmp_path: Path) -> None:
