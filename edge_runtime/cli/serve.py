@@ -10,6 +10,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from edge_runtime.cli.main import EXIT_USAGE
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.endpoints import client_endpoint
 from edge_runtime.config.loading import load_config
@@ -34,17 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Serve until told to stop; the daemon's exit status."""
+    """Serve until told to stop; the daemon's exit status. A wrong setting in the file is wrong usage too."""
     read_config = partial(_read_config, arguments, screen)
-    config = read_config()
+    try:
+        config = _checked(read_config())
+    except ConfigError as error:
+        screen.failure(error.message, error.code, error.retryable)
+        return EXIT_USAGE
+    from edge_runtime.daemon.run import serve
+
+    return serve(config, read_config)
+
+
+def _checked(config: Config) -> Config:
+    """The configuration itself. Raises ConfigError: there is nothing that it could serve."""
     if config.serves_folder and not Path(config.models).is_dir():
         raise ConfigError(
             f"models: there is no folder {config.models!r}; name one with --models DIR, "
             "where each model is DIR/<name>/<version>/model.onnx"
         )
-    from edge_runtime.daemon.run import serve
-
-    return serve(config, read_config)
+    return config
 
 
 def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:

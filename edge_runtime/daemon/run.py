@@ -23,7 +23,7 @@ from edge_runtime import __version__
 from edge_runtime.config.endpoints import control_endpoint_beside, default_infer_endpoint
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import Core, assemble_core
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
@@ -50,6 +50,10 @@ RELOADABLE = ("log", "drain_s")
 """Settings that SIGHUP takes over; sockets, limits and backends are what a running daemon was made of."""
 
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+"""A setting is wrong, and will be as wrong the next time: the service does not start it again (and again) for that."""
 
 LINGER_MS = 1_000
 """After the last reply was handed over, sockets have this long to send it."""
@@ -301,8 +305,9 @@ class Daemon:
 
 
 def serve(config: Config, read_config: Callable[[], Config] | None = None) -> int:
-    """Run a daemon until SIGTERM or SIGINT and return the exit status. Thread: main.
+    """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 told to stop, 1 failed, 2 a setting is wrong.
 
+    Thread: main.
     read_config: called on SIGHUP for the settings that may change while serving.
     """
     configure_logging(config.log, sys.stderr)
@@ -319,7 +324,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
                 _reload(daemon, read_config or (lambda: config))
         except ConfigError as error:
             log.error(error.message)
-            return 1
+            return EXIT_FAILED if isinstance(error, AddressTaken) else EXIT_CONFIG
         finally:
             if daemon is not None:
                 daemon.stop()

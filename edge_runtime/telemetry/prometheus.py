@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Histogram, Metrics, ModelMetrics
 
@@ -48,7 +48,7 @@ class MetricsServer:
 def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.1", port: int = 0) -> MetricsServer:
     """Serve `http://host:port/metrics`.
 
-    Raises ConfigError: prometheus-client is not installed, or the address cannot be bound.
+    Raises ConfigError: prometheus-client is not installed; AddressTaken: the address cannot be bound.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -61,7 +61,7 @@ def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
-        raise ConfigError(f"metrics: cannot serve on {host}:{port}: {error.strerror or error}") from None
+        raise AddressTaken(f"metrics: cannot serve on {host}:{port}: {error.strerror or error}") from None
     return MetricsServer(server, thread)
 
 

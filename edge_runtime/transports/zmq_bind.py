@@ -6,6 +6,7 @@ stop; the sockets are used by zmq_transport.py only.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import logging
@@ -18,7 +19,7 @@ from pathlib import Path
 import zmq
 
 from edge_runtime.config.settings import Curve, ZmqSettings
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.transports.unsent import TRACKED_BYTES
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ HANDSHAKE_MS = 2_000
 
 RECEIVE_MESSAGES = 1_000
 """Messages read ahead of us for each connection: beyond it the backlog sits in the client (DESIGN 3)."""
+
+PASSING = frozenset((errno.EADDRINUSE, errno.EADDRNOTAVAIL))
+"""Why a bind fails that may well be done a moment later: the one before still holds it, the network is not up yet."""
 
 MIN_SEND_MESSAGES = 64
 """A few small replies may always wait for a peer, however little memory is granted."""
@@ -77,7 +81,11 @@ class BoundSocket:
 
 
 def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundSocket:
-    """Bind one endpoint. Raises ConfigError: taken by another daemon, a bad address, open to the network unguarded."""
+    """Bind one endpoint.
+
+    Raises AddressTaken: another process has it, or the machine has no such address yet; ConfigError: a bad address, or
+    one that is open to the network unguarded.
+    """
     _check_exposure(address, settings)
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     try:
@@ -166,6 +174,8 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
+        if error.errno in PASSING:
+            raise AddressTaken(f"cannot bind {address}: {error.strerror}; free it, or name another endpoint") from None
         raise ConfigError(
             f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
         ) from None
@@ -210,7 +220,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise ConfigError(
+        raise AddressTaken(
             f"another daemon serves ipc://{path}; stop it, or give this one another endpoint with --zmq"
         ) from None
     return fd

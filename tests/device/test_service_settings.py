@@ -16,6 +16,7 @@ from tests.device.asking import CONFIG, HOST, LIMIT_S, MODELS, main_pid, wait_ri
 from tests.device.hanging_model import FOR_EVER, hanging
 
 DROP_INS = "/usr/share/edge-runtime/drop-ins"
+RETRY = "edge-runtime-retry.timer"
 LOOK_S = 0.2
 
 pytestmark = pytest.mark.long
@@ -34,6 +35,23 @@ def test_a_reload_takes_new_settings_and_keeps_the_daemon(device: BootedDevice) 
     wait_right_answer(device)
     assert main_pid(device) == before
     assert "configuration reloaded" in device.journal()
+
+
+def test_a_wrong_setting_fails_the_service_at_once_says_so_and_the_mended_file_serves(device: BootedDevice) -> None:
+    wait_right_answer(device)
+    config = device.path(CONFIG)
+    before = config.read_text()
+    config.write_text(before.replace("models = ", "modles = "))
+    assert device.run("systemctl", "restart", UNIT, is_checked=False).status != 0
+    assert (device.unit("ActiveState"), device.unit("NRestarts")) == ("failed", "0")
+    assert device.unit("ExecMainStatus") == "2"
+    shown = device.run("systemctl", "status", "--no-pager", UNIT, is_checked=False).said
+    assert f"{CONFIG}: modles" in shown
+    assert "Traceback" not in shown
+    assert device.unit("ActiveState", RETRY) == "active"
+    config.write_text(before)
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
 
 
 @pytest.mark.parametrize("name", ["openvino", "memory", "credentials"])

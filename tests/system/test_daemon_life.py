@@ -222,14 +222,32 @@ def test_killed_and_started_again_it_takes_its_endpoint_back(folder):
         assert second.stop() == 0
 
 
-def test_a_wrong_setting_ends_with_status_1_and_one_sentence(folder):
+def test_a_wrong_setting_ends_with_status_2_and_one_sentence(folder):
     (folder / "config.toml").write_text("modles = 'x'\n")
     with DaemonProcess(folder, "--config", str(folder / "config.toml")) as daemon:
-        assert daemon.process.wait(START_S) == 1
+        assert daemon.process.wait(START_S) == 2
         text = (folder / "log").read_text()
     assert "modles" in text
     assert "models" in text
     assert "Traceback" not in text
+
+
+def test_a_setting_that_only_a_start_shows_to_be_wrong_ends_with_status_2_as_well(folder):
+    with DaemonProcess(folder, "--profile", "abacus") as daemon:
+        assert daemon.process.wait(START_S) == 2
+        text = (folder / "log").read_text()
+    assert "abacus" in text
+    assert "Traceback" not in text
+
+
+def test_an_address_that_another_has_ends_with_status_1_so_that_it_is_tried_again(folder):
+    with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        client.ask(header(), b"1", X)
+        with DaemonProcess(folder) as second:
+            assert second.process.wait(START_S) == 1
+        assert "another daemon serves" in (folder / "log").read_text()
+        assert client.ask(header(), b"2", X)[1] == b"2"
+        assert first.stop() == 0
 
 
 def wait_for(is_so) -> None:

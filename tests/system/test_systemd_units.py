@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.config.settings import Config
+from edge_runtime.daemon.run import EXIT_CONFIG, EXIT_FAILED
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICE = UNITS / "edge-runtime.service"
@@ -76,6 +77,13 @@ def test_systemd_waits_longer_than_the_daemon_drains_and_starts() -> None:
     config = Config()
     assert float(setting("TimeoutStopSec")) > 2 * config.drain_s
     assert float(setting("TimeoutStartSec")) > config.start_limit_s
+
+
+def test_a_wrong_setting_is_not_tried_again_and_again_and_everything_else_is() -> None:
+    assert setting("Restart") == "on-failure"
+    assert setting("RestartPreventExitStatus").split() == [str(EXIT_CONFIG)]
+    assert EXIT_CONFIG not in (0, EXIT_FAILED)
+    assert setting("OnFailure") == "edge-runtime-retry.timer"
 
 
 def setting(name: str) -> str:

@@ -547,10 +547,10 @@ def test_a_completion_script_names_every_verb(shell: str, capsys: pytest.Capture
 
 
 def test_serve_says_what_is_wrong_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--models", f"{tmp_path}/none"]) == 1
+    assert main(["serve", "--models", f"{tmp_path}/none"]) == 2
     assert "there is no folder" in capsys.readouterr().err
-    assert main(["serve", "--config", f"{tmp_path}/none.toml"]) == 1
+    assert main(["serve", "--config", f"{tmp_path}/none.toml"]) == 2
     assert "none.toml" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text("modles = 'x'\n")
-    assert main(["serve", "--config", f"{tmp_path}/config.toml"]) == 1
+    assert main(["serve", "--config", f"{tmp_path}/config.toml"]) == 2
     assert "modles" in capsys.readouterr().err
