@@ -20,7 +20,8 @@ from edge_runtime.client import frames
 from edge_runtime.client.device_listing import DeviceListing
 from edge_runtime.client.devices import AWAY, Device
 from edge_runtime.client.frames import Frame, Options
-from edge_runtime.client.mqtt_link import MAX_EXPIRY_S, MqttLink, Request
+from edge_runtime.client.mqtt_link import MqttLink
+from edge_runtime.client.mqtt_requests import MAX_EXPIRY_S, Request
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch

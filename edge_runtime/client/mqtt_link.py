@@ -15,33 +15,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from edge_runtime.client.frames import Frame
+from edge_runtime.client.mqtt_requests import (
+    Part,
+    Request,
+    RequestPacker,
+    body_id,
+    device_of,
+    reply_parts,
+    why_no_reply,
+)
 from edge_runtime.config.broker import BrokerAccess
-from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
+from edge_runtime.errors import QueueFull
 from edge_runtime.transports.mqtt_connection import Session, Subscription
 from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.transports.outbox import Outgoing
-from edge_runtime.wire import codec
-from edge_runtime.wire.mqtt_properties import (
-    CONTENT_TYPE,
-    CORRELATION_DATA,
-    RESPONSE_TOPIC,
-    expiry_property,
-    packed_properties,
-    text_property,
-)
 from edge_runtime.wire.topics import DeviceTopics
-
-MSGPACK_TYPE = "application/msgpack"
-
-MAX_EXPIRY_S = 0xFFFF_FFFF
-"""The longest Message Expiry Interval (MQTT 5, 3.3.2.3.3), 136 years."""
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
 """A broker that restarts is found again within a second; a missing one costs a try a second."""
@@ -51,33 +44,6 @@ OUTBOX_BYTES = 1 << 62
 
 WITHDRAWN_S = -math.inf
 """A message that expired here is not sent any more: its caller has been told that it failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is sent. expiry_s: whole seconds after which the broker need not deliver it; None: no bound."""
-
-    topic: str
-    header: bytes
-    tensors: Sequence[Frame] = ()
-    expiry_s: int | None = None
-
-
-class Part:
-    """One part of a payload, as `frames.ReplyDecoder` takes a frame of ZeroMQ's."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self, data: bytes) -> None:
-        self.bytes = data
-
-    def __len__(self) -> int:
-        return len(self.bytes)
-
-    @property
-    def buffer(self) -> bytearray:
-        """Memory of its own, writable."""
-        return bytearray(self.bytes)
 
 
 class _Asked:
@@ -119,7 +85,6 @@ class MqttLink:
         self._access = access
         self._client_id = client_id
         self._device = device
-        self._qos = qos
         self._max_in_flight = max_in_flight
         # From where nobody can guess it: other clients and devices may know the reply topic.
         self._numbers = count(int.from_bytes(os.urandom(7), "big"))
@@ -135,7 +100,7 @@ class MqttLink:
         self._is_closed = False
         self._failed_attempts = 0
         self._reason = ""
-        self._properties: dict[int | None, bytes] = {}
+        self._packer = RequestPacker(reply_topic, qos)
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
@@ -171,7 +136,7 @@ class MqttLink:
             raise
         if asked.error is not None:
             raise asked.error
-        return _parts(asked.payload)
+        return reply_parts(asked.payload)
 
     def submit(self, request: Request, wait_s: float, decode: Callable[[list[Part]], Any]) -> Future[Any]:
         """Send one request; the future gets `decode(parts)`, or the error. Blocks while `max_in_flight` are pending.
@@ -239,7 +204,7 @@ class MqttLink:
         try:
             transport = self._wait_online(asked.deadline_s)
             asked.number = next(self._numbers).to_bytes(8, "big")
-            asked.message = self._message(transport, asked, request)
+            asked.message = self._packer.pack(transport, request, asked.number, asked.deadline_s)
             with self._lock:
                 self._check_open()
                 if not self._is_online:
@@ -263,39 +228,6 @@ class MqttLink:
                 f"{self._max_in_flight} requests were in flight for {asked.wait_s:.3f} s, as many as this client "
                 "may have; raise max_in_flight, or ask less often"
             )
-
-    def _message(self, transport: MqttTransport, asked: _Asked, request: Request) -> Outgoing:
-        if transport.protocol == 5:
-            header, properties = request.header, self._packed_properties(request.expiry_s, asked.number)
-        else:
-            header, properties = codec.with_reply_fields(request.header, self.reply_topic, asked.number), b""
-        message = Outgoing(
-            request.topic,
-            codec.pack_array(header, request.tensors),
-            self._qos,
-            properties=properties,
-            expires_s=asked.deadline_s,
-        )
-        if message.packet_bytes > transport.packet_limit:
-            raise TensorMismatch(
-                f"the request takes {message.packet_bytes} bytes and the broker {self.url} takes at most "
-                f"{transport.packet_limit} in one message; send fewer rows at once, or use ZeroMQ, which is made for "
-                "large tensors"
-            )
-        return message
-
-    def _packed_properties(self, expiry_s: int | None, number: bytes) -> bytes:
-        """Those of a request; all but the number at their end are the same again and again."""
-        packed = self._properties.get(expiry_s)
-        if packed is None:
-            parts = [text_property(RESPONSE_TOPIC, self.reply_topic), text_property(CONTENT_TYPE, MSGPACK_TYPE)]
-            if expiry_s is not None:
-                parts.append(expiry_property(expiry_s))
-            packed = packed_properties(*parts, text_property(CORRELATION_DATA, bytes(8)))[:-8]
-            if len(self._properties) > 64:
-                self._properties.clear()
-            self._properties[expiry_s] = packed
-        return packed + number
 
     def _check_may_wait(self) -> None:
         if threading.get_ident() == self._thread_id:
@@ -363,7 +295,7 @@ class MqttLink:
         is_v5 = transport.protocol == 5
         for message in messages:
             if message.topic == self.reply_topic:
-                self._reply(message.correlation if is_v5 else _body_id(message.payload), message)
+                self._reply(message.correlation if is_v5 else body_id(message.payload), message)
             else:
                 self._told(message)
 
@@ -440,21 +372,10 @@ class MqttLink:
                 self._end(asked)
 
     def _no_reply(self, asked: _Asked) -> TimeoutError:
-        who = asked.topic.partition("/infer")[0]
-        match self.device_status:
-            case "":
-                why = (
-                    "the broker retains no status of it: check the device's id and the prefix, and that the broker's "
-                    f"ACL lets this client publish to {asked.topic} and read {self.reply_topic}"
-                )
-            case "online":
-                why = (
-                    f"it is online: it is overloaded or stuck, the broker dropped a message, or the broker's ACL keeps "
-                    f"this client from publishing to {asked.topic} or reading {self.reply_topic}"
-                )
-            case status:
-                why = f"its retained status is {status!r}: it does not answer until it is online again"
-        return TimeoutError(f"no reply from {who} through {self.url} within {asked.wait_s:.3f} s; {why}")
+        why = why_no_reply(self.device_status, asked.topic, self.reply_topic)
+        return TimeoutError(
+            f"no reply from {device_of(asked.topic)} through {self.url} within {asked.wait_s:.3f} s; {why}"
+        )
 
 
 class _Fetch:
@@ -488,20 +409,6 @@ def _limit_s(deadline_s: float) -> float:
     return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
 
-def _parts(payload: bytes) -> list[Part]:
-    """A reply as frames. Raises DecodeFailed."""
-    header, tensors = codec.unpack_array(payload, codec.MAX_REPLY_HEADER_BYTES)
-    return [Part(header), Part(b""), *map(Part, tensors)]
-
-
-def _body_id(payload: bytes) -> Any:
-    """The id inside a reply of MQTT 3.1.1; None when there is none to be read."""
-    try:
-        return codec.reply_id(codec.unpack_array(payload, codec.MAX_REPLY_HEADER_BYTES)[0])
-    except DecodeFailed:
-        return None
-
-
 def _complete(asked: _Asked) -> None:
     """Give a future its result or error; its callbacks run here."""
     future, decode = asked.future, asked.decode
@@ -513,7 +420,7 @@ def _complete(asked: _Asked) -> None:
         future.set_exception(asked.error)
         return
     try:
-        result = decode(_parts(asked.payload))
+        result = decode(reply_parts(asked.payload))
     except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
         future.set_exception(error)
     else:
