@@ -127,6 +127,13 @@ class ConfigError(EdgeRuntimeError):
     code = "config"
 
 
+class AddressTaken(ConfigError):
+    """An address cannot be had now: another process has it, or the machine has no such address yet; try again."""
+
+    code = "address_taken"
+    retryable = True
+
+
 class StorageFailed(EdgeRuntimeError):
     """The disk did not keep something: full, failing or not writable; the message says what is there now."""
 
