@@ -54,6 +54,18 @@ class ServingLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A choice that a version was not loaded by. is_absent: the profile's, of a library that is not even installed."""
+
+    choice: BackendChoice
+    reason: str
+    is_absent: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.choice.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A servable ready to be published, what calibration needs, and what a person should know (may be empty)."""
 
@@ -103,14 +115,14 @@ class VersionLoader:
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
-        reasons: list[str] = []
-        for choice, artifact in self._choose(settings, version, reasons):
+        passed: list[PassedOver] = []
+        for choice, artifact in self._choose(settings, version, passed):
             options = _options(choice, settings, self._limits.cores)
             backend = self._backend(choice.name)
             try:
                 instance = backend.load(artifact, options)
             except BackendError as error:
-                reasons.append(f"{choice.name}: {error.message}")
+                passed.append(PassedOver(choice, error.message))
                 continue
             try:
                 servable, first_runs = self._make_servable(
@@ -123,11 +135,16 @@ class VersionLoader:
                 )
             except BackendError as error:
                 instance.close()
-                reasons.append(f"{choice.name}: {error.message}")
+                passed.append(PassedOver(choice, error.message))
                 continue
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
-            return Loaded(servable, backend, artifact, options, first_runs, may_widen, "; ".join(reasons))
-        raise LoadFailed("; ".join(reasons))
+            log.debug(
+                "chose a backend",
+                extra={"model": folder.name, "backend": choice.name, "passed_over": "; ".join(map(str, passed))},
+            )
+            note = "; ".join(worth_telling(passed, instance.device))
+            return Loaded(servable, backend, artifact, options, first_runs, may_widen, note)
+        raise LoadFailed("; ".join(map(str, passed)))
 
     def suffixes(self) -> frozenset[str]:
         """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
@@ -143,17 +160,17 @@ class VersionLoader:
 
     def candidates(self, folder: ModelFolder, version: VersionFolder) -> list[Candidate]:
         """What `load` would try, in its order; loads nothing. Raises LoadFailed where no artifact fits a backend."""
-        reasons: list[str] = []
-        chosen = self._choose(folder.settings, version, reasons)
+        passed: list[PassedOver] = []
+        chosen = self._choose(folder.settings, version, passed)
         if not chosen:
-            raise LoadFailed("; ".join(reasons))
+            raise LoadFailed("; ".join(map(str, passed)))
         cores = self._limits.cores
         return [
             Candidate(choice.name, artifact, _options(choice, folder.settings, cores)) for choice, artifact in chosen
         ]
 
     def _choose(
-        self, settings: ModelSettings, version: VersionFolder, reasons: list[str]
+        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
     ) -> list[tuple[BackendChoice, Path]]:
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
@@ -165,7 +182,7 @@ class VersionLoader:
                 artifacts[choice.name] = self._backend(choice.name).artifacts
                 usable.append(choice)
             except BackendError as error:
-                reasons.append(f"{choice.name}: {error.message}")
+                passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
         found = dict(choose_artifacts(version, list(artifacts.items()))) if artifacts else {}
         return [(choice, found[choice.name]) for choice in usable if choice.name in found]
 
@@ -217,6 +234,19 @@ class VersionLoader:
             warm_length=first.length if first.times else None,
         )
         return servable, first
+
+
+def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
+    """Of the choices that a version which runs on `device` was not loaded by, those that its owner should know of.
+
+    A library that is not installed is how this device was set up (`profile show` lists it), unless it would have run
+    on an accelerator and the CPU does it instead: nobody falls back to slower hardware in silence.
+    """
+    return [
+        str(each)
+        for each in passed
+        if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
+    ]
 
 
 def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) -> int:

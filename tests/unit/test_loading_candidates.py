@@ -1,18 +1,24 @@
-"""What would be tried to load a version is known without loading it: backends in the profile's order, with options."""
+"""What would be tried to load a version is known without loading it: backends in the profile's order, with options.
+
+And which of those that were passed over a healthy model's owner is told of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.backends.base import Backend
+from edge_runtime.backends.library_import import not_installed
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.folder import ModelFolder, scan
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.serving.loading import ServingLimits, VersionLoader
+from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.models.onnx_models import mlp
@@ -20,11 +26,13 @@ from tests.models.onnx_models import mlp
 CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
 
 
-def loader() -> VersionLoader:
+def loader(
+    choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend
+) -> VersionLoader:
     clock = FakeClock()
     return VersionLoader(
-        choices=CHOICES,
-        backend=cache(backend),
+        choices=choices,
+        backend=cache(make_backend),
         limits=ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20),
         dispatcher=Dispatcher(clock, 4, 0.05),
         clock=clock,
@@ -60,3 +68,58 @@ def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: 
     folder = model(tmp_path, "backend = 'tensorflow'\n")
     with pytest.raises(LoadFailed, match="there is no backend 'tensorflow'"):
         loader().candidates(folder, folder.versions[1])
+
+
+# ---- what a healthy model's owner is told ---------------------------------------------------------------------------
+
+
+def without_openvino(name: str) -> Backend:
+    """The registry of a device without OpenVINO's library."""
+    if name == "openvino":
+        raise not_installed("openvino", "openvino")
+    return backend(name)
+
+
+ON_GPU = BackendChoice(name="tensorrt", device="GPU")
+ON_CPU = BackendChoice(name="openvino", device="CPU")
+
+
+@pytest.mark.parametrize(
+    ("passed", "runs_on", "told"),
+    [
+        (PassedOver(ON_CPU, "is not installed", is_absent=True), "CPU", []),
+        (PassedOver(ON_GPU, "is not installed", is_absent=True), "CUDA:0", []),
+        (PassedOver(ON_GPU, "is not installed", is_absent=True), "CPU", ["tensorrt: is not installed"]),
+        (PassedOver(ON_CPU, "cannot read it"), "CPU", ["openvino: cannot read it"]),
+    ],
+    ids=["as it was set up", "another library on the GPU", "the CPU in place of the GPU", "it tried and failed"],
+)
+def test_a_library_that_is_not_there_is_told_of_only_where_slower_hardware_stands_in_for_it(
+    passed: PassedOver, runs_on: str, told: list[str]
+) -> None:
+    assert worth_telling([passed], runs_on) == told
+
+
+def test_a_model_that_the_next_backend_serves_well_has_no_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model(tmp_path)
+    with caplog.at_level("DEBUG", "edge_runtime.serving.loading"):
+        loaded = loader(make_backend=without_openvino).load(folder, folder.versions[1])
+    assert loaded.note == ""
+    assert "openvino is not installed" in caplog.records[-1].__dict__["passed_over"]
+
+
+def test_a_model_whose_first_backend_is_there_and_cannot_load_it_says_so(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    broken = BackendChoice(name="onnxruntime", extra={"no such option": "1"}, device="no such device")
+    choices = (broken, BackendChoice(name="onnxruntime"))
+    note = loader(choices).load(folder, folder.versions[1]).note
+    assert note.startswith("onnxruntime: ")
+    assert "no such device" in note.lower()
+
+
+def test_a_backend_that_a_model_asks_for_by_name_and_that_is_not_there_fails_it(tmp_path: Path) -> None:
+    folder = model(tmp_path, "backend = 'openvino'\n")
+    with pytest.raises(LoadFailed, match="openvino is not installed; install it with"):
+        loader(make_backend=without_openvino).load(folder, folder.versions[1])
