@@ -31,9 +31,9 @@ FLAVOURS = {
 }
 """Extras of each. The openvino flavour runs ONNX files as well, by OpenVINO."""
 
-DEBIAN_PYTHON = 13
-JETSON_PYTHON = 10
-"""Minor versions of Python 3: of Debian 13, and of JetPack 6 (Ubuntu 22.04)."""
+DEBIAN_13 = (13, 41)
+JETPACK_6 = (10, 35)
+"""Minor versions of Python 3 and of glibc 2; JetPack 6 is Ubuntu 22.04."""
 
 USER = 10001
 """Owns what is written and nothing else. Above 10 000, so that it is no user of the host."""
@@ -80,11 +80,11 @@ def build(
     base: an archive to build on in Debian's place. replacements: wheels that are on no index.
     """
     is_own_base = base is None
-    minor = DEBIAN_PYTHON if is_own_base else JETSON_PYTHON
+    minor, glibc = DEBIAN_13 if is_own_base else JETPACK_6
     packages_folder = f"usr/local/lib/python3.{minor}/dist-packages"
     own = wheels.build_own(cache / "own")
     required = wheels.collect(
-        own, FLAVOURS[flavour], wheels.Target(architecture, minor), cache / "wheels", replacements
+        own, FLAVOURS[flavour], wheels.Target(architecture, minor, glibc), cache / "wheels", replacements
     )
     chosen = debian.read_lock(architecture) if is_own_base else []
     system, compiler = debian.unpack(chosen, cache / "debian"), Tree()
@@ -132,7 +132,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     text = "a wheel that is on no index, in place of one of that name: onnxruntime_gpu-….whl"
     parser.add_argument("--wheel", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--out", default="build/images")
-    parser.add_argument("--cache", default="build/images/cache")
+    parser.add_argument("--cache", default=str(wheels.CACHE))
     arguments = parser.parse_args(words)
     arguments.wheel = tuple(arguments.wheel)
     if arguments.flavour == "jetson":

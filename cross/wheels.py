@@ -1,7 +1,7 @@
-"""Python's share of an image: wheels of another machine, in the versions and with the hashes of requirements.lock.
+"""Python's share of an image or a package: wheels of another machine, as requirements.lock has them, with its hashes.
 
-Owns: which packages a flavour needs on the target (markers are read for it, not for this machine), their download by
-pip, and which of their files an image has.
+Owns: which packages an extra needs on the target (markers are read for it, not for this machine), their download by
+pip and where they are kept, and which of their files are for serving. Called by build_image and deploy/debian.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import io
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,27 +26,58 @@ from packaging.utils import canonicalize_name
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
+CACHE = ROOT / "build" / "cache"
+"""Where what was fetched is kept, when nobody says another place."""
+
+FETCH_LIMIT_S = 900.0
+BUILD_LIMIT_S = 120.0
+
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Debian's word for an architecture, and the kernel's."""
 
 LEFT_OUT = (
-    "*/tests/*", "*.pyi", "*.pxd", "*.pyx", "*.a", "*.h", "*.hpp", "*.cmake", "*.dist-info/RECORD",
-    "numpy/f2py/*", "numpy/_core/include/*", "numpy/_pyinstaller/*",
-    "onnxruntime/tools/*", "onnxruntime/transformers/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
+    "*/tests/*", "*/test/*", "*/_tests/*", "*_tests.*", "*.gitignore", "*.dist-info/RECORD", "*.dist-info/RECORD.jws",
+    "*.pyi", "*.pxd", "*.pyx", "*.a", "*.h", "*.hpp", "*.c", "*.f", "*.f90", "*.cmake", "*.js", "*.sh",
+    "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*", "numpy/_core/lib/*", "numpy/_pyinstaller/*",
+    "numpy/random/lib/*", "numpy/random/_examples/*",
+    "onnxruntime/backend/*", "onnxruntime/datasets/*", "onnxruntime/quantization/*", "onnxruntime/tools/*",
+    "onnxruntime/transformers/*",
     "openvino/tools/*", "openvino/include/*", "openvino/cmake/*", "openvino/frontend/*/*",
 )  # fmt: skip
 """Tests, headers, types, converters: what is for building and not for serving."""
 
+NOT_NEEDED = {
+    "coloredlogs": "onnxruntime 1.23 imports it in its tools alone",
+    "sympy": "onnxruntime 1.23 imports it in its tools alone",
+}
+"""Packages that others require and do not import when they serve, and why."""
+
+Tell = Callable[[str], None]
+"""Is told what is done now, in a few words, where that takes its time."""
+
+
+def tell_nobody(step: str) -> None:
+    """Who builds in a test wants no word of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The machine that an image is for. minor: of Python 3."""
+    """The machine that an image or a package is for. minor: of Python 3; glibc: the minor version of its glibc 2."""
 
     architecture: str
     minor: int
+    glibc: int
 
     @property
     def machine(self) -> str:
         """The architecture as wheels and Linux name it."""
-        return {"amd64": "x86_64", "arm64": "aarch64"}[self.architecture]
+        return MACHINES[self.architecture]
+
+    def tags(self) -> list[str]:
+        """Platform tags of wheels, newest first (PEP 600): 2.17 is the oldest glibc that any aarch64 wheel is for."""
+        oldest = 5 if self.architecture == "amd64" else 17
+        tags = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc, oldest - 1, -1)]
+        return [*tags, *(f"{old}_{self.machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux"))]
 
     def environment(self, extra: str = "") -> dict[str, str]:
         """What markers are read against (PEP 508)."""
@@ -82,27 +114,36 @@ def build_own(folder: Path) -> Wheel:
         old.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder.resolve())]
     # hatchling dates files by this; what git says of the time is not part of a wheel.
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={"SOURCE_DATE_EPOCH": "1580601600"})
+    subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_LIMIT_S,
+        env={"SOURCE_DATE_EPOCH": "1580601600"},
+    )  # fmt: skip
     (found,) = folder.glob("edge_runtime-*.whl")
     return _read(found)
 
 
 def collect(
-    own: Wheel, extras: Iterable[str], target: Target, cache: Path, replacements: Iterable[Path] = ()
+    own: Wheel,
+    extras: Iterable[str],
+    target: Target,
+    cache: Path,
+    replacements: Iterable[Path] = (),
+    *,
+    tell: Tell = tell_nobody,
 ) -> list[Wheel]:
     """Every wheel that `own` with its extras requires on the target, sorted by name. Those in the cache are kept.
 
     replacements: wheels given by hand; onnxruntime_gpu stands for onnxruntime. No hash is known for them.
     """
     # A folder for each kind of machine: names of wheels tell them apart, but hashes of the lock do not.
-    cache = cache / f"{target.architecture}-3.{target.minor}"
+    cache = cache / f"{target.architecture}-3.{target.minor}-glibc2.{target.glibc}"
     locked = _locked(target)
     found = {_STANDS_FOR.get(wheel.name, wheel.name): wheel for wheel in map(_read, replacements)}
     wanted = [need for wheel in found.values() for need in _requirements(wheel, ("",), target)]
     wanted += _requirements(own, ("", *extras), target)
     while wanted:
         fresh = sorted((name, extra) for name, extra in wanted if name not in found)
-        _download([locked[name] for name in sorted({name for name, _ in fresh})], target, cache)
+        _download([locked[name] for name in sorted({name for name, _ in fresh})], target, cache, tell)
         for name, _ in fresh:
             version = re.split(r"==| ", locked[name])[1]
             found[name] = _find(cache, name, version, _hashes(locked[name]))
@@ -154,28 +195,32 @@ def _requirements(wheel: Wheel, extras: Iterable[str], target: Target) -> list[t
         marker = requirement.marker
         if marker is None or any(marker.evaluate(target.environment(extra)) for extra in extras):
             needs += [(canonicalize_name(requirement.name), extra) for extra in requirement.extras or {""}]
-    return needs
+    return [need for need in needs if need[0] not in NOT_NEEDED]
 
 
-def _download(lines: list[str], target: Target, cache: Path) -> None:
-    """By pip, which asks the index that this machine is set up for. What the cache has is not asked for again."""
+def _download(lines: list[str], target: Target, cache: Path, tell: Tell) -> None:
+    """By pip, which asks the index that this machine is set up for. What the cache has is not asked for again.
+
+    Into a folder of its own first: whoever builds beside us sees whole wheels or none.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     lines = [line for line in lines if not _in_cache(line, cache)]
     if not lines:
         return
-    listing = cache / f"wanted-{target.architecture}.txt"
-    listing.write_text("\n".join(lines) + "\n")
-    platforms = [f"manylinux_2_{minor}_{target.machine}" for minor in range(39, 4, -1)]
-    platforms += [f"manylinux2014_{target.machine}", f"linux_{target.machine}"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "-qq", "--no-deps",
-         "--only-binary=:all:", "--require-hashes", "--implementation=cp", f"--python-version=3.{target.minor}",
-         *(f"--abi={abi}" for abi in (f"cp3{target.minor}", "abi3", "none")),
-         *(f"--platform={platform}" for platform in platforms),
-         "--dest", str(cache), "-r", str(listing)],
-        check=True,
-    )  # fmt: skip
-    listing.unlink()
+    tell(f"fetching {len(lines)} packages of requirements.lock for {target.architecture}, Python 3.{target.minor}")
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as fetched:
+        listing = Path(fetched) / "wanted.txt"
+        listing.write_text("\n".join(lines) + "\n")
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "-qq", "--no-deps",
+             "--only-binary=:all:", "--require-hashes", "--implementation=cp", f"--python-version=3.{target.minor}",
+             *(f"--abi={abi}" for abi in (f"cp3{target.minor}", "abi3", "none")),
+             *(f"--platform={tag}" for tag in target.tags()),
+             "--dest", fetched, "-r", str(listing)],
+            check=True, timeout=FETCH_LIMIT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        for wheel in Path(fetched).glob("*.whl"):
+            wheel.replace(cache / wheel.name)
 
 
 def _in_cache(line: str, cache: Path) -> bool:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
-from deploy.debian.locked_wheels import MACHINES, ROOT, Platform, fetch_wheels, unpack_wheel
+from cross import wheels
+from cross.wheels import MACHINES, ROOT, Target
 
 HERE = Path(__file__).parent
 UNITS = ROOT / "deploy" / "systemd"
@@ -36,36 +37,25 @@ edge-runtime ({version}) unstable; urgency=medium
  -- {maintainer}  {date}
 """
 
-DROPPED = (
-    "numpy/f2py", "numpy/distutils", "numpy/_pyinstaller", "numpy/_core/include", "numpy/_core/lib",
-    "numpy/random/lib", "numpy/random/_examples", "onnxruntime/backend", "onnxruntime/datasets",
-    "onnxruntime/quantization", "onnxruntime/tools", "onnxruntime/transformers",
-)  # fmt: skip
-"""Folders that only who writes or converts models needs; none is imported when a model is served."""
-
-DROPPED_NAMES = ("tests", "test", "_tests", ".gitignore")
-DROPPED_SUFFIXES = (".pyi", ".pxd", ".pyx", ".h", ".hpp", ".a", ".c", ".f", ".f90", ".js", ".sh")
-
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a distribution brings: its Python, and the minor version of its glibc 2."""
+    """What a distribution brings: the minor versions of its Python 3 and of its glibc 2."""
 
-    python: str
+    minor: int
     glibc: int
 
     @property
-    def next_python(self) -> str:
-        """The first version that is too new."""
-        major, minor = self.python.split(".")
-        return f"{major}.{int(minor) + 1}"
+    def python(self) -> str:
+        """The version of Python, as in 3.11."""
+        return f"3.{self.minor}"
 
 
 DISTRIBUTIONS = {
-    "bookworm": Distribution("3.11", 36),
-    "trixie": Distribution("3.13", 41),
-    "jammy": Distribution("3.10", 35),
-    "noble": Distribution("3.12", 39),
+    "bookworm": Distribution(11, 36),
+    "trixie": Distribution(13, 41),
+    "jammy": Distribution(10, 35),
+    "noble": Distribution(12, 39),
 }
 
 
@@ -77,7 +67,7 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-deb-") as made:
         root = Path(made) / "root"
-        _lay_out_environment(root, Platform(architecture, distribution.python, distribution.glibc), version, epoch)
+        _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version)
         _lay_out_service(root, f"{version}~{name}", epoch)
         _write_control(root, architecture, distribution, f"{version}~{name}")
         _make_plain(root, epoch)
@@ -96,21 +86,20 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
 # ---- what is in it --------------------------------------------------------------------------------------------------
 
 
-def _lay_out_environment(root: Path, platform: Platform, version: str, epoch: int) -> None:
-    """A virtual environment as `python -m venv` makes it, with packages for a platform that need not be this one."""
+def _lay_out_environment(root: Path, target: Target, version: str) -> None:
+    """A virtual environment as `python -m venv` makes it, with packages for a machine that need not be this one."""
+    python = f"3.{target.minor}"
     home = root / "usr/lib/edge-runtime"
-    packages = home / "lib" / f"python{platform.python}" / "site-packages"
+    packages = home / "lib" / f"python{python}" / "site-packages"
     packages.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-wheel-") as made:
-        for wheel in [*fetch_wheels(EXTRAS, platform), _own_wheel(Path(made), epoch)]:
-            unpack_wheel(wheel, packages)
+        own = wheels.build_own(Path(made))
+        for wheel in [*wheels.collect(own, EXTRAS, target, wheels.CACHE / "wheels"), own]:
+            wheels.unpack(wheel, packages.relative_to(root).as_posix()).write(root)
     _set_version(packages, version)
-    _drop_unneeded(packages)
     (home / "bin").mkdir()
-    (home / "bin" / "python3").symlink_to(f"../../../bin/python{platform.python}")
-    (home / "pyvenv.cfg").write_text(
-        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {platform.python}\n"
-    )
+    (home / "bin" / "python3").symlink_to(f"../../../bin/python{python}")
+    (home / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}\n")
     command = home / "bin" / "edge-runtime"
     command.write_text(
         "#!/usr/lib/edge-runtime/bin/python3 -I\n"
@@ -150,7 +139,7 @@ def _write_control(root: Path, architecture: str, distribution: Distribution, ve
     control.mkdir()
     size = sum(path.stat().st_size for path in files) // 1024
     depends = (
-        f"python3 (>= {distribution.python}~)", f"python3 (<< {distribution.next_python}~)",
+        f"python3 (>= {distribution.python}~)", f"python3 (<< 3.{distribution.minor + 1}~)",
         f"libc6 (>= 2.{_oldest_glibc(root)})", "libgcc-s1", "libstdc++6", "passwd",
     )  # fmt: skip
     (control / "control").write_text(
@@ -187,33 +176,10 @@ Description: serve models on a device over ZeroMQ and MQTT
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _own_wheel(folder: Path, epoch: int) -> Path:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)],
-        cwd=ROOT, check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
-    )  # fmt: skip
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
 def _set_version(packages: Path, version: str) -> None:
     module = packages / "edge_runtime" / "__init__.py"
     text = re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', module.read_text("utf-8"), flags=re.MULTILINE)
     module.write_text(text, encoding="utf-8")
-
-
-def _drop_unneeded(packages: Path) -> None:
-    for name in DROPPED:
-        shutil.rmtree(packages / name, ignore_errors=True)
-    for path in sorted(packages.rglob("*"), reverse=True):
-        is_dropped = path.name in DROPPED_NAMES or path.suffix in DROPPED_SUFFIXES or "_tests." in path.name
-        if path.is_dir() and is_dropped:
-            shutil.rmtree(path)
-        elif path.is_file() and is_dropped:
-            path.unlink()
-        elif path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 def _oldest_glibc(root: Path) -> int:

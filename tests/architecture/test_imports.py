@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.source_tree import PACKAGE, Module, imports_of, package_modules, parse
+from tests.architecture.source_tree import PACKAGE, Module, imports_of, own_modules, package_modules, parse
 
 LEVELS: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "clock", "typed_toml"), 0),
@@ -43,6 +43,19 @@ FENCES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnx", "torch", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
 }
 """Third-party package -> beginnings of the module names (below edge_runtime) that may import it."""
+
+
+FOLDERS = (PACKAGE, "cross", "deploy", "demo", "tests")
+"""What is around the package, lowest first: images, packages that take wheels as images do, demonstrations that install
+packages, tests of all."""
+
+
+def upward_imports(module: Module) -> Iterator[str]:
+    """Imports of a folder that stands above the module's own."""
+    above = FOLDERS[FOLDERS.index(module.name.split(".")[0]) + 1 :]
+    for found in imports_of(module):
+        if found.target.split(".")[0] in above:
+            yield f"{module.name}:{found.line} imports {found.target}"
 
 
 def broken_directions(module: Module) -> Iterator[str]:
@@ -83,6 +96,27 @@ def test_a_module_imports_only_its_own_package_and_lower_levels(module: Module) 
 @pytest.mark.parametrize("module", package_modules(), ids=lambda module: module.name)
 def test_a_third_party_package_is_imported_only_behind_its_fence(module: Module) -> None:
     assert list(climbed_fences(module)) == []
+
+
+@pytest.mark.parametrize(
+    "module", [each for each in own_modules() if each.name.split(".")[0] in FOLDERS], ids=lambda module: module.name
+)
+def test_a_folder_imports_only_itself_and_folders_below_it(module: Module) -> None:
+    assert list(upward_imports(module)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "allowed"),
+    [
+        ("edge_runtime.cli.serve", "import cross.wheels", False),
+        ("cross.wheels", "from deploy.debian import build_deb", False),
+        ("demo.device_root", "from tests.system.debian_root import DebianRoot", False),
+        ("deploy.debian.build_deb", "from cross import wheels", True),
+        ("tests.system.test_deb", "from demo.digits import load_held_out", True),
+    ],
+)
+def test_an_import_of_a_folder_above_is_found(name: str, source: str, allowed: bool) -> None:
+    assert (list(upward_imports(parse(name, source))) == []) is allowed
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cross import build_image, oci
+from cross.wheels import CACHE
 from demo.digits import load_held_out
 from edge_runtime import Client
 from tests.system.image_root import ImageRoot, missing, read_blob, serving, unpack
@@ -23,7 +24,6 @@ from tests.system.image_root import ImageRoot, missing, read_blob, serving, unpa
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-CACHE = ROOT / "build/images/cache"
 LIMIT_BYTES = 80e6
 ARCHITECTURES = ("amd64", "arm64")
 SCORE_TOLERANCE = 1e-5
