@@ -24,7 +24,7 @@ from demo.asking import Asking
 from demo.booted_device import UNIT, BootedDevice, why_no_device
 from demo.daemon import DemoFailed, short_folder
 from demo.device_package import build_package, why_no_package
-from demo.device_root import debian_root, is_made
+from demo.device_root import device_root, is_made
 from demo.digit_releases import GOOD, POOR, SLOW, write_golden, write_version
 from demo.digits import load_held_out
 from demo.program import keeps_its_promises, run
@@ -82,7 +82,7 @@ def what_is_wrong(summary: Mapping[str, Any]) -> list[str]:
 def _demonstrate(stage: Stage) -> dict[str, Any]:
     screen = stage.screen
     with screen.step(f"A Debian 12 for the device{'' if is_made() else ': made once, in about a minute'}"):
-        root = debian_root()
+        root = device_root()
     stick = stage.folder / "stick"
     with screen.step("The package, for Debian 12 on amd64"):
         package = build_package(stick)

@@ -1,16 +1,16 @@
-"""The Debian root that a device of the demonstration boots: made by mmdebstrap, once, and kept below `build/`.
+"""The Debian root that a device of the demonstration boots.
 
-Owns: which packages are in it. Nothing here boots it (booted_device.py), and nothing writes into it again: devices
-write into layers of their own.
+Owns: which packages are in it, and what this machine needs for it. debian_root.py makes and keeps it; nothing here
+boots it (booted_device.py), and devices write into layers of their own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import subprocess
 from pathlib import Path
+
+from demo.debian_root import kept_at, kept_root
 
 SUITE = "bookworm"
 """Which Debian a device runs when nobody says so: 12."""
@@ -28,8 +28,7 @@ ln -s /dev/null "$1/etc/systemd/system/console-getty.service"
 """
 """The journal survives a power loss, and nobody logs in on the console."""
 
-MAKE_LIMIT_S = 600.0
-CACHE = Path(__file__).parents[1] / "build" / "device"
+OPTIONS = ("--variant=minbase", f"--include={','.join(PACKAGES)}", f"--customize-hook={OWN_SETTINGS}")
 NEEDED = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux"}
 APT_LINE = "sudo apt-get install mmdebstrap systemd-container"
 
@@ -46,34 +45,9 @@ def why_no_root() -> str | None:
 
 def is_made() -> bool:
     """Whether the root lies in the cache."""
-    return _cached(SUITE).is_dir()
+    return kept_at(SUITE, OPTIONS).is_dir()
 
 
-def debian_root(suite: str = SUITE) -> Path:
-    """The root's folder, made if it is not there: about a minute, and the only thing here that needs a network.
-
-    Raises CalledProcessError with mmdebstrap's words on stderr.
-    """
-    made = _cached(suite)
-    if made.is_dir():
-        return made
-    CACHE.mkdir(parents=True, exist_ok=True)
-    partial = CACHE / f"{made.name}.{os.getpid()}.part"
-    try:
-        subprocess.run(
-            ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}",
-             "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
-             "--dpkgopt=path-exclude=/usr/share/locale/*", f"--customize-hook={OWN_SETTINGS}",
-             suite, str(partial)],
-            check=True, timeout=MAKE_LIMIT_S, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
-        if not made.is_dir():
-            partial.rename(made)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return made
-
-
-def _cached(suite: str) -> Path:
-    made_of = "\n".join((suite, *PACKAGES, OWN_SETTINGS))
-    return CACHE / f"root-{suite}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+def device_root(suite: str = SUITE) -> Path:
+    """The root's folder, made if it is not there: about a minute, and with a network. Raises as `kept_root`."""
+    return kept_root(suite, OPTIONS)

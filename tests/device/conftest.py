@@ -11,7 +11,7 @@ import pytest
 
 from demo.booted_device import BootedDevice, why_no_device
 from demo.device_package import build_package, why_no_package
-from demo.device_root import SUITE, debian_root
+from demo.device_root import SUITE, device_root
 from demo.train_digits import MODEL_FILE
 from tests.device.asking import HOST, MODELS
 
@@ -74,7 +74,7 @@ def root_or_skip(suite: str) -> Path:
     if reason is not None:
         pytest.skip(reason)
     try:
-        return debian_root(suite)
+        return device_root(suite)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no Debian root can be made (no network?): {error.stderr.strip()[-300:]}")
 

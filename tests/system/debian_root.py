@@ -1,4 +1,4 @@
-"""A Debian or Ubuntu system as a folder: made by mmdebstrap, entered by chroot in a mount namespace of the command's.
+"""A Debian or Ubuntu system as a folder, entered by chroot in a mount namespace of the command's.
 
 Needs root. Another architecture's programs run by qemu, registered with a binfmt_misc of a user namespace of its own
 (Linux 6.7): this machine's registrations are neither needed nor touched.
@@ -6,8 +6,6 @@ Needs root. Another architecture's programs run by qemu, registered with a binfm
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -16,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from demo.debian_root import kept_root
+
 ROOT = Path(__file__).parents[2]
-CACHE = ROOT / "build" / "roots"
 LIMIT_S = 600.0
 """For an installation under emulation on a busy machine; natively it takes ten seconds."""
 
@@ -119,21 +118,11 @@ def _need(*programs: str) -> None:
         pytest.skip(f"no {', '.join(missing)}; do: apt-get install mmdebstrap qemu-user-static")
 
 
-def _archive(suite: str, *arguments: str, source: Sequence[str] = ()) -> Path:
-    archive = CACHE / f"{suite}-{hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]}.tar"
-    if archive.exists():
-        return archive
-    CACHE.mkdir(parents=True, exist_ok=True)
-    partial = archive.with_suffix(f".{os.getpid()}.part.tar")
-    made = subprocess.run(
-        ["mmdebstrap", "--quiet", "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
-         "--dpkgopt=path-exclude=/usr/share/locale/*", *arguments, suite, str(partial), *source],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    if made.returncode != 0:
-        partial.unlink(missing_ok=True)
-        pytest.skip(f"no Debian root can be made (no network?): {made.stderr.strip()[-300:]}")
-    return partial.rename(archive)
+def _archive(suite: str, *options: str, source: Sequence[str] = ()) -> Path:
+    try:
+        return kept_root(suite, options, form=".tar", source=source)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no Debian root can be made (no network?): {error.stderr.strip()[-300:]}")
 
 
 def _unpack(archive: Path, folder: Path) -> None:
