@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cross import bytecode, debian, oci, sbom, wheels
+from cross.building import Tell, made_line, run_program, tell_nobody, watched
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
@@ -55,25 +56,37 @@ SECOND_NS = 1_000_000_000
 def main(words: list[str] | None = None) -> int:
     """Build one image, and an index of both architectures where the other one is there, of the same inputs."""
     arguments = _arguments(words)
+    return run_program("image", lambda: _make(arguments))
+
+
+def _make(arguments: argparse.Namespace) -> None:
+    """What `main` does, with no word about what goes wrong."""
     out, cache = Path(arguments.out), Path(arguments.cache)
     out.mkdir(parents=True, exist_ok=True)
-    began_s = time.monotonic()
-    image, bill, version = build(
-        arguments.arch, arguments.flavour, cache, base=arguments.base, replacements=arguments.wheel
-    )
+    with watched("building the daemon's wheel") as tell:
+        image, bill, version = build(
+            arguments.arch, arguments.flavour, cache, base=arguments.base, replacements=arguments.wheel, tell=tell
+        )
     name = f"edge-runtime-{version}-{arguments.flavour}"
     stem = out / f"{name}-{arguments.arch}"
     tag = f"edge-runtime:{version}-{arguments.flavour}"
-    digest = oci.write_archive(stem.with_name(stem.name + ".oci.tar"), [image], f"{tag}-{arguments.arch}")
+    archive = stem.with_name(stem.name + ".oci.tar")
+    digest = oci.write_archive(archive, [image], f"{tag}-{arguments.arch}")
     stem.with_name(stem.name + ".cdx.json").write_bytes(bill)
-    megabytes = image.compressed_bytes / 1e6
-    print(f"{stem}.oci.tar  {megabytes:.1f} MB compressed  {digest}  ({time.monotonic() - began_s:.0f} s)")
+    print(
+        made_line(stem.with_name(stem.name + ".oci.tar"), f"{image.compressed_bytes / 1e6:.1f} MB compressed", digest)
+    )
     _join(out, name, tag, image)
-    return 0
 
 
 def build(
-    architecture: str, flavour: str, cache: Path, *, base: Path | None = None, replacements: tuple[Path, ...] = ()
+    architecture: str,
+    flavour: str,
+    cache: Path,
+    *,
+    base: Path | None = None,
+    replacements: tuple[Path, ...] = (),
+    tell: Tell = tell_nobody,
 ) -> tuple[oci.Image, bytes, str]:
     """The image, its bill of materials and the version of the daemon in it. What is not cached is fetched.
 
@@ -84,17 +97,19 @@ def build(
     packages_folder = f"usr/local/lib/python3.{minor}/dist-packages"
     own = wheels.build_own(cache / "own")
     required = wheels.collect(
-        own, FLAVOURS[flavour], wheels.Target(architecture, minor, glibc), cache / "wheels", replacements
+        own, FLAVOURS[flavour], wheels.Target(architecture, minor, glibc), cache / "wheels", replacements, tell=tell
     )
     chosen = debian.read_lock(architecture) if is_own_base else []
-    system, compiler = debian.unpack(chosen, cache / "debian"), Tree()
+    system, compiler = debian.unpack(chosen, cache / "debian", tell), Tree()
     if is_own_base:
-        compiler = debian.unpack(debian.read_lock("amd64"), cache / "debian")
+        compiler = debian.unpack(debian.read_lock("amd64"), cache / "debian", tell)
         system.add_all(_skeleton())
+    tell(f"unpacking {len(chosen)} packages of Debian and {len(required)} of Python")
     packages, daemon = Tree(), wheels.unpack(own, packages_folder)
     for wheel in required:
         packages.add_all(wheels.unpack(wheel, packages_folder))
     if is_own_base:
+        tell("compiling what is Python")
         for tree in (system, packages, daemon):
             tree.add_all(bytecode.compile_all(tree, compiler))
     created, revision = _moment(), _revision()
@@ -102,6 +117,7 @@ def build(
         f"edge-runtime-{flavour}-{architecture}", own, created, debian=chosen, base=system, wheels=required
     )
     daemon.add_all(_places(COMMAND.format(minor=minor), bill))
+    tell("compressing the layers")
     layers = [
         oci.make_layer(packages.tar(), "Python packages of requirements.lock"),
         oci.make_layer(daemon.tar(), f"edge-runtime {own.version}"),
@@ -229,7 +245,7 @@ def _join(out: Path, name: str, tag: str, image: oci.Image) -> None:
         print(f"{path} is of other inputs, so no index of both is written; build it again")
         return
     digest = oci.write_archive(out / f"{name}.oci.tar", images, tag)
-    print(f"{out / name}.oci.tar  both architectures  {digest}")
+    print(made_line(out / f"{name}.oci.tar", "both architectures", digest))
 
 
 def _identity(image: oci.Image) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from cross.building import Tell, tell_nobody
 from cross.tree import Tree
 
 LOCK = Path(__file__).with_name("debian.lock")
@@ -84,8 +85,11 @@ def fetch(package: Package, cache: Path) -> bytes:
     return data
 
 
-def unpack(packages: list[Package], cache: Path) -> Tree:
+def unpack(packages: list[Package], cache: Path, tell: Tell = tell_nobody) -> Tree:
     """The files of packages, without what an image has no use for, and dpkg's record of them for scanners."""
+    missing = [package for package in packages if not (cache / f"{package.sha256}.deb").exists()]
+    if missing:
+        tell(f"fetching {len(missing)} packages of debian.lock for {missing[0].architecture}")
     tree = Tree()
     for package in packages:
         members = dict(_ar_members(fetch(package, cache)))

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,6 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from cross.building import Tell, tell_nobody
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
@@ -51,13 +52,6 @@ NOT_NEEDED = {
     "sympy": "onnxruntime 1.23 imports it in its tools alone",
 }
 """Packages that others require and do not import when they serve, and why."""
-
-Tell = Callable[[str], None]
-"""Is told what is done now, in a few words, where that takes its time."""
-
-
-def tell_nobody(step: str) -> None:
-    """Who builds in a test wants no word of it."""
 
 
 @dataclass(frozen=True, slots=True)

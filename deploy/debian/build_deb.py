@@ -21,6 +21,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from cross import wheels
+from cross.building import Tell, made_line, run_program, tell_nobody, watched
 from cross.wheels import MACHINES, ROOT, Target
 
 HERE = Path(__file__).parent
@@ -59,7 +60,15 @@ DISTRIBUTIONS = {
 }
 
 
-def build(architecture: str, name: str, folder: Path, *, version: str | None = None, level: int | None = 6) -> Path:
+def build(
+    architecture: str,
+    name: str,
+    folder: Path,
+    *,
+    version: str | None = None,
+    level: int | None = 6,
+    tell: Tell = tell_nobody,
+) -> Path:
     """Build one package into a folder; the file. version: another than the source's. level: of xz; None: not packed."""
     distribution = DISTRIBUTIONS[name]
     version = version or _source_version()
@@ -67,12 +76,13 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-deb-") as made:
         root = Path(made) / "root"
-        _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version)
+        _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version, tell)
         _lay_out_service(root, f"{version}~{name}", epoch)
         _write_control(root, architecture, distribution, f"{version}~{name}")
         _make_plain(root, epoch)
         packing = ("-Znone",) if level is None else ("-Zxz", f"-z{level}")
         package = folder / f"edge-runtime_{version}~{name}_{architecture}.deb"
+        tell("packing" if level is None else f"packing with xz -{level}{', about a minute' if level > 3 else ''}")
         half = folder / f".{package.name}.part"  # what is cut off has no package's name
         subprocess.run(
             ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(half)],
@@ -86,7 +96,7 @@ def build(architecture: str, name: str, folder: Path, *, version: str | None = N
 # ---- what is in it --------------------------------------------------------------------------------------------------
 
 
-def _lay_out_environment(root: Path, target: Target, version: str) -> None:
+def _lay_out_environment(root: Path, target: Target, version: str, tell: Tell) -> None:
     """A virtual environment as `python -m venv` makes it, with packages for a machine that need not be this one."""
     python = f"3.{target.minor}"
     home = root / "usr/lib/edge-runtime"
@@ -94,7 +104,9 @@ def _lay_out_environment(root: Path, target: Target, version: str) -> None:
     packages.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-wheel-") as made:
         own = wheels.build_own(Path(made))
-        for wheel in [*wheels.collect(own, EXTRAS, target, wheels.CACHE / "wheels"), own]:
+        required = wheels.collect(own, EXTRAS, target, wheels.CACHE / "wheels", tell=tell)
+        tell(f"unpacking {len(required)} packages of Python")
+        for wheel in [*required, own]:
             wheels.unpack(wheel, packages.relative_to(root).as_posix()).write(root)
     _set_version(packages, version)
     (home / "bin").mkdir()
@@ -222,7 +234,7 @@ def _epoch() -> int:
 
 
 def main() -> int:
-    """Build what the command line names, and print the file's name."""
+    """Build what the command line names, and print the file's name, size and digest. The exit status."""
     parser = argparse.ArgumentParser(description="Build a Debian package.", allow_abbrev=False)
     parser.add_argument("--architecture", choices=sorted(MACHINES), default="amd64")
     parser.add_argument("--distribution", choices=sorted(DISTRIBUTIONS), default="bookworm")
@@ -230,15 +242,20 @@ def main() -> int:
     parser.add_argument("--version", help="default: the source's")
     parser.add_argument("--level", type=int, choices=range(10), default=6, help="of xz: 0 takes 10 s, 6 a minute")
     arguments = parser.parse_args()
-    package = build(
-        arguments.architecture,
-        arguments.distribution,
-        arguments.folder,
-        version=arguments.version,
-        level=arguments.level,
-    )
-    sys.stdout.write(f"{package}  {package.stat().st_size / 1e6:.1f} MB\n")
-    return 0
+    return run_program("deb", lambda: _make(arguments))
+
+
+def _make(arguments: argparse.Namespace) -> None:
+    with watched("building the daemon's wheel") as tell:
+        package = build(
+            arguments.architecture,
+            arguments.distribution,
+            arguments.folder,
+            version=arguments.version,
+            level=arguments.level,
+            tell=tell,
+        )
+    sys.stdout.write(f"{made_line(package)}\n")
 
 
 if __name__ == "__main__":
