@@ -4,7 +4,7 @@ check installs nothing; apply installs what is meant for this device, as the dae
 `auto = false`; import does so from a folder, such as a stick with what `edge-runtime repo bundle` wrote. These and
 rollback ask the daemon on its own machine; status and history go over MQTT as well. A release is tried, and observed
 while it serves: apply takes that long, and Ctrl-C leaves the daemon at work. Exit status 1: a check failed, or a
-release was refused or put off.
+release that was to be installed was refused, now or before, or put off.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Do the action; 0 when it is done, 1 when the check failed or a release was refused or put off."""
+    """Do the action; 0 when it is done, 1 when the check failed or a release is refused or put off."""
     if arguments.action is None:
         raise UsageError("update wants an action: check, apply, status, history, rollback MODEL or import DIR")
     actions = {
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 def _check(arguments: argparse.Namespace, screen: Screen) -> int:
     with connected_over_zmq(arguments, "update check") as client:
         checked = _followed(client, client.update_check, "looking what is offered", screen)
-    status = _print_checked(checked, screen)
+    status = _print_checked(checked, screen, installs=False)
     if not screen.wants_json and any(each.get("action") == "available" for each in checked.get("offers", ())):
         screen.line("`edge-runtime update apply` installs what is available.")
     return status
@@ -90,7 +90,8 @@ def _apply(arguments: argparse.Namespace, screen: Screen) -> int:
 def _import(arguments: argparse.Namespace, screen: Screen) -> int:
     with connected_over_zmq(arguments, "update import") as client:
         label = f"looking what is in {arguments.folder}"
-        return _print_checked(_followed(client, lambda: client.update_import(arguments.folder), label, screen), screen)
+        checked = _followed(client, lambda: client.update_import(arguments.folder), label, screen)
+        return _print_checked(checked, screen, imported=arguments.folder)
 
 
 def _status(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -128,16 +129,16 @@ def _rollback(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
-def _print_checked(checked: Mapping[str, Any], screen: Screen) -> int:
-    """What a check found and did; 1 when something did not go well."""
+def _print_checked(checked: Mapping[str, Any], screen: Screen, *, installs: bool = True, imported: str = "") -> int:
+    """What a check found and did; 1 when something did not go well. imported: the folder, if one was."""
     offers = checked.get("offers", ())
     if screen.wants_json:
         screen.json(checked)
     elif offers:
         print_offers(offers, screen)
     elif checked.get("is_ok"):
-        screen.line("The repository names no release for this device's group.")
-    wrong = failures(checked)
+        screen.line(f"{imported or 'The repository'} names no release for this device's group.")
+    wrong = failures(checked, installs=installs, imported=imported)
     for paragraph in wrong:
         screen.error(paragraph)
     return 1 if wrong else 0

@@ -25,10 +25,14 @@ DOING = {
 
 UNTOUCHED = "What serves is as it was."
 
+ONLY_IMPORTS = "none; updates come by `edge-runtime update import DIR`"
+
 ADVICE = {
     "refused": "It is not tried again here; publish a release that does better.",
+    "refused before": "It is not tried again here; publish a release that does better, and assign that.",
     "put off": "It is tried again at the next check; `edge-runtime update apply` does so now.",
 }
+"""By what became of a release that was to be installed and is not."""
 
 
 def doing_text(told: Mapping[str, Any]) -> str:
@@ -70,10 +74,10 @@ def print_status(told: Mapping[str, Any], screen: Screen) -> None:
     screen.fields(
         {
             "under way": _joined(step_text(step), step_detail(step)) if step else "",
-            "repository": str(told.get("source", "")),
+            "repository": str(told["source"] or ONLY_IMPORTS) if "source" in told else "",
             "group": str(told.get("group", "")),
             "device": str(told.get("device_id", "")),
-            "last check": _ended(checked) if "checked" in told else "",
+            "last check": _ended(checked, names_source=True) if "checked" in told else "",
             "next check": "" if next_s is None else "due" if not next_s else f"in {duration_text(next_s)}",
             **{name: screen.painted(text, "red") for name, text in _obstacles(told).items()},
             **{name: screen.painted(text, "yellow") for name, text in _doubts(told).items()},
@@ -122,16 +126,32 @@ def print_history(entries: Sequence[Mapping[str, Any]], screen: Screen) -> None:
     screen.table(("when", "model", "release", "what", "reason"), rows, ("release",))
 
 
-def failures(checked: Mapping[str, Any]) -> list[str]:
-    """What did not go well in a check, a paragraph each, with what to do about it; empty: all did."""
+def failures(checked: Mapping[str, Any], *, installs: bool = True, imported: str = "") -> list[str]:
+    """What did not go well in a check, a paragraph each, with what to do about it; empty: all did.
+
+    installs: whether what is offered was to be installed; where not, one that was refused before is no failure.
+    imported: the folder that was imported, if one was.
+    """
     if not checked.get("is_ok"):
-        return [f"the check did not go well: {checked.get('reason')}\n{UNTOUCHED}"]
+        what = f"import of {imported}" if imported else "check"
+        return [f"the {what} did not go well: {checked.get('reason')}\n{UNTOUCHED}"]
     return [
-        f"{each.get('model')} release {each.get('release')} was {each['action']}: {each.get('reason')}\n"
-        f"{UNTOUCHED} {ADVICE[each['action']]}"
+        f"{_told_of(each)}\n{UNTOUCHED} {_advice(each['action'], imported)}"
         for each in checked.get("offers", ())
-        if each.get("action") in ADVICE
+        if each.get("action") in ADVICE and (installs or each["action"] != "refused before")
     ]
+
+
+def _told_of(offer: Mapping[str, Any]) -> str:
+    if offer["action"] == "refused before":
+        return str(offer.get("reason"))  # says all of it
+    return f"{offer.get('model')} release {offer.get('release')} was {offer['action']}: {offer.get('reason')}"
+
+
+def _advice(action: str, imported: str) -> str:
+    if action == "put off" and imported:
+        return f"Once that is mended, try again: `edge-runtime update import {imported}`."
+    return ADVICE[action]
 
 
 def _model_row(name: str, told: Mapping[str, Any]) -> list[str]:
@@ -143,12 +163,13 @@ def _model_row(name: str, told: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _ended(checked: Mapping[str, Any] | None) -> str:
-    """When the last check was and how it ended."""
+def _ended(checked: Mapping[str, Any] | None, *, names_source: bool = False) -> str:
+    """When the last check was and how it ended. names_source: and where, the repository or a folder imported."""
     if checked is None:
         return "none since the daemon's start"
     how = "went well" if checked.get("is_ok") else f"failed: {checked.get('reason')}"
-    return f"{checked.get('at_utc')}, {how}"
+    where = checked.get("source") if names_source else None
+    return ", ".join(filter(None, (str(checked.get("at_utc")), where, how)))
 
 
 def _obstacles(told: Mapping[str, Any]) -> dict[str, str]:

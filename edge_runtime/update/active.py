@@ -91,7 +91,8 @@ class ActiveReleases:
             for model, release in self._journal.active().items()
             if model not in self.not_served
         }
-        return Memory(self._journal.counters(), active, self._journal.refused())
+        refused = {sha256: each.reason for sha256, each in self._journal.refused().items()}
+        return Memory(self._journal.counters(), active, refused)
 
     def roll_back(self, model: str) -> Release:
         """Let the release before the active one answer again, and refuse the active one. Returns what serves now.

@@ -214,11 +214,15 @@ class Journal:
         self.is_state_lost = False
 
     def advance(self, release: Release, state: State, at_utc: str, reason: str = "") -> Rollout:
-        """Note that a release is about to be in a state; a try is counted here, before it can end the process."""
+        """Note that a release is about to be in a state; a try is counted here, before it can end the process.
+
+        A refusal stands in the history once, with its reason: when it is rejected.
+        """
         with self._database.transaction() as database:
             tries = _tries(database, release) + (state is State.WARMING)
             _set_rollout(database, release, state, tries, reason)
-            _note(database, at_utc, release, state.value, reason)
+            if state is not State.REJECTING:
+                _note(database, at_utc, release, state.value, "" if state is State.ROLLING_BACK else reason)
         return Rollout(release, state, tries, reason[:SHOWN_BYTES])
 
     def take_back_try(self, model: str) -> None:
@@ -298,14 +302,16 @@ class Journal:
                 state = after_restart(rollout.state, rollout.tries)
                 if state is rollout.state:
                     continue
-                reason = f"the process ended while it was {rollout.state.value}"
+                ended = f"the process ended while it was {rollout.state.value}"
                 if rollout.state in COUNTS_A_TRY:
-                    reason += f" (try {rollout.tries})"
+                    ended += f" (try {rollout.tries})"
+                reason = rollout.reason if rollout.state is State.ROLLING_BACK and rollout.reason else ended
                 if state is State.IDLE:
                     database.execute("delete from rollouts where model = ?", (rollout.release.model,))
                 else:
                     _set_rollout(database, rollout.release, state, rollout.tries, reason)
-                _note(database, at_utc, rollout.release, state.value, reason)
+                if state is not State.REJECTING:
+                    _note(database, at_utc, rollout.release, state.value, reason)
         return self.rollouts()
 
     # ---- private ----------------------------------------------------------------------------------------------------

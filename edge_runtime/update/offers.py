@@ -6,7 +6,7 @@ Pure. Owns: the rule of percent, and the reasons that need no byte of a model. W
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from edge_runtime.repository.manifest import Assignment, Manifest
@@ -36,11 +36,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a device remembers of releases: the highest counter of each model, what runs, and hashes it refused."""
+    """What a device remembers of releases: the highest counter of each model, what runs, and what it refused.
+
+    active: hashes of manifests by model. refused: why, by the hash of the manifest.
+    """
 
     counters: Mapping[str, int]
     active: Mapping[str, str]
-    refused: Collection[str]
+    refused: Mapping[str, str]
 
 
 def share(device_id: str, manifest_sha256: str) -> float:
@@ -73,7 +76,7 @@ def why_not_offered(assignment: Assignment, memory: Memory) -> str | None:
     if memory.active.get(model) == sha256:
         return ""
     if sha256 in memory.refused:
-        return f"release {counter} of {model} was refused here before; publish a new one"
+        return f"release {counter} of {model} was refused here before: {memory.refused[sha256]}"
     highest = memory.counters.get(model, 0)
     if counter < highest:
         return f"release {counter} of {model} is older than {highest}, which was here; publish it under a new counter"

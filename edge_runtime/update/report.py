@@ -9,8 +9,9 @@ from typing import Any
 from edge_runtime.update.journal import Entry, Refused, Release
 from edge_runtime.update.states import State
 
-RUNS, AVAILABLE, PASSED_OVER = "runs", "available", "passed over"
-"""What becomes of an assignment without a rollout: it serves already; `apply` brings it; it is not for this device."""
+RUNS, AVAILABLE, PASSED_OVER, REFUSED_BEFORE = "runs", "available", "passed over", "refused before"
+"""What becomes of an assignment without a rollout: it serves already; `apply` brings it; it is not for this device; it
+is for this device, which refused it once and for all."""
 
 SHOWN_REFUSALS = 20
 """The last ones; all are in the history."""

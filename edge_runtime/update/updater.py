@@ -34,6 +34,7 @@ from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import (
     AVAILABLE,
     PASSED_OVER,
+    REFUSED_BEFORE,
     RUNS,
     SHOWN_HISTORY,
     Checked,
@@ -254,7 +255,7 @@ class Updater:
         try:
             reason = why_not_offered(assignment, memory)
             if reason is not None:
-                return told(PASSED_OVER if reason else RUNS, reason)
+                return told(_action(reason, assignment.manifest_sha256 in memory.refused), reason)
             manifest, data = catalogue.manifest(assignment)
             release = Release(manifest.model, manifest.version, manifest.release_counter, assignment.manifest_sha256)
             reason = why_not_fit(manifest, self.device)
@@ -327,6 +328,13 @@ class Updater:
 def _unforeseen(error: Exception) -> str:
     log.error("a bug of the updater's", exc_info=error)
     return f"{type(error).__name__}: {error}"
+
+
+def _action(reason: str, was_refused: bool) -> str:
+    """What became of an assignment that is not taken: by what `why_not_offered` said."""
+    if not reason:
+        return RUNS
+    return REFUSED_BEFORE if was_refused else PASSED_OVER
 
 
 def _left_out(assignment: Assignment) -> Offered:

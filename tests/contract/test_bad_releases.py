@@ -57,9 +57,11 @@ def refused(device: UpdatedDevice) -> str:
     assert action == "refused", reason
     assert device.adds() == 1.0
     again, why = device.outcome()
-    assert again == "passed over"
-    assert "was refused here before" in why
+    assert again == "refused before"
+    assert f"was refused here before: {reason[:SHOWN_BYTES]}" in why
     assert [each["reason"] for each in device.status()["refused"]] == [reason[:SHOWN_BYTES]]
+    told = [entry["what"] for entry in device.updates.history(1000) if entry["reason"] == reason[:SHOWN_BYTES]]
+    assert told == ["rejected"], "a refusal stands in the history once"
     return reason
 
 
@@ -178,7 +180,7 @@ def test_a_release_whose_trial_is_killed_again_and_again_is_put_off_twice_and_th
             assert action == expected
             assert "it was killed" in reason
             assert device.adds() == 1.0
-        assert device.outcome()[0] == "passed over"
+        assert device.outcome()[0] == "refused before"
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def test_an_operator_goes_back_and_the_release_that_was_left_is_not_taken_again(
         assert device.roll_back("adder") == {"model": "adder", "release": 1}
         assert device.adds() == 1.0
         action, reason = device.outcome()
-        assert action == "passed over"
+        assert action == "refused before"
         assert "refused here before" in reason
         with pytest.raises(UpdateError, match="none to go back to"):
             device.roll_back("adder")

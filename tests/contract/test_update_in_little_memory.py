@@ -89,6 +89,6 @@ def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_b
         with pytest.raises(EdgeRuntimeError):
             factor(device)
         kept.rename(file)
-        assert device.outcome("wide")[0] == "passed over"
+        assert device.outcome("wide")[0] == "refused before"
         assert device.status()["models"]["wide"]["not_served"] == ""
         assert factor(device) == 1.0

@@ -308,7 +308,9 @@ def test_a_model_that_is_unassigned_stops_and_can_come_back(site: Site, section:
 @entry("A good release was refused")
 def test_a_release_that_was_refused_is_taken_under_a_new_number(site: Site, section: Section) -> None:
     publish_second(site)
-    site.do(APPLY, "edge-runtime update rollback digits", APPLY, STATUS)
+    site.do(APPLY, "edge-runtime update rollback digits")
+    site.do(APPLY, fails=True)
+    site.do(STATUS)
     assert site.serves() == 1
     site.do(*section.blocks[0], APPLY)
     assert site.serves() == 2

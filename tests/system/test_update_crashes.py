@@ -109,7 +109,7 @@ def test_a_release_that_takes_the_daemon_down_three_times_is_refused_for_ever(fl
         assert device.adds() == 1.0
         (refused,) = device.status()["refused"]
         assert (refused["release"], refused["reason"]) == (2, "the process ended while it was observing (try 3)")
-        assert device.outcome()[0] == "passed over"
+        assert device.outcome()[0] == "refused before"
 
 
 def test_a_daemon_that_is_stopped_in_order_holds_nothing_against_the_release_it_was_observing(fleet: Fleet) -> None:

@@ -49,7 +49,7 @@ def test_status_says_what_runs_and_what_was_refused_and_why(
 ) -> None:
     out, _ = shown(capsys, "status")
     assert out.startswith("idle\n")
-    assert "last check  2026-11-21T11:55:00Z, went well" in out
+    assert "last check  2026-11-21T11:55:00Z, https://models.example, went well" in out
     assert "next check  in 52 min 5 s" in out
     assert ["digits", "2", "3", "1", "serves"] in rows(out)
     assert "digits        2  output 'scores' is not what its golden output says" in out
@@ -71,12 +71,14 @@ def test_status_says_what_is_under_way(server: FakeServer, capsys: pytest.Captur
         ({"state_lost": True}, "memory      it was lost and begun anew"),
         ({"clock": {**STATUS["clock"], "is_behind": True}}, "but it is 2026-11-21T11:00:00Z or later; set it"),
         ({"clock": {**STATUS["clock"], "is_synchronised": False}}, "nobody sets it"),
-        ({"checked": checked(reason="nobody answers")}, "2026-11-21T11:55:00Z, failed: nobody answers"),
+        ({"checked": checked(reason="nobody answers")}, "11:55:00Z, https://models.example, failed: nobody answers"),
         ({"checked": None}, "last check  none since the daemon's start"),
         ({"checked": checked(offered("put off", "no room"))}, "3        4    100 %  put off  no room"),
         ({"models": {}}, "No model runs by an update yet."),
         ({"models": {"x": {**STATUS["models"]["digits"], "not_served": "a bad file"}}}, "not served  a bad file"),
         ({"next_check_s": 0.0}, "next check  due"),
+        ({"checked": {**checked(), "source": "/media/stick"}}, "2026-11-21T11:55:00Z, /media/stick, went well"),
+        ({"source": "", "next_check_s": None}, "repository  none; updates come by `edge-runtime update import DIR`\n"),
     ],
 )
 def test_status_says_what_is_wrong(
@@ -191,6 +193,54 @@ def test_what_did_not_go_well_is_status_1_with_what_to_do(
     out, err = shown(capsys, action, "--json", status=1)
     assert json.loads(out) == result
     assert says[0] in err
+
+
+BEFORE = offered("refused before", "release 4 of digits was refused here before: too slow")
+
+
+@pytest.mark.parametrize("action", ["apply", "import /media/stick"])
+def test_a_release_that_was_refused_before_is_not_installed_and_status_1(
+    action: str, control: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.results["update_apply"] = control.results["update_import"] = checked(BEFORE)
+    _, err = shown(capsys, *action.split(), status=1)
+    assert err.count("too slow") == 1
+    assert "publish a release that does better, and assign that" in err
+
+
+def test_a_check_that_finds_what_was_refused_before_went_well(
+    control: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.results["update_check"] = checked(BEFORE)
+    out, err = shown(capsys, "check")
+    assert "refused before" in out
+    assert "too slow" in out
+    assert "publish" not in err
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (checked(reason="it expired"), "the import of /media/stick did not go well: it expired"),
+        (checked(offered("put off", "no room")), "try again: `edge-runtime update import /media/stick`"),
+    ],
+    ids=["failed", "put off"],
+)
+def test_what_did_not_go_well_with_a_stick_names_the_stick(
+    result: dict[str, Any], says: str, control: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.results["update_import"] = result
+    _, err = shown(capsys, "import", "/media/stick", status=1)
+    assert says in err
+    assert "next check" not in err
+    assert "update apply" not in err
+
+
+def test_a_stick_without_anything_for_this_group_is_named(
+    control: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.results["update_import"] = checked()
+    assert shown(capsys, "import", "/media/stick")[0] == "/media/stick names no release for this device's group.\n"
 
 
 def test_import_names_the_folder_as_the_daemon_finds_it(

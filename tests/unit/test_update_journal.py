@@ -148,6 +148,23 @@ def test_a_restart_says_in_the_history_what_it_found(journal: Journal) -> None:
     assert journal.history()[0].reason == "the process ended while it was observing (try 0)"
 
 
+def test_a_refusal_stands_in_the_history_once_with_its_reason(journal: Journal) -> None:
+    journal.advance(TWO, State.OBSERVING, NOW)
+    journal.advance(TWO, State.ROLLING_BACK, NOW, REASON)
+    journal.advance(TWO, State.REJECTING, NOW, REASON)
+    journal.reject(TWO, NOW, REASON)
+    told = [(entry.what, entry.reason) for entry in journal.history()]
+    assert told == [("rejected", REASON), ("rolling_back", ""), ("observing", "")]
+
+
+@pytest.mark.parametrize("state", [State.ROLLING_BACK, State.REJECTING])
+def test_a_restart_in_the_middle_of_a_refusal_keeps_its_reason(journal: Journal, state: State) -> None:
+    journal.advance(TWO, state, NOW, REASON)
+    (rollout,) = journal.restart(NOW).values()
+    assert (rollout.state, rollout.reason) == (State.REJECTING, REASON)
+    assert REASON not in [entry.reason for entry in journal.history()], "it is told when it is rejected"
+
+
 def test_the_history_is_bounded(journal: Journal) -> None:
     for number in range(KEPT_HISTORY + 20):
         journal.drop(ONE, NOW, str(number))

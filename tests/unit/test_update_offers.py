@@ -81,11 +81,11 @@ def test_of_several_releases_the_one_with_the_highest_counter_that_includes_the_
 @pytest.mark.parametrize(
     ("memory", "reason"),
     [
-        (Memory({}, {}, ()), None),
-        (Memory({"digits": 4}, {"digits": sha(4)}, ()), ""),
-        (Memory({"digits": 4}, {}, ()), None),
-        (Memory({"digits": 5}, {}, ()), "older than 5"),
-        (Memory({"digits": 4}, {}, {sha(4)}), "refused here before"),
+        (Memory({}, {}, {}), None),
+        (Memory({"digits": 4}, {"digits": sha(4)}, {}), ""),
+        (Memory({"digits": 4}, {}, {}), None),
+        (Memory({"digits": 5}, {}, {}), "older than 5"),
+        (Memory({"digits": 4}, {}, {sha(4): "too slow"}), "refused here before: too slow"),
     ],
 )
 def test_a_release_is_passed_over_for_a_reason(memory: Memory, reason: str | None) -> None:
@@ -124,7 +124,7 @@ def test_versions_compare_by_their_numbers(text: str, numbers: tuple[int, ...]) 
 
 def test_a_counter_that_leaps_is_passed_over_so_that_there_is_always_one_after_a_thiefs() -> None:
     for highest in (0, 5, LONGEST_LEAP):
-        memory = Memory({"digits": highest}, {}, ())
+        memory = Memory({"digits": highest}, {}, {})
         assert why_not_offered(assignment(highest + LONGEST_LEAP), memory) is None
         reason = why_not_offered(assignment((1 << 63) - 1), memory)
         assert reason is not None
