@@ -167,6 +167,8 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
 class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[update]`: there when models come signed from a repository: `url`, or a `folder` that mirrors one.
 
+    With neither, nothing is looked for: releases come on sticks, by `edge-runtime update import DIR`.
+
     group: whose assignments this device follows. root_file: the root of trust that came with the device. auto: install
     what is assigned; else only `edge-runtime update apply` does. poll_s: between two looks, a share `poll_jitter` more
     or less; wake_jitter_s: a woken fleet spreads over this. min_check_s: at most one look in that time (DESIGN 8).
@@ -203,8 +205,8 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     trial_memory_bytes: Positive | None = None
 
     def __post_init__(self) -> None:
-        if (self.url is None) == (self.folder is None):
-            raise ValueError("wanted one of url and folder: where the repository is")
+        if self.url is not None and self.folder is not None:
+            raise ValueError("got url and folder; wanted one of them, where the repository is, or none: sticks only")
 
 
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,11 +29,15 @@ class Source:
     targets: Fetcher
 
 
-def configured_source(settings: UpdateSettings, clock: Clock) -> Source:
-    """The repository of `[update]`. Raises ConfigError: an address that cannot be, certificates that cannot be read."""
+def configured_source(settings: UpdateSettings, clock: Clock) -> Source | None:
+    """The repository of `[update]`; None: none is named, and updates come by `update import` only.
+
+    Raises ConfigError: an address that cannot be, certificates that cannot be read.
+    """
     if settings.folder is not None:
         return folder_source(Path(settings.folder), clock)
-    assert settings.url is not None
+    if settings.url is None:
+        return None
     base = settings.url.rstrip("/")
     tls = None
     if settings.ca_file is not None:

@@ -12,7 +12,6 @@ import math
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from edge_runtime.clock import Clock
@@ -20,13 +19,19 @@ from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
 from edge_runtime.serving.orders import Orders
 from edge_runtime.update.schedule import Schedule
-from edge_runtime.update.source import Source, configured_source, folder_source
+from edge_runtime.update.source import configured_source, folder_source
+from edge_runtime.update.stick import find_repository
 from edge_runtime.update.updater import Updater
 
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
 """Between tries to open the journal, on a disk that was full, most likely."""
+
+ONLY_IMPORTS = (
+    "[update] names no repository, so there is nowhere to look: updates come by `edge-runtime update import DIR` only; "
+    "for others, add url or folder to [update]"
+)
 
 Done = Callable[[Any], None]
 """Gets the result as JSON can hold it, or an EdgeRuntimeError; once. Thread: the worker's, or the caller's."""
@@ -65,7 +70,10 @@ class UpdateWorker:
 
     def start(self) -> None:
         """Start the thread: it lets what was active serve, sets `has_opened`, and looks for the first time."""
-        self._schedule.woken(self._clock.monotonic_s(), self._share())
+        if self._source is None:
+            log.info("no repository is named: updates come by `edge-runtime update import` only")
+        else:
+            self._schedule.woken(self._clock.monotonic_s(), self._share())
         self._thread = threading.Thread(target=self._run, name="edge-updater", daemon=True)
         self._thread.start()
 
@@ -85,8 +93,8 @@ class UpdateWorker:
             return {"state": "broken", "reason": self._trouble.message}
         if not self.has_opened.is_set():
             return {"state": "starting"}
-        due_s = max(self._schedule.due_s - self._clock.monotonic_s(), 0.0)
-        return {"source": self._source.name, "next_check_s": round(due_s, 1), **self.updater.status()}
+        name = self._source.name if self._source is not None else ""
+        return {"source": name, "next_check_s": self._next_check_s(), **self.updater.status()}
 
     def summary(self) -> dict[str, Any]:
         """The same, but for what changes with time alone: for the state on MQTT. Never blocks."""
@@ -101,18 +109,21 @@ class UpdateWorker:
     # ---- asked for, from any thread ---------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """There may be something new: look soon. Never blocks, and a thousand of these are one look."""
-        if not self._is_woken.is_set():
+        """There may be something new: look soon. Never blocks, and a thousand of these are one look.
+
+        Nothing happens where no repository is named.
+        """
+        if self._source is not None and not self._is_woken.is_set():
             self._is_woken.set()
             self._orders.give(self._woken)
 
     def check(self, done: Done) -> None:
         """Look now and tell what is offered; nothing is installed by it."""
-        self._ask(done, lambda: self._look(self._source, installs=False))
+        self._ask(done, lambda: self._look(installs=False))
 
     def apply(self, done: Done) -> None:
         """Look now and install what is meant for this device; answers when it is over."""
-        self._ask(done, lambda: self._look(self._source, installs=True))
+        self._ask(done, lambda: self._look(installs=True))
 
     def import_folder(self, folder: str, done: Done) -> None:
         """The same from a folder, for example a USB stick. It is believed no more than any other place."""
@@ -154,15 +165,21 @@ class UpdateWorker:
         self._trouble = None
         return True
 
+    def _next_check_s(self) -> float | None:
+        """None: there is none."""
+        if self._source is None:
+            return None
+        return round(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0), 1)
+
     def _step(self) -> None:
         """Do what was asked for, or look when it is time, however often somebody wakes this."""
         left_s = self._schedule.due_s - self._clock.monotonic_s()
-        step = self._orders.next(left_s) if left_s > 0 else None
+        step = self._orders.next(min(left_s, threading.TIMEOUT_MAX)) if left_s > 0 else None
         try:
             if step is not None:
                 step()
             else:
-                self._look(self._source, installs=self._settings.auto)
+                self._look(installs=self._settings.auto)
         except Exception:
             log.exception("a step of the updater failed")
 
@@ -170,27 +187,17 @@ class UpdateWorker:
         self._is_woken.clear()
         self._schedule.woken(self._clock.monotonic_s(), self._share())
 
-    def _look(self, source: Source, *, installs: bool) -> dict[str, Any]:
+    def _look(self, *, installs: bool) -> dict[str, Any]:
+        if self._source is None:
+            raise UpdateError(ONLY_IMPORTS)
         try:
-            return self.updater.check(source, installs=installs).as_json()
+            return self.updater.check(self._source, installs=installs).as_json()
         finally:
             self._schedule.looked(self._clock.monotonic_s(), self._share())
 
     def _import(self, folder: str) -> dict[str, Any]:
-        path = Path(folder)
-        try:
-            is_there = path.is_dir()
-        except OSError as error:
-            raise UpdateError(
-                f"{folder}: the daemon cannot look there: {error.strerror}; it runs as a user of its own, so copy or "
-                "mount it where everybody may read, for example below /mnt"
-            ) from None
-        if not is_there:
-            raise UpdateError(
-                f"{folder}: the daemon sees no such folder; wanted what `edge-runtime repo bundle` wrote. A service "
-                "sees neither /home nor this /tmp: copy or mount it elsewhere, for example below /mnt"
-            )
-        return self.updater.check(folder_source(path, self._clock), installs=True).as_json()
+        source = folder_source(find_repository(folder), self._clock)
+        return self.updater.check(source, installs=True).as_json()
 
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
         if self._trouble is not None:
