@@ -23,12 +23,21 @@ from pathlib import Path
 from cross import wheels
 from cross.building import Tell, made_line, run_program, tell_nobody, watched
 from cross.wheels import MACHINES, ROOT, Target
+from deploy.debian.manual import manual
+from edge_runtime.cli.completion import script_for
 
 HERE = Path(__file__).parent
 UNITS = ROOT / "deploy" / "systemd"
 EXTRAS = ("onnxruntime", "mqtt", "update", "prometheus")
 MAINTAINER = "edge-runtime maintainers <maintainers@edge-runtime.invalid>"
 LIMIT_S = 600.0
+
+COMPLETIONS = {
+    "bash": "bash-completion/completions/edge-runtime",
+    "zsh": "zsh/vendor-completions/_edge-runtime",
+    "fish": "fish/vendor_completions.d/edge-runtime.fish",
+}
+"""Below /usr/share, where each shell looks for what packages bring."""
 
 CHANGES = """\
 edge-runtime ({version}) unstable; urgency=medium
@@ -78,6 +87,7 @@ def build(
         root = Path(made) / "root"
         _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version, tell)
         _lay_out_service(root, f"{version}~{name}", epoch)
+        _lay_out_words(root, version, epoch)
         _write_control(root, architecture, distribution, f"{version}~{name}")
         _make_plain(root, epoch)
         packing = ("-Znone",) if level is None else ("-Zxz", f"-z{level}")
@@ -143,6 +153,17 @@ def _lay_out_service(root: Path, version: str, epoch: int) -> None:
         ("NEWS.gz", (ROOT / "CHANGELOG.md").read_text("utf-8")),
     ):
         (documents / name).write_bytes(gzip.compress(text.encode(), 9, mtime=epoch))
+
+
+def _lay_out_words(root: Path, version: str, epoch: int) -> None:
+    """The manual page, and what shells complete, of the command line as it is in this tree."""
+    page = root / "usr/share/man/man1/edge-runtime.1.gz"
+    page.parent.mkdir(parents=True)
+    page.write_bytes(gzip.compress(manual(version, epoch).encode(), 9, mtime=epoch))
+    for shell, place in COMPLETIONS.items():
+        script = root / "usr/share" / place
+        script.parent.mkdir(parents=True)
+        script.write_text(script_for(shell) + "\n", encoding="utf-8")
 
 
 def _write_control(root: Path, architecture: str, distribution: Distribution, version: str) -> None:

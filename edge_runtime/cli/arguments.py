@@ -37,6 +37,20 @@ class Parser(argparse.ArgumentParser):
         """The long options that this parser knows."""
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
+    def all_options(self, group: str | None = None) -> list[argparse.Action]:
+        """What argparse knows of each option, or of those in a group of that title. The manual page is made of it."""
+        groups = [each for each in self._action_groups if each.title == group]
+        found = self._actions if group is None else [action for each in groups for action in each._group_actions]  # noqa: SLF001
+        return [action for action in found if action.option_strings and action.help != argparse.SUPPRESS]
+
+    def all_positionals(self) -> list[argparse.Action]:
+        """What stands without a name; `all_parsers` has the actions of a verb."""
+        return [
+            action
+            for action in self._actions
+            if not action.option_strings and not isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+        ]
+
     def all_parsers(self) -> Iterable[Parser]:
         """This parser and those of its actions (`models list`)."""
         yield self

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
 
+SHELLS = ("bash", "zsh", "fish")
 MODEL_VERBS = ("infer", "bench")
 MODEL_ACTIONS = (("models", "show"), ("models", "load"), ("models", "unload"), ("update", "rollback"))
 NAMES = "edge-runtime models list --names 2>/dev/null"
@@ -21,18 +22,23 @@ NAMES = "edge-runtime models list --names 2>/dev/null"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shell."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", choices=SHELLS)
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Print the script."""
-    options, actions = _words()
-    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](options, actions)
+    script = script_for(arguments.shell)
     if screen.wants_json:
         screen.json({"shell": arguments.shell, "script": script})
     else:
         screen.line(script)
     return 0
+
+
+def script_for(shell: str) -> str:
+    """The script of one of SHELLS; packages install all of them."""
+    options, actions = _words()
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](options, actions)
 
 
 Words = Mapping[str, Sequence[str]]
@@ -46,7 +52,7 @@ def _words() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         parsers = list(parser_of(verb).all_parsers())
         options[verb] = sorted({option for parser in parsers for option in parser.options()})
         actions[verb] = [parser.prog.split()[-1] for parser in parsers[1:]]
-    actions["completion"] = ["bash", "zsh", "fish"]
+    actions["completion"] = list(SHELLS)
     return options, actions
 
 
@@ -97,7 +103,12 @@ _edge_runtime() {{
     esac
   fi
 }}
-compdef _edge_runtime edge-runtime"""
+# A file of that name in fpath is called for the first completion; elsewhere, as in .zshrc, it only says what to call.
+if [[ $funcstack[1] == _edge-runtime ]]; then
+  _edge_runtime "$@"
+else
+  compdef _edge_runtime edge-runtime
+fi"""
 
 
 def _fish(options: Words, actions: Words) -> str:

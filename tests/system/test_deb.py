@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -17,8 +18,9 @@ import pytest
 
 from cross.wheels import LEFT_OUT, NOT_NEEDED
 from demo.digits import load_held_out
-from deploy.debian.build_deb import DISTRIBUTIONS, build
+from deploy.debian.build_deb import COMPLETIONS, DISTRIBUTIONS, build
 from edge_runtime import Client, __version__
+from edge_runtime.cli.completion import script_for
 from tests.system.debian_root import ROOT, DebianRoot, emulated_root, native_root
 
 LARGEST_BYTES = 60e6
@@ -87,6 +89,28 @@ def test_the_package_holds_what_is_needed_to_serve_and_nothing_of_the_builders(p
     inside = {name.partition("/site-packages/")[2] for name in names}
     assert not [name for name in inside if any(fnmatch(name, pattern) for pattern in LEFT_OUT)]
     assert not [name for name in names if re.search(r"/(pip|setuptools|pytest|onnx|openvino)(-|/)", name)]
+
+
+def test_the_package_brings_a_manual_page_that_renders_without_a_warning(package: Path, tmp_path: Path) -> None:
+    dpkg_deb("--extract", package, tmp_path)
+    page = gzip.decompress((tmp_path / "usr/share/man/man1/edge-runtime.1.gz").read_bytes())
+    for checker in (["groff", "-man", "-Kutf8", "-Tutf8", "-ww"], ["mandoc", "-Tlint", "-Wwarning"]):
+        if shutil.which(checker[0]) is not None:
+            done = subprocess.run(checker, input=page, capture_output=True, timeout=60, check=False)
+            assert (done.stderr if checker[0] == "groff" else done.stdout) == b"", done
+
+
+def test_shells_find_what_they_complete_where_they_look_for_it(package: Path, tmp_path: Path) -> None:
+    dpkg_deb("--extract", package, tmp_path)
+    shared = tmp_path / "usr/share"
+    for shell, place in COMPLETIONS.items():
+        assert (shared / place).read_text() == script_for(shell) + "\n"
+    complete = 'source "$0"; COMP_WORDS=(edge-runtime prof); COMP_CWORD=1; _edge_runtime; echo "${COMPREPLY[@]}"'
+    said = subprocess.run(
+        ["bash", "--norc", "-c", complete, str(shared / COMPLETIONS["bash"])],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert said.stdout == "profile\n"
 
 
 def test_the_same_source_gives_the_same_bytes_whoever_builds_it_and_where(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge_runtime import __version__
+from edge_runtime.cli.completion import script_for
 from edge_runtime.cli.main import VERBS, main
 from edge_runtime.errors import LoadFailed, ModelNotFound
 from tests.fakes.server import METADATA, FakeServer, Received
@@ -544,6 +546,22 @@ def test_a_completion_script_names_every_verb(shell: str, capsys: pytest.Capture
     assert all(verb in script for verb in VERBS)
     assert main(["completion", shell, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shell"] == shell
+
+
+def test_the_zsh_completion_completes_the_first_time_it_is_loaded_from_a_folder(tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh; do: apt-get install zsh")
+    (tmp_path / "_edge-runtime").write_text(script_for("zsh"))
+    # compadd outside a completion would fail: this one says what it is given.
+    complete = (
+        'fpath=($0 $fpath); compadd() { print -r -- "$@"; }; _files() { print files; }; autoload -U _edge-runtime; '
+        "words=(edge-runtime completion ''); CURRENT=3; _edge-runtime"
+    )
+    shown = subprocess.run(
+        ["zsh", "-f", "-c", complete, str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (shown.stdout, shown.stderr) == ("-- bash zsh fish\n", "")
 
 
 def test_serve_says_what_is_wrong_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
