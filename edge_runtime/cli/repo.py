@@ -122,6 +122,12 @@ def _add_publish(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--patches", metavar="N", type=int, choices=range(11), help="from the last N releases; default 3"
     )
+    action.add_argument(
+        "--counter",
+        metavar="N",
+        type=positive,
+        help="of the release, where devices know of higher ones than the repository does; default: the next",
+    )
     action.add_argument("--limit-s", metavar="S", type=seconds, help="how long loading and running may take")
 
 

@@ -79,6 +79,7 @@ def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
         _tolerances(arguments.tolerance),
         arguments.limit_s or LIMIT_S,
         LAST_RELEASES if arguments.patches is None else arguments.patches,
+        arguments.counter,
     )
     with _opened(arguments, screen) as repository:
         with screen.progress(f"trying {arguments.path}"):

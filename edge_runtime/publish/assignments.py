@@ -97,13 +97,23 @@ def _newest_release(repository: Repository, model: str, version: int) -> tuple[R
         for release, target in repository.catalog.releases()
         if release.model == name and team in ("", release.team)
     ]
+    if not found:
+        raise PublishError(_no_model(repository, model))
     versions: dict[int, tuple[ReleasePath, TargetFile]] = {}
     for release, target in sorted(found, key=lambda each: each[0].counter):
         versions[read_manifest(repository, release, target).version] = (release, target)
     if version not in versions:
-        known = ", ".join(map(str, sorted(versions))) or "none"
-        raise PublishError(f"{model[:80]!r} has no version {version}; published: {known}")
+        known = ", ".join(map(str, sorted(versions)))
+        raise PublishError(f"{model[:80]!r} has no version {version}; published: {known}; `repo publish` adds one")
     return versions[version]
+
+
+def _no_model(repository: Repository, model: str) -> str:
+    releases = [release for release, _ in repository.catalog.releases()]
+    names = sorted({f"{each.team}/{each.model}" if "/" in model else each.model for each in releases})
+    teams = repository.catalog.owners("team")
+    order = f"edge-runtime repo publish MODEL_DIR --team {teams[0] if len(teams) == 1 else 'TEAM'}"
+    return f"no model {model[:80]!r} is published; known: {', '.join(names) or 'none'}; `{order}` publishes one"
 
 
 def _assign_target(repository: Repository, group: str) -> TargetFile:

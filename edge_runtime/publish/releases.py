@@ -24,7 +24,7 @@ from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, Trial, try_artifact
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
 from edge_runtime.repository.manifest import Artifact, Golden, Manifest, Tolerance, encode_manifest
-from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, team_role
+from edge_runtime.repository.release_paths import GOLDEN_FILE, LONGEST_LEAP, ReleasePath, team_role
 
 MIN_RUNTIME = "0.1.0"
 """The first version that reads these manifests. Raised when a device must understand something new."""
@@ -35,7 +35,7 @@ class ReleaseWish:
     """What a publisher asks for. path, model, version: as `intake.take_in` says. golden: an .npz of inputs.
 
     tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: from so
-    many releases before it.
+    many releases before it. counter: of the release; None: one more than the highest there.
     """
 
     team: str
@@ -48,6 +48,7 @@ class ReleaseWish:
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     limit_s: float = LIMIT_S
     patches: int = LAST_RELEASES
+    counter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedReleas
     """Take a model in, try it, and draft its release.
 
     Raises PublishError: no such team, another team's model, a version whose bytes changed, a folder that may not be
-    published, or a model that does not work.
+    published, a counter that devices would refuse, or a model that does not work.
     """
     _check_wish(repository, wish)
     intake = take_in(repository.folder, wish.path, wish.model, wish.version)
-    release = _next_release(repository, wish.team, intake)
+    release = _next_release(repository, wish.team, intake, wish.counter)
     trials = [
         try_artifact(backend, path, intake.settings, golden=wish.golden, limit_s=wish.limit_s)
         for backend, path in intake.artifacts
@@ -90,7 +91,7 @@ def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedReleas
     change = draft.finish(
         f"publish {intake.model} version {intake.version} as release {release.counter} of {wish.team}"
     )
-    return PreparedRelease(change, release, manifest, tuple(_notes(intake, trials)))
+    return PreparedRelease(change, release, manifest, tuple(_notes(intake, trials, release)))
 
 
 def _check_wish(repository: Repository, wish: ReleaseWish) -> None:
@@ -104,8 +105,28 @@ def _check_wish(repository: Repository, wish: ReleaseWish) -> None:
             raise PublishError(f"{name[:80]!r} is no profile's name; `edge-runtime profile list` shows them")
 
 
-def _next_release(repository: Repository, team: str, intake: Intake) -> ReleasePath:
-    counter = 1
+def choose_counter(model: str, highest: int, asked: int | None) -> int:
+    """The counter of a model's next release; pure. highest: of its releases so far, 0: there is none.
+
+    Raises PublishError: the one asked for is no higher, or leaps farther than a device goes along with.
+    """
+    if asked is None:
+        return highest + 1
+    if asked <= highest:
+        raise PublishError(
+            f"counter {asked}: {model} has release {highest} already, and counters only grow; wanted {highest + 1} to "
+            f"{highest + LONGEST_LEAP}"
+        )
+    if asked > highest + LONGEST_LEAP:
+        raise PublishError(
+            f"counter {asked}: leaps from {highest}, and a device goes along with at most {LONGEST_LEAP} more; wanted "
+            f"at most {highest + LONGEST_LEAP}: publish and assign that one first, then the one beyond it"
+        )
+    return asked
+
+
+def _next_release(repository: Repository, team: str, intake: Intake, asked: int | None) -> ReleasePath:
+    highest = 0
     files = {file.name: file.sha256 for file in intake.files}
     for release, target in repository.catalog.releases():
         if release.model != intake.model:
@@ -114,7 +135,7 @@ def _next_release(repository: Repository, team: str, intake: Intake) -> ReleaseP
             raise PublishError(
                 f"{intake.model} is a model of the team {release.team}; devices know it by its name alone"
             )
-        counter = max(counter, release.counter + 1)
+        highest = max(highest, release.counter)
         manifest = read_manifest(repository, release, target)
         old = {artifact.path.rpartition("/")[2]: artifact.sha256 for artifact in manifest.artifacts}
         if manifest.version == intake.version and old != files:
@@ -122,7 +143,7 @@ def _next_release(repository: Repository, team: str, intake: Intake) -> ReleaseP
                 f"{intake.model} version {intake.version} was published with other bytes, as release "
                 f"{release.counter}; a version is never used again: put the new ones into {intake.version + 1}/"
             )
-    return ReleasePath(team, intake.model, counter)
+    return ReleasePath(team, intake.model, choose_counter(intake.model, highest, asked))
 
 
 def _check_agreement(trials: Sequence[Trial], tolerances: Mapping[str, Tolerance]) -> None:
@@ -186,10 +207,15 @@ def _manifest(
     )
 
 
-def _notes(intake: Intake, trials: Sequence[Trial]) -> list[str]:
+def _notes(intake: Intake, trials: Sequence[Trial], release: ReleasePath) -> list[str]:
     notes: list[str] = []
     if intake.left_out:
         notes.append(f"not published, since no artifact names them: {', '.join(intake.left_out)}")
     if trials[0].result.is_made_up:
         notes.append("the golden input is noise; --golden FILE.npz with a real one finds more mistakes")
+    if release.counter > LONGEST_LEAP:
+        notes.append(
+            f"devices that never had {release.model} begin with a release of at most {LONGEST_LEAP}; give them an "
+            "older one first"
+        )
     return notes

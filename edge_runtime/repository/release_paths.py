@@ -22,6 +22,10 @@ ISSUED_FIELD = "issued"
 """Extra field of the timestamp: when it was signed, so that a device whose clock forgot knows what time it is at least.
 TUF keeps fields that it does not know, signed."""
 
+LONGEST_LEAP = 1 << 20
+"""Of a release counter on a device, beyond the highest that was active there. Counters grow by one with each release: a
+thief who publishes under the highest one there is would leave no counter for the release that replaces his."""
+
 RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
 
 _CODE = re.compile(r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)", re.IGNORECASE)

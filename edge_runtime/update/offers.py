@@ -10,13 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from edge_runtime.repository.manifest import Assignment, Manifest
-from edge_runtime.repository.release_paths import is_code
+from edge_runtime.repository.release_paths import LONGEST_LEAP, is_code
 
 _SHARE_BITS = 64
-
-LONGEST_LEAP = 1 << 20
-"""Of a counter, which grows by one with each release: a thief who publishes under the highest one there is would leave
-no counter for the release that replaces his."""
 
 
 @dataclass(frozen=True, slots=True)

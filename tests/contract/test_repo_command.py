@@ -18,6 +18,8 @@ from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.rotation import rotate
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 
+DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
+
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -103,6 +105,17 @@ def test_keys_are_rotated_and_revoked_by_name(repository: Path, capsys: pytest.C
     assert [key["name"] for key in roles["root"]["keys"]] == ["root-2"]
 
 
+def test_a_release_is_published_under_the_counter_that_was_asked_for(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "add-team", "vision", "--online", "--yes")
+    published = run(capsys, "publish", str(DIGITS), "--team", "vision", "--counter", "5000", "--yes")
+    assert published["manifest"]["release_counter"] == 5000
+    assert main(["repo", "publish", str(DIGITS), "--team", "vision", "--counter", "4999", "--yes"]) == 1
+    assert "digits has release 5000 already" in capsys.readouterr().err
+    assert run(capsys, "status")["releases"][0]["release_counter"] == 5000
+
+
 def test_status_shows_roles_and_what_is_to_be_done(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "keys" / "root-1.key").unlink()
     assert main(["repo", "status"]) == 0
@@ -125,6 +138,7 @@ def test_a_folder_that_is_no_repository_is_an_error_with_advice(
         (["init"], "DIR"),
         (["init", "x", "--days", "roots=3"], "--days roots=3: wanted ROLE=N"),
         (["add-tem", "x"], "invalid choice"),
+        (["publish", "x", "--team", "vision", "--counter", "0"], "wanted 1 or more"),
     ],
 )
 def test_a_wrong_command_line_is_status_2(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,11 +22,12 @@ from edge_runtime.publish.change import Change
 from edge_runtime.publish.cleaning import sweep, withdraw
 from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseWish, prepare_release
+from edge_runtime.publish.releases import PreparedRelease, ReleaseWish, choose_counter, prepare_release
 from edge_runtime.publish.trial import try_artifact
 from edge_runtime.repository.golden import differences, unpack
 from edge_runtime.repository.manifest import Assignment, Manifest, decode_assignments, decode_manifest
-from edge_runtime.repository.release_paths import ReleasePath, assignments_path
+from edge_runtime.repository.release_paths import LONGEST_LEAP, ReleasePath, assignments_path
+from edge_runtime.update.offers import Memory, why_not_offered
 from tests.fakes.dying_disk import DyingDisk, Killed
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 from tests.models.ir_models import from_onnx
@@ -358,6 +359,52 @@ def test_a_group_never_goes_back_but_by_a_new_release_of_old_bytes(
     assert assigned(device) == [(4, 100.0)]
 
 
+def test_a_publisher_whose_devices_are_further_than_the_repository_chooses_the_counter(
+    publisher: Publisher, device: TufDevice, tmp_path: Path
+) -> None:
+    folder = tiny(tmp_path, 1)
+    publish(publisher, folder)
+    release = publish(publisher, folder, counter=7).release
+    assert release == ReleasePath("vision", "tiny", 7)
+    assert fetch_manifest(device, release).release_counter == 7
+    give(publisher, 1)
+    assert assigned(device) == [(7, 100.0)]
+    assert publish(publisher, folder).release.counter == 8
+    with pytest.raises(PublishError, match="tiny has release 8 already, and counters only grow; wanted 9 to"):
+        publish(publisher, folder, counter=8)
+
+
+def follows(highest: int, counter: int) -> bool:
+    """Whether a device that had a release of a counter takes another one."""
+    release = ReleasePath("vision", "tiny", counter)
+    given = Assignment("tiny", release.manifest, "5" * 64, 100.0)
+    return why_not_offered(given, Memory({"tiny": highest}, {}, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("highest", "asked", "chosen"),
+    [(0, None, 1), (5, None, 6), (5, 6, 6), (0, LONGEST_LEAP, LONGEST_LEAP), (5, LONGEST_LEAP + 5, LONGEST_LEAP + 5)],
+)
+def test_a_counter_that_is_chosen_is_one_that_devices_follow(highest: int, asked: int | None, chosen: int) -> None:
+    assert choose_counter("tiny", highest, asked) == chosen
+    assert follows(highest, chosen)
+
+
+@pytest.mark.parametrize("highest", [0, 5])
+def test_a_counter_that_devices_would_refuse_is_refused_with_the_next_step(highest: int) -> None:
+    asked = highest + LONGEST_LEAP + 1
+    assert not follows(highest, asked)
+    with pytest.raises(PublishError, match=f"wanted at most {asked - 1}: publish and assign that one first"):
+        choose_counter("tiny", highest, asked)
+    assert choose_counter("tiny", asked - 1, asked) == asked
+
+
+def test_a_counter_beyond_what_a_new_device_follows_is_noted(publisher: Publisher, tmp_path: Path) -> None:
+    folder = tiny(tmp_path, 1)
+    assert not any("never had" in note for note in publish(publisher, folder, counter=LONGEST_LEAP).notes)
+    assert any("devices that never had tiny begin" in note for note in publish(publisher, folder).notes)
+
+
 def test_a_model_is_taken_away_from_a_group(three: Publisher, device: TufDevice) -> None:
     give(three, 1)
     three.carry_out(lambda repository: unassign(repository, "line", "tiny"))
@@ -370,8 +417,8 @@ def test_a_model_is_taken_away_from_a_group(three: Publisher, device: TufDevice)
     ("group", "model", "version", "percent", "complaint"),
     [
         ("line", "tiny", 9, 100.0, "has no version 9; published: 1, 2, 3"),
-        ("line", "other", 1, 100.0, "published: none"),
-        ("line", "sound/tiny", 1, 100.0, "published: none"),
+        ("line", "other", 1, 100.0, "no model 'other' is published; known: tiny; .*publish MODEL_DIR --team vision`"),
+        ("line", "sound/tiny", 1, 100.0, "no model 'sound/tiny' is published; known: vision/tiny;"),
         ("yard", "tiny", 1, 100.0, "no group 'yard'; known: line"),
         ("line", "tiny", 1, 0.0, "percent is 0"),
         ("line", "tiny", 1, 100.5, "percent is 100.5"),

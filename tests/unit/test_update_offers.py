@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest
+from edge_runtime.repository.release_paths import LONGEST_LEAP
 from edge_runtime.update.offers import (
-    LONGEST_LEAP,
     Device,
     Memory,
     offers,
