@@ -282,19 +282,43 @@ class _AsyncLink:
             loop.add_reader(self._channel.fd, self._take)
 
     async def _connect(self, limit_s: float) -> None:
-        """No connection: fail at once when nobody listens, else give it a moment."""
-        if not self._connected and (missing := await self._missing()) is not None:
+        """No connection: what is pending lost its answer. Fail at once when nobody listens, else connect anew."""
+        while self._pending and not self._channel.events() & POLLOUT:
+            self._take()
+        if self._connected:
+            is_there = await self._is_connected(limit_s)
+        elif (missing := await self._missing()) is not None:
             raise missing
+        else:
+            is_there = await self._dial(limit_s)
+        if not is_there:
+            raise (await self._missing()) or self._channel.no_handshake()
+
+    async def _dial(self, limit_s: float) -> bool:
+        """As `Channel.wait_connected`."""
+        for patience_s in self._channel.patience(limit_s):
+            if self._is_closed:
+                raise _closed()
+            self._channel.dial()
+            if await self._is_connected(patience_s):
+                return True
+        return False
+
+    async def _is_connected(self, limit_s: float) -> bool:
+        """Whether a connection that somebody asked for is there within so many seconds."""
+        if self._is_closed:
+            raise _closed()
         if self._channel.events() & POLLOUT:
-            return
+            return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connected.append(waiter)
         try:
             await asyncio.wait_for(waiter, limit_s)
         except (TimeoutError, asyncio.TimeoutError):
-            raise (await self._missing()) or self._channel.no_handshake() from None
+            return False
         finally:
             self._connected.remove(waiter)
+        return True
 
     async def _missing(self) -> ConnectionError | None:
         """As `Channel.missing`, without holding the loop up: a name may be looked up, a host may be silent."""

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import socket as sockets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,15 @@ PROBE_LIMIT_S = 2.0
 
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 500
-"""A daemon that restarts is found again within half a second, and a missing one costs two tries a second."""
+"""A socket that connects again by itself finds a daemon that restarts within half a second."""
+
+NEVER_MS = 86_400_000
+"""A day. libzmq's own "never", -1, takes the endpoint away some time after the connection, and with it one that was
+asked for meanwhile."""
+
+PATIENCE_S = {"ipc": 0.1, "tcp": 2.0}
+"""How long a first try to connect may take before it is made anew, then twice as long: somebody listens, so over ipc it
+takes less than a millisecond, and over TCP three round trips, of which the slowest links (satellites) take 2 s."""
 
 _receive: Any = RawSocket.recv
 _send: Any = RawSocket.send
@@ -55,17 +63,25 @@ class CurveKeys:
 
 
 class Channel:
-    """A connection to one endpoint. `open` connects; `close` is idempotent."""
+    """A connection to one endpoint, made when `wait_connected` or `dial` asks for it; `close` is idempotent.
+
+    Invariant: a connection that was lost is not made anew before its owner asks again, so no daemon comes back unseen:
+    while there is POLLOUT, the requests that were sent wait for the daemon that they were sent to.
+    """
 
     def __init__(self, endpoint: str, curve: CurveKeys | None = None) -> None:
         self.endpoint = check_endpoint(endpoint)
         self._curve = curve
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: Any = None
+        self._is_dialed = False
         self.fd = -1
 
-    def open(self) -> None:
-        """Begin to connect; the connection itself is made in the background. Raises ConfigError for bad CURVE keys."""
+    def open(self, *, comes_back: bool = False) -> None:
+        """Make the socket, and no connection yet. Raises ConfigError for bad CURVE keys.
+
+        comes_back: a lost connection is made again in the background, for a loop that drives `socket` alone.
+        """
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
         try:
@@ -76,18 +92,18 @@ class Channel:
             # Requests go to a connection that is there, or fail at once: none waits for a daemon that is not, and
             # none is sent to the next daemon after its caller gave up.
             socket.set(zmq.IMMEDIATE, 1)
-            socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-            socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+            socket.set(zmq.RECONNECT_IVL, RECONNECT_MS if comes_back else NEVER_MS)
+            socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS if comes_back else 0)
             if self.endpoint.startswith("tcp://["):
                 socket.set(zmq.IPV6, 1)
             if self._curve is not None:
                 _set_keys(socket, self._curve)
-            socket.connect(self.endpoint)
         except BaseException:
             socket.close()
             self._context.term()
             raise
         self._socket = socket
+        self._is_dialed = False
         self.fd = int(socket.get(zmq.FD))
 
     def close(self) -> None:
@@ -148,14 +164,33 @@ class Channel:
         return events
 
     def wait_connected(self, limit_s: float) -> bool:
-        """Wait for a connection up to `limit_s` seconds; False when there is none then."""
-        end_s = time.monotonic() + limit_s
-        while not self.events() & POLLOUT:
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                return False
-            self._socket.poll(max(int(left_s * 1e3), 1), POLLOUT)
-        return True
+        """Connect, where there is no connection, within `limit_s` seconds; False when there is none then."""
+        for patience_s in self.patience(limit_s):
+            self.dial()
+            end_s = time.monotonic() + patience_s
+            while not self.events() & POLLOUT and (left_s := end_s - time.monotonic()) > 0:
+                self._socket.poll(max(int(left_s * 1e3), 1), POLLOUT)
+            if self.events() & POLLOUT:
+                return True
+        return False
+
+    def dial(self) -> None:
+        """Begin to connect, where there is no connection; it is made in the background. Ends the attempt before."""
+        if self.events() & POLLOUT:
+            return
+        if self._is_dialed:
+            with contextlib.suppress(zmq.ZMQError):  # it is gone already
+                self._socket.disconnect(self.endpoint)
+        self._is_dialed = True
+        self._socket.connect(self.endpoint)
+
+    def patience(self, limit_s: float) -> Iterator[float]:
+        """Seconds to wait for each of the attempts that have room in `limit_s`."""
+        wait_s = PATIENCE_S[self.endpoint.partition("://")[0]]
+        while limit_s > 0:
+            yield min(wait_s, limit_s)
+            limit_s -= wait_s
+            wait_s *= 2
 
     @property
     def socket(self) -> Any:

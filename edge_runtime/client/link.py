@@ -184,7 +184,11 @@ class Link:
         self._is_open = True
 
     def _connect(self, asked: _Asked) -> None:
-        """No connection: fail at once when nobody listens, else give it a moment."""
+        """No connection: what is pending lost its answer. Fail at once when nobody listens, else connect anew."""
+        if self._pending:
+            for done in self._take():
+                self._work.put(done)
+            os.eventfd_write(self._wake_fd, 1)  # the reading thread may be the one whose answer was lost
         missing = self._channel.missing()
         if missing is not None:
             raise missing

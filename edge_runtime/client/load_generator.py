@@ -215,7 +215,7 @@ def main() -> int:
     channel = Channel(plan.endpoint, CurveKeys(**plan.curve) if plan.curve else None)
     missing = channel.missing()
     if missing is None:
-        channel.open()
+        channel.open(comes_back=True)
         if not channel.wait_connected(CONNECT_LIMIT_S):
             missing = channel.no_handshake()
     if missing is not None:

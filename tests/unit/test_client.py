@@ -24,7 +24,7 @@ from edge_runtime.errors import (
     TensorMismatch,
     Unsupported,
 )
-from edge_runtime.messages import Timing
+from edge_runtime.messages import InferResult, Timing
 from tests.fakes.server import MAX_FRAME_BYTES, FakeServer
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -263,6 +263,43 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
         with FakeServer(path):
             client.wait_ready(10)
             np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
+
+
+def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_anybody_looked(tmp_path: Path) -> None:
+    path = tmp_path / "infer.sock"
+    server = FakeServer(path)
+    looks, is_held = threading.Event(), threading.Event()
+    try:
+        with Client(f"ipc://{path}") as client:
+            pending = client.submit("silent", {"x": X}, timeout_ms=60_000)
+            held = client.submit("held", {"x": X})
+
+            def hold(_: Future[InferResult]) -> None:
+                is_held.set()
+                looks.wait(10)
+
+            held.add_done_callback(hold)
+            server.wait_for(2)
+            server.release()
+            assert is_held.wait(10), "the thread that reads is kept from reading"
+            server.close()
+            server = FakeServer(path)
+            np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
+            looks.set()
+            with pytest.raises(ConnectionError, match="lost before an answer"):
+                pending.result(timeout=10)
+    finally:
+        looks.set()
+        server.close()
+
+
+def test_an_idle_client_finds_a_daemon_that_was_restarted_as_often_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "infer.sock"
+    with Client(f"ipc://{path}") as client:
+        for _ in range(3):
+            with FakeServer(path):
+                np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
+            assert not client.is_live()
 
 
 def test_a_call_that_waits_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:

@@ -172,6 +172,21 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_the_loop_looked(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "infer.sock"
+        async with AsyncClient(f"ipc://{path}") as client:
+            with FakeServer(path) as server:
+                asked = asyncio.ensure_future(client.infer("silent", {"x": X}, timeout_ms=60_000))
+                await arrived(server, 1)
+            with FakeServer(path):  # and this loop was busy meanwhile
+                np.testing.assert_array_equal((await client.infer("echo", {"x": X}))["x"], X)
+                with pytest.raises(ConnectionError, match="lost before an answer"):
+                    await asyncio.wait_for(asked, 10)
+
+    asyncio.run(main())
+
+
 def test_closing_fails_what_is_pending(server: FakeServer) -> None:
     async def main() -> None:
         client = AsyncClient(server.endpoint)
