@@ -51,7 +51,7 @@ def _checked(config: Config) -> Config:
     """The configuration itself. Raises ConfigError: there is nothing that it could serve."""
     if config.serves_folder and not Path(config.models).is_dir():
         raise ConfigError(
-            f"models: there is no folder {config.models!r}; name one with --models DIR, "
+            f"models: there is no folder {str(Path(config.models).absolute())!r}; name one with --models DIR, "
             "where each model is DIR/<name>/<version>/model.onnx"
         )
     return config

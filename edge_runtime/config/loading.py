@@ -24,11 +24,11 @@ MAX_FILE_BYTES = 1 << 20
 def load_config(path: Path | None, overrides: Mapping[str, object], default_path: Path = CONFIGURATION) -> Config:
     """The daemon's settings: the file, with what the command line said laid over it.
 
-    path: None reads `default_path` when it is there. overrides: nested like the file, or with dotted keys
-    ("zmq.endpoints"); a value of None was not said and leaves the file's. Raises ConfigError: the file is missing,
-    unreadable or not TOML, or a key is unknown, of the wrong type or out of range; the message names each.
+    path: None reads `default_path` when something is there, whatever it is. overrides: nested like the file, or with
+    dotted keys ("zmq.endpoints"); a value of None was not said and leaves the file's. Raises ConfigError: the file is
+    missing, unreadable or not TOML, or a key is unknown, of the wrong type or out of range; the message names each.
     """
-    if path is None and default_path.is_file():
+    if path is None and _is_there(default_path):
         path = default_path
     values = {} if path is None else parse_toml(_read(path), str(path))
     # Judged alone first: what the file says wrong is the file's fault, whatever lies over it.
@@ -52,12 +52,24 @@ def load_model_settings(path: Path) -> ModelSettings:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is anything of that name. What cannot be looked at may be there: reading it says what is wrong."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        advice = "; let the daemon's user read it" if isinstance(error, PermissionError) else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{advice}") from None
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is over {MAX_FILE_BYTES} bytes; a settings file is smaller")
     try:

@@ -26,6 +26,8 @@ READY_BAR_S = 1.5
 """Boot of the service to READY=1, with one tiny model. Asserted with three times the slack, for a busy machine."""
 
 NEWER = "99.0.0"
+ROOM_KB = 64 << 10
+"""On a /var of its own, before it is full."""
 SEVEN = Path("demo/seven.json").resolve()
 
 pytestmark = pytest.mark.long
@@ -106,3 +108,74 @@ def test_purging_leaves_no_file_of_the_package_and_no_service(device: BootedDevi
     assert [path for path in left.splitlines() if not path.startswith("/var/log/")] == []
     assert not device.path(STATE).exists()
     assert device.run("systemctl", "is-system-running", is_checked=False).said.strip() == "running"
+
+
+def test_a_purge_is_done_where_the_program_was_deleted_by_hand_and_spares_a_disk_that_is_mounted_below(
+    device: BootedDevice,
+) -> None:
+    disk = f"{MODELS}/disk"
+    device.run("mkdir", disk)
+    device.run("mount", "-t", "tmpfs", "tmpfs", disk)
+    device.run("touch", f"{disk}/precious")
+    device.run("rm", "-r", "/usr/lib/edge-runtime")
+    said = device.run("apt-get", "purge", "-qq", "-y", "edge-runtime").said
+    assert "Left: the user and group edge-runtime, what is mounted below" in said
+    assert device.run("find", STATE, "-type", "f").said == f"{disk}/precious\n"
+    assert device.run("dpkg-query", "--show", "edge-runtime", is_checked=False).status != 0
+    assert device.unit("LoadState") == "not-found"
+
+
+def test_a_group_that_was_made_beforehand_becomes_the_services(
+    root: Path, package: Path, shared: Path, tmp_path: Path
+) -> None:
+    (shared / package.name).write_bytes(package.read_bytes())
+    with BootedDevice(tmp_path / "device", [root], {HOST: shared}) as device:
+        device.boot()
+        device.run("groupadd", "--gid", "4321", "edge-runtime")
+        device.run("apt-get", "install", "-qq", "-y", f"{HOST}/{package.name}")
+        assert device.run("id", "--group", "edge-runtime").said == "4321\n"
+        assert device.unit("ActiveState") == "active"
+        # Once more, the same: nothing asks, nothing breaks.
+        device.run("apt-get", "install", "--reinstall", "-qq", "-y", f"{HOST}/{package.name}")
+        assert device.unit("ActiveState") == "active"
+
+
+def test_a_package_whose_modules_cannot_be_compiled_is_configured_says_so_and_serves(device: BootedDevice) -> None:
+    program = "/usr/lib/edge-runtime"
+    device.run("mount", "--bind", program, program)
+    device.run("mount", "-o", "remount,bind,ro", program)
+    said = device.run("/var/lib/dpkg/info/edge-runtime.postinst", "configure", "0.0.1").said
+    assert "could not be compiled" in said
+    assert "Traceback" not in said
+    wait_right_answer(device)
+
+
+def test_an_upgrade_that_finds_var_full_leaves_the_old_version_serving_and_is_done_when_there_is_room(
+    device: BootedDevice, shared: Path
+) -> None:
+    newer = build_package(shared, NEWER)
+    var_of_its_own(device)
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+    before = main_pid(device)
+    device.run("dd", "if=/dev/zero", "of=/var/full", "bs=4k", is_checked=False)
+    upgrade = ("apt-get", "install", "-qq", "-y", f"{HOST}/{newer.name}")
+    assert "No space left on device" in device.run(*upgrade, is_checked=False).said
+    wait_right_answer(device)
+    assert main_pid(device) == before
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+    device.run("rm", "/var/full")
+    device.run("dpkg", "--configure", "--pending")
+    device.run(*upgrade)
+    wait_right_answer(device)
+    with Client(device.endpoint) as asked:
+        assert asked.stats()["version"] == NEWER
+
+
+def var_of_its_own(device: BootedDevice) -> None:
+    """Give /var a small file system, in memory, with what was in it."""
+    used_kb = int(device.run("du", "-sk", "/var").said.split()[0])
+    device.run("cp", "-a", "/var", "/root/var")
+    device.run("mount", "-t", "tmpfs", "-o", f"size={used_kb + ROOM_KB}k", "tmpfs", "/var")
+    device.run("sh", "-c", "cp -a /root/var/. /var/ && rm -r /root/var")

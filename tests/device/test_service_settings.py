@@ -54,6 +54,19 @@ def test_a_wrong_setting_fails_the_service_at_once_says_so_and_the_mended_file_s
     wait_right_answer(device)
 
 
+def test_a_service_whose_configuration_was_lost_serves_the_models_in_its_own_folder(device: BootedDevice) -> None:
+    device.run("rm", "-r", "/etc/edge-runtime")
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+
+
+def test_a_configuration_that_only_root_can_read_is_named_and_not_passed_over(device: BootedDevice) -> None:
+    device.run("chmod", "700", "/etc/edge-runtime")
+    assert device.run("systemctl", "restart", UNIT, is_checked=False).status != 0
+    assert f"{CONFIG}: cannot be read: Permission denied" in device.journal()
+    assert device.unit("NRestarts") == "0"
+
+
 @pytest.mark.parametrize("name", ["openvino", "memory", "credentials"])
 def test_a_drop_in_for_what_a_device_has_leaves_a_service_that_serves(device: BootedDevice, name: str) -> None:
     lay_over(device, device.path(f"{DROP_INS}/{name}.conf").read_text())

@@ -75,6 +75,22 @@ def test_a_key_cannot_be_both_a_value_and_a_table() -> None:
         load_config(None, {"zmq": 1, "zmq.control": "x"}, Path("/nowhere"))
 
 
+def test_a_default_file_that_is_no_file_is_not_passed_over(file: Path) -> None:
+    file.mkdir()
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: Is a directory"):
+        load_config(None, {}, default_path=file)
+    file.rmdir()
+    file.symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file"):
+        load_config(None, {}, default_path=file)
+
+
+def test_no_folder_where_the_default_file_would_be_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert load_config(None, {}, default_path=tmp_path / "none" / "config.toml") == Config()
+    assert load_config(None, {}, default_path=tmp_path / "file" / "config.toml") == Config()
+
+
 def test_a_model_without_settings_has_the_defaults(tmp_path: Path) -> None:
     assert load_model_settings(tmp_path / "model.toml") == ModelSettings()
 
