@@ -55,7 +55,8 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        path = str(self.path)
+        return self.reason if self.reason.startswith(path) else f"{path}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,13 @@ REPEAT_S = 10.0
 """A warning of the same place and words is written once in this time, with the number held back: a fault at a thousand
 requests a second must not fill the disk."""
 
+DIFFERENT = 32
+"""Of one place and words, so many different subjects are written in that time: each file that is not served, say."""
+
 REMEMBERED = 256
 """Different warnings remembered at once; when there are more, the memory begins anew."""
+
+_SUBJECT = ("version", "path", "file", "folder", "topic")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -105,8 +110,10 @@ class JsonFormat(logging.Formatter):
 class RepeatFilter(logging.Filter):
     """Lets a repeating warning through once in `repeat_s`, with `repeated` = how many were held back since.
 
-    Two records are the same when logger, line and unformatted message are, and the fields `model` and `code`. Only
-    warnings and worse are held back: what is below tells a sequence. Thread: any.
+    Two records are of one place when logger, line and unformatted message are the same, and the fields `model` and
+    `code`. Of one place DIFFERENT are written in `repeat_s`, if they differ in the message's arguments or in what file,
+    folder, topic or version they tell of. Only warnings and worse are held back: what is below tells a sequence.
+    Thread: any.
     """
 
     def __init__(self, repeat_s: float = REPEAT_S, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -122,26 +129,37 @@ class RepeatFilter(logging.Filter):
             return True
         fields = vars(record)
         key = (record.name, record.lineno, str(record.msg), fields.get("model"), fields.get("code"))
+        subject = hash(repr((record.args, *(fields.get(name) for name in _SUBJECT))))
         now_s = self._monotonic_s()
         with self._lock:
             seen = self._seen.get(key)
-            if seen is not None and now_s - seen.written_s < self._repeat_s:
-                seen.held_back += 1
-                return False
+            if seen is not None and now_s - seen.since_s < self._repeat_s:
+                return seen.takes(subject)
             if seen is None and len(self._seen) >= REMEMBERED:
                 self._seen.clear()
-            self._seen[key] = _Seen(now_s)
+            self._seen[key] = _Seen(now_s, subject)
         if seen is not None and seen.held_back:
             record.repeated = seen.held_back
         return True
 
 
 class _Seen:
-    __slots__ = ("held_back", "written_s")
+    """What one place has written since an instant."""
 
-    def __init__(self, written_s: float) -> None:
-        self.written_s = written_s
+    __slots__ = ("held_back", "since_s", "subjects")
+
+    def __init__(self, since_s: float, subject: int) -> None:
+        self.since_s = since_s
+        self.subjects = {subject}
         self.held_back = 0
+
+    def takes(self, subject: int) -> bool:
+        """Whether this one is new, and few enough were; counts it where not."""
+        if subject in self.subjects or len(self.subjects) >= DIFFERENT:
+            self.held_back += 1
+            return False
+        self.subjects.add(subject)
+        return True
 
 
 def record_fields(record: logging.LogRecord) -> Mapping[str, object]:

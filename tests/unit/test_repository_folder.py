@@ -179,6 +179,7 @@ def test_broken_settings_are_the_models_own_error(root: Path, text: bytes) -> No
     assert model.settings == ModelSettings()
     assert model.versions.keys() == {1}
     assert problems(found, root)["digits/model.toml"] == model.settings_error
+    assert [str(problem) for problem in found.problems] == [model.settings_error]  # which names the file once
     assert found.models["other"].settings_error is None
 
 

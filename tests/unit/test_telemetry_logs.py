@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from edge_runtime.config.settings import LogSettings
-from edge_runtime.telemetry.logs import REMEMBERED, REPEAT_S, configure_logging
+from edge_runtime.telemetry.logs import DIFFERENT, REMEMBERED, REPEAT_S, configure_logging
 from tests.fakes.clock import FakeClock
 
 log = logging.getLogger("edge_runtime.test")
@@ -134,6 +134,27 @@ def test_the_same_warning_of_another_model_is_written() -> None:
     warn("digits")
     warn("vision")
     assert len(out.lines()) == 2
+
+
+def test_each_of_several_files_that_one_line_warns_of_is_named() -> None:
+    out = written()
+    for name in ("a.onnx", "b.onnx", "a.onnx"):
+        log.warning("not served: %s", name)
+        log.warning("a file could not be used", extra={"model": "digits", "file": name})
+    assert [record["message"] for record in out.records()] == [
+        "not served: a.onnx", "a file could not be used", "not served: b.onnx", "a file could not be used",
+    ]  # fmt: skip
+    assert [record["file"] for record in out.records() if "file" in record] == ["a.onnx", "b.onnx"]
+
+
+def test_a_flood_of_different_files_is_held_back_and_counted() -> None:
+    out = written()
+    for number in range(DIFFERENT + 5):
+        log.warning("not served: %s", f"{number}.onnx")
+        if number == DIFFERENT + 3:
+            out.clock.advance(REPEAT_S)
+    assert len(out.lines()) == DIFFERENT + 1
+    assert out.records()[-1]["repeated"] == 4
 
 
 def test_repeated_information_is_never_held_back() -> None:
