@@ -28,6 +28,10 @@ _DATATYPES = {
     "tensor(bfloat16)": "BF16", "tensor(string)": "BYTES",
 }  # fmt: skip
 
+_NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""ONNX Runtime reads it when it is imported (1.31: onnxruntime/core/platform/posix/telemetry_1ds.cc). Without it, it
+reports to mobile.events.data.microsoft.com from a thread of its own, with a database and a device id in ~/.cache."""
+
 _ANY_CALLERS = 64
 """`Session.run` is thread-safe and shares one copy of the weights; the scheduler's cores are the real bound."""
 
@@ -51,7 +55,7 @@ class OnnxRuntimeBackend:
         """See Backend.probe. Devices are the providers built in; whether their drivers work shows at load."""
 
         def find() -> tuple[str, tuple[str, ...]]:
-            library = import_library("onnxruntime", "onnxruntime")
+            library = _library()
             there = library.get_available_providers()
             return library.__version__, tuple(device for device, provider in PROVIDERS.items() if provider in there)
 
@@ -60,7 +64,7 @@ class OnnxRuntimeBackend:
     def load(self, artifact: Path, options: LoadOptions) -> OnnxRuntimeInstance:
         """See Backend.load."""
         files = check_onnx_files(artifact)
-        library = import_library("onnxruntime", "onnxruntime")
+        library = _library()
         kind, _, which = options.device.upper().partition(":")
         providers = choose_providers(library, kind or "CPU", which, options)
         growth = watch_growth(files.total_bytes)
@@ -88,6 +92,12 @@ class OnnxRuntimeBackend:
                 memory_bytes=growth(),
             )
         )
+
+
+def _library() -> ModuleType:
+    """ONNX Runtime, which is told before it is imported to report nothing; who wants that sets the variable to 0."""
+    os.environ.setdefault(_NO_TELEMETRY, "1")
+    return import_library("onnxruntime", "onnxruntime")
 
 
 def _session(

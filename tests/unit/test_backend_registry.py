@@ -49,6 +49,19 @@ print(sorted(name for name in sys.modules if "telemetry" in name or "ovc" in nam
     assert run_python(program) == "[] 1"
 
 
+def test_onnx_runtime_is_imported_without_its_telemetry(tmp_path: Path) -> None:
+    """Which is a thread that reports to its maker's servers, and files in the home folder."""
+    program = """
+import os
+from edge_runtime.backends.registry import backend
+probe = backend("onnxruntime").probe()
+assert probe.is_available, probe.reason
+print(os.environ["ORT_DISABLE_TELEMETRY"])
+"""
+    assert run_python(program, HOME=str(tmp_path)) == "1"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_library_is_a_reason_with_what_to_install(tmp_path: Path) -> None:
     """A fresh interpreter whose path holds the package and numpy, and no backend."""
     program = """
