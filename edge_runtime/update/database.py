@@ -42,7 +42,7 @@ class Database:
         try:
             return self._connect_or_begin()
         except (sqlite3.Error, OSError) as error:
-            raise StorageFailed(f"{self._path}: cannot be opened: {error}; look at the disk") from error
+            raise StorageFailed(f"{self._path}: cannot be opened: {error}; {_advice(error)}") from error
 
     def close(self) -> None:
         """Give it back."""
@@ -133,6 +133,12 @@ def _shape(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
         "select t.name, c.name, c.type from sqlite_schema t, pragma_table_info(t.name) c "
         "where t.type = 'table' order by t.name, c.cid"
     ).fetchall()
+
+
+def _advice(error: Exception) -> str:
+    if "locked" in str(error):  # what SQLITE_BUSY is called; Python 3.10 has no code for it
+        return "another daemon uses it: give each a state folder of its own (--state)"
+    return "look at the disk"
 
 
 def _is_broken(error: sqlite3.Error) -> bool:

@@ -54,6 +54,13 @@ def test_a_new_device_remembers_nothing_and_has_lost_nothing(journal: Journal) -
     assert journal.history() == []
 
 
+@pytest.mark.long  # SQLite waits five seconds for the other
+@pytest.mark.usefixtures("journal")
+def test_two_daemons_do_not_share_a_journal_and_the_second_is_told_of_the_first(folder: Path) -> None:
+    with pytest.raises(StorageFailed, match=r"database is locked; another daemon uses it.*--state"):
+        reopened(folder)
+
+
 def test_a_release_that_is_committed_is_active_after_a_restart_and_no_longer_under_way(
     journal: Journal, folder: Path
 ) -> None:
