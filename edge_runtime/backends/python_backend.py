@@ -6,6 +6,7 @@ In a process of its own a model cannot hold the daemon's GIL, and a crash of its
 
 from __future__ import annotations
 
+import logging
 import platform
 import threading
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.tensors import Array, Tensors
+
+log = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 60.0
 """Enough to import a large framework from an SD card; `load_timeout_s` in the model's options changes it."""
@@ -110,10 +113,9 @@ class PythonInstance:
             try:
                 header, results = process.exchange(tensors, self._run_timeout_s)
             except TimeoutError as error:
-                self._bury(process)
-                raise RunFailed(
-                    f"the model gave no answer within {self._run_timeout_s:g} s; it is restarted"
-                ) from error
+                reason = f"no answer within {self._run_timeout_s:g} s"
+                self._bury(process, reason)
+                raise RunFailed(f"the model gave {reason}; it is restarted") from error
             except BrokenMessage as error:
                 self._bury(process)
                 raise RunFailed("the model's process ended during this run; it is restarted, see the log") from error
@@ -155,8 +157,10 @@ class PythonInstance:
         assert self._process is not None
         return self._process
 
-    def _bury(self, process: ModelProcess) -> None:
+    def _bury(self, process: ModelProcess, reason: str = "") -> None:
+        """End what is left of it. reason: why it was ended; empty where it did so itself, or something else did."""
         process.end()
+        log.warning("a model's process ended", extra={"path": str(self._folder), "reason": reason or process.ending})
         self._process = None
         self._back_off()
 

@@ -84,6 +84,14 @@ class ModelProcess:
         send_message(self._socket, {}, tensors)
         return receive_message(self._socket, timeout_s)
 
+    @property
+    def ending(self) -> str:
+        """How the child ended, once `end` was called: "exit status 1", "signal 9 (Killed)", as of the OOM killer."""
+        status = None if self._child is None else self._child.returncode
+        if status is None or status >= 0:
+            return f"exit status {status}"
+        return f"signal {-status} ({signal.strsignal(-status)})"
+
     def end(self) -> None:
         """Close, wait a moment, kill the child with all it started, reap it. Idempotent."""
         self._socket.close()

@@ -64,6 +64,17 @@ def test_a_crash_fails_that_run_only_and_the_next_one_gets_a_new_child(tmp_path:
     assert after.pid != before.pid
 
 
+def test_how_a_child_ended_is_in_the_log(tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    instance = load(python_models.on_first_value(tmp_path, f"{CRASH}\nif value == 14: os._exit(3)"))
+    for crash in (13, 14):
+        with pytest.raises(RunFailed, match="see the log"):
+            instance.run(value(crash))
+    told = [(record.getMessage(), vars(record)["reason"]) for record in caplog.records if "reason" in vars(record)]
+    assert told == [
+        ("a model's process ended", "signal 11 (Segmentation fault)"), ("a model's process ended", "exit status 3"),
+    ]  # fmt: skip
+
+
 def test_a_child_that_died_between_runs_costs_no_run(tmp_path: Path, load: Load) -> None:
     instance = load(python_models.on_first_value(tmp_path, ""))
     (child,) = children()
