@@ -21,7 +21,10 @@ from cross import bytecode, debian, oci, sbom, wheels
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
-INPUTS = ("edge_runtime", "device_profiles", "cross", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
+INPUTS = (
+    "edge_runtime", "converters", "device_profiles", "cross",
+    "pyproject.toml", "requirements.lock", "README.md", "LICENSE",
+)  # fmt: skip
 
 ALWAYS = ("mqtt", "prometheus", "update")
 FLAVOURS = {

@@ -176,6 +176,12 @@ class PublishError(EdgeRuntimeError):
     code = "publish_failed"
 
 
+class ConversionFailed(EdgeRuntimeError):
+    """A model was not converted; nothing was written. Raised by the converters only."""
+
+    code = "conversion_failed"
+
+
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (
