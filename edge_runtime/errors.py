@@ -121,6 +121,10 @@ class LoadFailed(BackendError):
     code = "load_failed"
 
 
+class NotBuiltYet(LoadFailed):
+    """An engine for this device is being built from the model: it is loaded when that is done, by itself."""
+
+
 class ConfigError(EdgeRuntimeError):
     """A setting is wrong; the message names the key's path, the value and the allowed values."""
 

@@ -31,9 +31,10 @@ class LoadOptions:
     """How one instance is to be loaded; the profile's backend options after the model's own were laid over them.
 
     threads: cores that one `run` may use (intra-op). concurrency: runs that go on at once; OpenVINO makes so
-    many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16" or "" for the
-    backend's default. device: "CPU", "GPU", "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra:
-    options in the backend's own words, passed through.
+    many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16", "int8"
+    (which the artifact must hold: it is read back, never made) or "" for the backend's default. device: "CPU", "GPU",
+    "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the backend's own words, passed
+    through. max_rows: most rows of one run, where the owner says it; what is compiled for a range of rows goes by it.
     """
 
     threads: int = 1
@@ -42,6 +43,7 @@ class LoadOptions:
     spin: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
+    max_rows: int | None = None
 
 
 class Bound(Protocol):

@@ -12,7 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_runtime.backends.registry import backend
+import msgspec
+
+from edge_runtime.backends.registry import backend, known_backends
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config
@@ -97,7 +99,7 @@ def assemble_core(
     """
     clock = clock or SystemClock()
     facts = detect()
-    profile = match_profile(facts, load_profiles(), config.profile).profile.effective(facts, config.limits)
+    profile = effective_profile(config, facts)
     metrics = Metrics()
     dispatcher = Dispatcher(clock, profile.limits.cores, profile.limits.max_run_ms / 1e3)
     servables = Servables()
@@ -151,6 +153,16 @@ def assemble_core(
         state=state,
         updates=updates,
     )
+
+
+def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
+    """The profile that fits this host, with what the configuration lays over it. Raises ConfigError."""
+    backends = msgspec.convert(msgspec.to_builtins(config.backends), tuple[BackendChoice, ...])
+    unknown = [each.name for each in backends if each.name not in known_backends()]
+    if unknown:
+        raise ConfigError(f"backends.name: got {unknown[0]!r}, wanted one of {', '.join(known_backends())}")
+    chosen = match_profile(facts, load_profiles(), config.profile).profile
+    return chosen.effective(facts, config.limits, backends)
 
 
 def _new_versions(

@@ -68,6 +68,7 @@ def new_update_worker(
             runtime=version_numbers(__version__),
             suffixes=versions.suffixes(),
             memory_bytes=memory_bytes,
+            precisions=versions.precisions(),
         ),
         loader,
         state / "update",

@@ -17,7 +17,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.artifacts import choose_artifacts
+from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
@@ -137,6 +137,10 @@ class VersionLoader:
                 names.update(self._backend(choice.name).artifacts)
         return frozenset(suffix_of(name) for name in names if not is_code(name))
 
+    def precisions(self) -> frozenset[str]:
+        """Precisions that the profile asks for: which variants of a release are of use here."""
+        return frozenset(choice.precision for choice in self._choices)
+
     def bytes_wanted(self, version: VersionFolder) -> int:
         """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
         return sum(path.stat().st_size for path in version.files.values() if path.exists())
@@ -158,16 +162,18 @@ class VersionLoader:
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
             choices = [BackendChoice(name=settings.backend)]
-        artifacts: dict[str, tuple[str, ...]] = {}
+        wants: list[Want] = []
         usable: list[BackendChoice] = []
         for choice in choices:
             try:
-                artifacts[choice.name] = self._backend(choice.name).artifacts
-                usable.append(choice)
+                artifacts = self._backend(choice.name).artifacts
             except BackendError as error:
                 reasons.append(f"{choice.name}: {error.message}")
-        found = dict(choose_artifacts(version, list(artifacts.items()))) if artifacts else {}
-        return [(choice, found[choice.name]) for choice in usable if choice.name in found]
+                continue
+            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
+            usable.append(choice)
+        found = choose_artifacts(version, wants) if wants else []
+        return [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
 
     def _make_servable(
         self,

@@ -278,7 +278,9 @@ class Updater:
         )
 
         def bring(progress: Progress) -> int:
-            chosen = staging.stage(manifest, self.device.suffixes, self._releases.artifacts(), progress)
+            device = self.device
+            here = self._releases.artifacts()
+            chosen = staging.stage(manifest, device.suffixes, here, progress, precisions=device.precisions)
             self._releases.lay_out(release, data, chosen)
             return staging.fetched_bytes
 
