@@ -26,7 +26,7 @@ ENTRANCES = ("__init__", "__main__")
 FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime",),
     "openvino": ("backends.openvino",),
-    "tensorrt": ("backends.tensorrt",),
+    **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
     "paho": ("transports.", "client."),
     "msgpack": ("wire.codec",),
