@@ -6,10 +6,11 @@ own file, only when its factory is called (registry.py). Nothing here imports a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.tensors import Array, Tensors
@@ -138,4 +139,16 @@ class Backend(Protocol):
 
     def load(self, artifact: Path, options: LoadOptions) -> Instance:
         """Load one artifact. Raises LoadFailed (bad artifact), BackendUnavailable (device or provider missing)."""
+        ...
+
+
+@runtime_checkable
+class Compiler(Protocol):
+    """A backend that has models compiled for this device, which takes minutes and is not done by `load`."""
+
+    def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
+        """Have what `load` needs compiled, and wait for it, or until `stop` is set.
+
+        Raises as `load`: it cannot be.
+        """
         ...

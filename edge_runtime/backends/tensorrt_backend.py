@@ -7,7 +7,9 @@ has the engine, or has it built while another backend serves. The libraries are 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +27,7 @@ from edge_runtime.backends.tensorrt_library import FULL, Library, import_tensorr
 from edge_runtime.backends.tensorrt_order import EngineOrder, Gpu, engine_key, order_engine, parse_device
 from edge_runtime.backends.tensorrt_precision import choose_typing
 from edge_runtime.backends.tensorrt_shapes import plan_shapes
-from edge_runtime.errors import BackendUnavailable, LoadFailed
+from edge_runtime.errors import BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 
 _CHUNK_BYTES = 1 << 20
@@ -41,6 +43,10 @@ class EngineSource(Protocol):
         """The engine that is kept under a key. Raises NotBuiltYet (it is being built), LoadFailed (it cannot be)."""
         ...
 
+    def wait(self, key: str, stop: threading.Event) -> bool:
+        """Wait until it is not being built any more; False: `stop` was set before. Not on the loader's thread."""
+        ...
+
 
 class BuildHere:
     """Builds in this process, keeping nothing: for tools, where somebody waits for it."""
@@ -49,6 +55,11 @@ class BuildHere:
         """See EngineSource."""
         del key
         return bytes(build_engine(order).engine)
+
+    def wait(self, key: str, stop: threading.Event) -> bool:
+        """See EngineSource: nothing is ever under way."""
+        del key
+        return not stop.is_set()
 
 
 class TensorRtBackend:
@@ -81,18 +92,26 @@ class TensorRtBackend:
 
     def load(self, artifact: Path, options: LoadOptions) -> TensorRtInstance:
         """See Backend.load. Raises NotBuiltYet too: the engine is being built, and `load` will succeed when it is."""
+        wanted = self._want(artifact, options)
+        engine = self._engines.engine(wanted.order, wanted.key)
+        return TensorRtInstance(_load_engine(wanted, engine))
+
+    def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
+        """See Compiler."""
+        wanted = self._want(artifact, options)
+        while True:
+            try:
+                self._engines.engine(wanted.order, wanted.key)
+            except NotBuiltYet:
+                if not self._engines.wait(wanted.key, stop):
+                    return
+            else:
+                return
+
+    def _want(self, artifact: Path, options: LoadOptions) -> _Wanted:
+        """What to build, with everything that is sure to fail found now rather than in minutes."""
         files, declared = _check(artifact)
         library = import_tensorrt()
-        gpu, order = self._order(artifact, files, declared, library, options)
-        key = engine_key(order, _digest(artifact, files), gpu)
-        engine = self._engines.engine(order, key)
-        planned = choose_typing(order.precision, files, library.traits, library.title).precision
-        return TensorRtInstance(_load_engine(library, engine, gpu, order=order, declared=declared, planned=planned))
-
-    def _order(
-        self, artifact: Path, files: ArtifactFiles, declared: ModelSpec, library: Library, options: LoadOptions
-    ) -> tuple[Gpu, EngineOrder]:
-        """What to build, with everything that is sure to fail found now rather than in minutes."""
         index, dla_core = parse_device(options.device)
         gpus = self._gpus()
         gpu = next((each for each in gpus if each.index == index), None)
@@ -111,8 +130,22 @@ class TensorRtBackend:
             gpu=gpu,
             dla_core=dla_core,
         )
-        check_dla(library, order, choose_typing(options.precision, files, library.traits, library.title))
-        return gpu, order
+        typing = choose_typing(options.precision, files, library.traits, library.title)
+        check_dla(library, order, typing)
+        key = engine_key(order, _digest(artifact, files), gpu)
+        return _Wanted(library, gpu, order, key, declared, typing.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a model asks for. declared: what it takes and gives; planned: the precision that it is built in."""
+
+    library: Library
+    gpu: Gpu
+    order: EngineOrder
+    key: str
+    declared: ModelSpec
+    planned: str
 
 
 def _check(artifact: Path) -> tuple[ArtifactFiles, ModelSpec]:
@@ -130,10 +163,9 @@ def _check(artifact: Path) -> tuple[ArtifactFiles, ModelSpec]:
     return files, declared
 
 
-def _load_engine(
-    library: Library, engine: bytes, gpu: Gpu, *, order: EngineOrder, declared: ModelSpec, planned: str
-) -> LoadedEngine:
+def _load_engine(wanted: _Wanted, engine: bytes) -> LoadedEngine:
     """Make an engine of its bytes. Raises LoadFailed with TensorRT's reason."""
+    library, gpu, order, declared = wanted.library, wanted.gpu, wanted.order, wanted.declared
     module = library.module
     cuda = Cuda(gpu)
     cuda.use()
@@ -163,7 +195,7 @@ def _load_engine(
         outputs=theirs,
         execution=lambda: Execution(cuda, loaded, mine, theirs, graphs=graphs),
         device=f"GPU:{gpu.index}" if order.dla_core is None else f"DLA:{order.dla_core}",
-        precision=precision_run(information, planned),
+        precision=precision_run(information, wanted.planned),
         memory_bytes=growth() + _context_bytes(loaded) + buffers,
         keep=(loaded, runtime, logger),
     )

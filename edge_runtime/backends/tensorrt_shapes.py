@@ -59,8 +59,8 @@ def _range_of(tensor: TensorSpec, rows: int, given: Mapping[str, Mapping[str, Sh
         shape = "x".join("?" if size == DYNAMIC else str(size) for size in tensor.shape)
         raise LoadFailed(
             f"input {tensor.name!r} leaves more than its rows open ({shape}), and an engine is built for a range of "
-            f'shapes: say it in the options of model.toml, min_shapes = "{tensor.name}:{_example(tensor, 1)}" and '
-            f'max_shapes = "{tensor.name}:{_example(tensor, 128)}"'
+            f'shapes: say it in the options of model.toml, "tensorrt.min_shapes" = "{tensor.name}:'
+            f'{_example(tensor, 1)}" and "tensorrt.max_shapes" = "{tensor.name}:{_example(tensor, 128)}"'
         )
     least = least or _with_rows(tensor, 1)
     most = most or _with_rows(tensor, max(rows, least[0]))

@@ -30,6 +30,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.calibration import CurveCache
 from edge_runtime.serving.calibrator import Calibrator, CalibratorSettings
+from edge_runtime.serving.engine_store import EngineStore
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.loader import Loader, LoaderSettings
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
@@ -56,6 +57,7 @@ class Core:
     lobby: Lobby
     infer: Infer
     loader: Loader
+    engines: EngineStore
     state: Path | None
     updates: UpdateWorker | None
 
@@ -81,6 +83,7 @@ class Core:
         if self.updates is not None:
             self.updates.close()
         self.loader.close()
+        self.engines.close()
         drained = [servable.close(drain_s) for servable in self.servables.loaded()]
         self.workers.close()
         return all(drained)
@@ -105,7 +108,8 @@ def assemble_core(
     servables = Servables()
     lobby = Lobby(dispatcher)
     state = state_folder(config.state)
-    versions = _new_versions(config, profile, dispatcher, clock, metrics)
+    engines = EngineStore(state / "engines" if state is not None else None, memory_bytes=profile.limits.memory_bytes)
+    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines)
     calibrator = Calibrator(
         dispatcher,
         CurveCache(state / "calibration" if state is not None else None),
@@ -127,7 +131,9 @@ def assemble_core(
             serves_folder=config.serves_folder,
         ),
         metrics=metrics,
+        refuse_engine=engines.refuse,
     )
+    engines.tell(loader.engine_done, loader.engine_progress)
     updates = None
     if config.update is not None:
         try:
@@ -135,7 +141,15 @@ def assemble_core(
         except ImportError as error:
             raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
         updates = new_update_worker(
-            config, state, profile, versions=versions, loader=loader, clock=clock, disk=disk, utc_clock=utc_clock
+            config,
+            state,
+            profile,
+            versions=versions,
+            engines=engines,
+            loader=loader,
+            clock=clock,
+            disk=disk,
+            utc_clock=utc_clock,
         )
     watch_daemon(metrics, servables, state, updates.summary if updates is not None else None)
     return Core(
@@ -150,6 +164,7 @@ def assemble_core(
         lobby=lobby,
         infer=Infer(servables, lobby),
         loader=loader,
+        engines=engines,
         state=state,
         updates=updates,
     )
@@ -166,12 +181,18 @@ def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
 
 
 def _new_versions(
-    config: Config, profile: EffectiveProfile, dispatcher: Dispatcher, clock: Clock, metrics: Metrics
+    config: Config,
+    profile: EffectiveProfile,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    metrics: Metrics,
+    *,
+    engines: EngineStore,
 ) -> VersionLoader:
     return VersionLoader(
         # Last and always: a model.py that is not allowed then says which setting allows it.
         choices=(*profile.backends, BackendChoice(name="python")),
-        backend=cache(partial(backend, allow_python=config.python_models)),
+        backend=cache(partial(backend, allow_python=config.python_models, engines=engines)),
         limits=ServingLimits(
             cores=profile.limits.cores,
             max_batch_rows=profile.batching.max_batch_rows,

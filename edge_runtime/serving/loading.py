@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.backends.base import Backend, Bound, Instance, LoadOptions
+from edge_runtime.backends.base import Backend, Bound, Compiler, Instance, LoadOptions
+from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
@@ -98,12 +100,14 @@ class VersionLoader:
     def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> Loaded:
         """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
 
-        metrics: where it counts, None for the model's own numbers.
+        NotBuiltYet among them: one will, when its engine is built. metrics: where it counts, None for the model's own
+        numbers.
         """
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
         reasons: list[str] = []
+        failed: type[LoadFailed] = LoadFailed
         for choice, artifact in self._choose(settings, version, reasons):
             options = _options(choice, settings, self._limits.cores)
             backend = self._backend(choice.name)
@@ -111,6 +115,7 @@ class VersionLoader:
                 instance = backend.load(artifact, options)
             except BackendError as error:
                 reasons.append(f"{choice.name}: {error.message}")
+                failed = NotBuiltYet if isinstance(error, NotBuiltYet) else failed
                 continue
             try:
                 servable, first_runs = self._make_servable(
@@ -127,7 +132,19 @@ class VersionLoader:
                 continue
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
             return Loaded(servable, backend, artifact, options, first_runs, may_widen, "; ".join(reasons))
-        raise LoadFailed("; ".join(reasons))
+        raise failed("; ".join(reasons))
+
+    def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
+        """Have compiled what `load` would need, and wait for it, or until `stop` is set. Not on the loader's thread.
+
+        Raises nothing: what cannot be compiled is `load`'s to say.
+        """
+        with contextlib.suppress(BackendError):
+            for candidate in self.candidates(folder, version):
+                compiler = self._backend(candidate.backend)
+                if isinstance(compiler, Compiler):
+                    with contextlib.suppress(BackendError):
+                        compiler.prepare(candidate.artifact, candidate.options, stop)
 
     def suffixes(self) -> frozenset[str]:
         """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
@@ -187,6 +204,7 @@ class VersionLoader:
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
+        max_rows = min(max_rows, instance.spec.max_rows or max_rows)
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         layout = Layout(
@@ -274,6 +292,19 @@ def _options(choice: BackendChoice, settings: ModelSettings, cores: int) -> Load
         precision=settings.precision or choice.precision,
         device=settings.device or choice.device,
         spin=choice.spin,
-        extra={**choice.extra, **settings.options},
+        extra=_options_for(choice.name, {**choice.extra, **settings.options}),
         concurrency=min(settings.instances or cores, max(cores // threads, 1)),
+        max_rows=settings.max_batch_rows,
     )
+
+
+def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
+    """A backend's options: those of no backend, and `<backend>.<option>`, which others that may be tried never see."""
+    mine: dict[str, str] = {}
+    for key, value in options.items():
+        owner, dot, option = key.partition(".")
+        if not dot or owner not in known_backends():
+            mine[key] = value
+        elif owner == backend:
+            mine[option] = value
+    return mine
