@@ -74,9 +74,9 @@ class TensorRtBackend:
     name = "tensorrt"
     artifacts = ("model.onnx", *FOREIGN)
 
-    def __init__(self, engines: EngineSource | None = None, gpus: Callable[[], Sequence[Gpu]] = find_gpus) -> None:
+    def __init__(self, engines: EngineSource | None = None, gpus: Callable[[], Sequence[Gpu]] | None = None) -> None:
         self._engines: EngineSource = engines or BuildHere()
-        self._gpus = gpus
+        self._gpus = gpus or find_gpus
 
     def probe(self) -> Probe:
         """See Backend.probe. Devices are the GPUs that CUDA finds, and DLA where the board has some."""

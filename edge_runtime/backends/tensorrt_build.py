@@ -123,9 +123,16 @@ def _parse(parser: Any, artifact: Path, library: Library, logger: Any) -> None:
     # From the file, so that external data beside it is found; which files those are was checked.
     if parser.parse_from_file(str(artifact)):
         return
-    reasons = [" ".join(str(parser.get_error(index).desc()).split()) for index in range(parser.num_errors)]
+    reasons = [_reason(parser.get_error(index)) for index in range(parser.num_errors)]
     reason = "; ".join(reasons)[:SHOWN_CHARACTERS] or logger.reason()
     raise LoadFailed(f"{library.title} cannot read {artifact.name}: {reason}")
+
+
+def _reason(error: Any) -> str:
+    """One error of the parser; TensorRT 10 and later say the operator too."""
+    operator = getattr(error, "node_operator", str)()
+    words = " ".join(str(error.desc()).split())
+    return f"operator {operator}: {words}" if operator else words
 
 
 def _configure(config: Any, library: Library, typing: Typing, order: EngineOrder) -> None:
