@@ -182,7 +182,8 @@ def _load_engine(wanted: _Wanted, engine: bytes) -> LoadedEngine:
         raise LoadFailed(f"{library.title} cannot make an execution context: {logger.reason()}")
     most = {name: tuple(shapes[2]) for name, shapes in order.shapes.items()}
     inputs, outputs = engine_tensors(module, loaded, context, most)
-    information = loaded.create_engine_inspector().get_engine_information(module.LayerInformationFormat.JSON)
+    inspector = loaded.create_engine_inspector()
+    information = inspector.get_engine_information(module.LayerInformationFormat.JSON)
     del context
     # RTX records graphs itself, where it can tell which of its kernels will be replaced.
     graphs = library.name == FULL and order.dla_core is None
@@ -234,7 +235,9 @@ def _context_bytes(engine: Any) -> int:
 def _dla_cores(library: Library) -> int:
     if not library.traits.weak_typing:
         return 0
-    return int(library.module.Runtime(new_logger(library)).num_DLA_cores)
+    logger = new_logger(library)
+    runtime = library.module.Runtime(logger)
+    return int(runtime.num_DLA_cores)
 
 
 def _digest(artifact: Path, files: ArtifactFiles) -> str:

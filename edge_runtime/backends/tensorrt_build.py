@@ -128,10 +128,10 @@ def _parse(parser: Any, artifact: Path, library: Library, logger: Any) -> None:
     raise LoadFailed(f"{library.title} cannot read {artifact.name}: {reason}")
 
 
-def _reason(error: Any) -> str:
+def _reason(problem: Any) -> str:
     """One error of the parser; TensorRT 10 and later say the operator too."""
-    operator = getattr(error, "node_operator", str)()
-    words = " ".join(str(error.desc()).split())
+    operator = getattr(problem, "node_operator", str)()
+    words = " ".join(str(problem.desc()).split())
     return f"operator {operator}: {words}" if operator else words
 
 

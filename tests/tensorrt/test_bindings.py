@@ -35,7 +35,8 @@ CLASSES = {
     "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser", "config": "IBuilderConfig",
     "profile": "IOptimizationProfile", "engine": "ICudaEngine", "loaded": "ICudaEngine",
     "_context": "IExecutionContext", "context": "IExecutionContext", "runtime": "Runtime",
-    "flag": "NetworkDefinitionCreationFlag",
+    "flag": "NetworkDefinitionCreationFlag", "inspector": "EngineInspector", "kept": "ITimingCache",
+    "problem": "ParserError",
 }  # fmt: skip
 """What a variable of this name is, in the files that call TensorRT."""
 
@@ -183,6 +184,7 @@ def test_the_names_are_found_by_reading_the_code() -> None:
     assert {
         "Builder.build_serialized_network", "OnnxParser.parse_from_file", "IBuilderConfig.set_flag", "BuilderFlag.TF32",
         "IExecutionContext.execute_async_v3", "Runtime.deserialize_cuda_engine", "ICudaEngine.num_io_tensors",
+        "Runtime.num_DLA_cores", "EngineInspector.get_engine_information", "ITimingCache.serialize", "ParserError.desc",
     } <= used  # fmt: skip
 
 
