@@ -74,13 +74,15 @@ class OpenVinoBackend:
             # Weights are read, not mapped: a user who copies a new file over a mapped one would end the daemon.
             core.set_property({"ENABLE_MMAP": False})
             model = core.read_model(str(artifact))
+            names = [_declared_name(port) for port in (*model.inputs, *model.outputs)]
             compiled = core.compile_model(model, device, properties)
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO cannot load {artifact.name} on {device}: {_reason(error)}") from error
         del model
+        inputs, outputs = names[: len(compiled.inputs)], names[len(compiled.inputs) :]
         spec = ModelSpec(
-            tuple(_tensor_spec(port, index, "input", artifact) for index, port in enumerate(compiled.inputs)),
-            tuple(_tensor_spec(port, index, "output", artifact) for index, port in enumerate(compiled.outputs)),
+            tuple(_tensor_spec(*named, "input", artifact) for named in zip(compiled.inputs, inputs, strict=True)),
+            tuple(_tensor_spec(*named, "output", artifact) for named in zip(compiled.outputs, outputs, strict=True)),
         )
         if not spec.outputs:
             raise LoadFailed(f"{artifact.name} has no outputs, so there is nothing to serve")
@@ -208,15 +210,19 @@ def _property(compiled: Any, name: str) -> Any:
         return None
 
 
-def _tensor_spec(port: Any, index: int, direction: str, artifact: Path) -> TensorSpec:
-    """One input or output. Raises LoadFailed for element types with no wire datatype."""
+def _declared_name(port: Any) -> str:
+    """What the model calls an input or output. Asked before it is compiled, which adds names of what it folds away."""
     names: set[str] = port.get_names()
     friendly: str = port.get_node().get_friendly_name()
-    name = friendly if friendly in names or not names else min(names)
+    return friendly if friendly in names or not names else min(names)
+
+
+def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> TensorSpec:
+    """One input or output. Raises LoadFailed for element types with no wire datatype."""
     element: str = port.get_element_type().get_type_name()
     if element not in _DATATYPES:
         raise LoadFailed(
-            f"{artifact.name}: {direction} {index} ({name!r}) is {element}, which cannot be sent; wanted one of "
+            f"{artifact.name}: {direction} {name!r} is {element}, which cannot be sent; wanted one of "
             f"{', '.join(_DATATYPES)}"
         )
     partial = port.get_partial_shape()

@@ -84,6 +84,12 @@ def identity(folder: Path, datatype: str) -> Path:
     return _write(folder, nodes, [("x", datatype, ["rows", 2])], [("y", datatype, ["rows", 2])])
 
 
+def renamed(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = relu(x), by way of a tensor `a` that only takes another name."""
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])])
+
+
 def running_sum(folder: Path) -> Path:
     """x FP32 [steps, 4] -> y FP32 [steps, 4], summed along axis 0: dynamic everywhere, yet no batch."""
     axis = numpy_helper.from_array(np.array(0, np.int64), "axis")
