@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
 
-MODEL_VERBS = ("infer", "bench")
+MODEL_VERBS = ("infer", "bench", "tune")
 MODEL_ACTIONS = (("models", "show"), ("models", "load"), ("models", "unload"), ("update", "rollback"))
 NAMES = "edge-runtime models list --names 2>/dev/null"
 """What a script runs for model names; silent where no daemon is."""

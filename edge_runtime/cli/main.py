@@ -22,6 +22,7 @@ VERBS = {
     "models": "list models, show what one takes and gives, load and unload",
     "status": "how the daemon does: rates, latencies, queues, refusals, memory",
     "bench": "measure requests per second and latencies of a running daemon",
+    "tune": "find what serves a model best on this device, and use it",
     "profile": "this device, the profile chosen for it, and what its backends offer",
     "repo": "publish signed models: keys, releases, and what groups of devices run",
     "update": "install signed releases, go back to the one before, see what runs",
