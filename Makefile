@@ -43,7 +43,8 @@ demo-device: $(READY) nspawn ## boot a Debian device in a container: install, se
 test: $(READY) mosquitto file-systems emulator mmdebstrap promtool ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
 
-TENSORRT := build/tensorrt
+# One for each environment, since its packages are for that one's Python.
+TENSORRT := build/tensorrt/$(notdir $(VENV))
 TENSORRT_READY := $(TENSORRT)/.ready
 
 test-tensorrt: $(READY) $(TENSORRT_READY) ## engines built by the real TensorRT for RTX, without a GPU; its API in every version

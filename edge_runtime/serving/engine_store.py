@@ -57,7 +57,7 @@ class _Build:
     def words(self) -> str:
         """For people."""
         if not self.has_begun:
-            return "its engine is to be built, after another one"
+            return "its engine is waiting to be built"
         return f"its engine is being built ({self.share:.0%}{f', {self.phase.lower()}' if self.phase else ''})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from edge_runtime.backends.tensorrt_library import import_tensorrt
 from edge_runtime.backends.tensorrt_order import EngineOrder, order_engine
 from edge_runtime.backends.tensorrt_shapes import plan_shapes
 from edge_runtime.errors import BackendUnavailable, LoadFailed
+from tests.bench import gpu_models, makers
+from tests.bench.makers import BenchModel
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, needs_rtx
 
@@ -147,3 +150,11 @@ def test_another_version_than_the_one_that_ordered_does_not_build(tmp_path: Path
     wanted = msgspec.structs.replace(order(onnx_models.mlp(tmp_path)), version="0.0.1")
     with pytest.raises(BackendUnavailable, match=r"0\.0\.1 was to build"):
         build_engine(wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [gpu_models.resnet50, makers.mobilenetv2, gpu_models.transformer])
+def test_networks_of_real_shapes_are_built(model: Callable[[], BenchModel]) -> None:
+    made = model()
+    built = build(order(made.path, max_rows=8))
+    assert len(built.engine) > made.path.stat().st_size / 2
