@@ -24,7 +24,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt nspawn bench lint format lock lock-tensorrt deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters nspawn bench lint format lock lock-tensorrt lock-convert deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -60,6 +60,38 @@ $(TENSORRT_READY): requirements-tensorrt.lock | $(READY)
 	$$pip -r <(sed '/^tensorrt/,$$d' requirements-tensorrt.lock)
 	$$pip --no-build-isolation -r requirements-tensorrt.lock
 	touch $@
+
+# The converters' libraries are 2 GB and none of a device's, so they have an environment of their own, on Python 3.11.
+CONVERT := build/convert/venv
+CONVERT_READY := build/convert/.ready
+CONVERT_PYTHON ?= python3.11
+# A build of PyTorch for the CPU; PyPI's brings gigabytes of CUDA. TORCH_INDEX=https://download.pytorch.org/whl/cpu has it.
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?=
+
+test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
+	@timeout --signal=INT --kill-after=30s 12m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
+
+$(CONVERT_READY): requirements-convert.lock pyproject.toml
+	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
+	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements-convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
+	  exit 1
+	fi
+	echo "set-up: the converters' libraries, 2 GB, into $(CONVERT)"
+	rm -rf $(CONVERT) && $(CONVERT_PYTHON) -m venv $(CONVERT)
+	pip="$(CONVERT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps"
+	$$pip --require-hashes -r requirements-convert.lock
+	$$pip --no-build-isolation --editable .
+	$$pip $(TORCH_INDEX:%=--index-url %) '$(TORCH)' || { echo "set-up: no $(TORCH) here, so tests with PyTorch are left out." \
+	  "Do: make TORCH_INDEX=https://download.pytorch.org/whl/cpu test-converters" >&2; }
+	touch $@
+
+lock-convert: # resolve requirements-convert.lock again (maintainers, after make lock)
+	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --python-version 3.11 --no-python-downloads \
+	  --python-platform x86_64-unknown-linux-gnu --extra convert --no-emit-package edge-runtime --no-emit-package torch \
+	  --no-emit-package nvidia-nccl-cu12 --generate-hashes --default-index https://pypi.org/simple \
+	  --custom-compile-command "make lock-convert" --output-file requirements-convert.lock pyproject.toml requirements-convert.in
+	@echo "requirements-convert.lock: $$(grep -c == requirements-convert.lock) packages"
 
 lock-tensorrt: # resolve requirements-tensorrt.lock and the bindings that are looked at again (maintainers, after make lock)
 	@uv="build/lock-tools/bin/uv pip compile --quiet --universal --python-version 3.10 --no-python-downloads"

@@ -8,6 +8,7 @@ weights, in 7.7 ms in fp32 (ONNX Runtime 1.31); ARM's dot products take either.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,9 @@ def _quantise(quantization: Any, prepared: Path, output: Path, reader: Any) -> N
         )  # fmt: skip
     finally:
         logging.getLogger().setLevel(root_level)
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("onnx", "int8"))

@@ -38,8 +38,14 @@ def read_onnx(source: Path, extra: str) -> Any:
 
 
 def opset_of(model: Any) -> int:
-    """The version of ONNX's own operators that a model is written in."""
+    """The version of ONNX's own operators that a model is written in; 0 where it uses none of them."""
     return max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
+
+
+def opsets_of(model: Any) -> str:
+    """All versions as a person reads them: "17, ai.onnx.ml 3"."""
+    each = sorted((entry.domain, entry.version) for entry in model.opset_import)
+    return ", ".join(str(version) if domain in ("", "ai.onnx") else f"{domain} {version}" for domain, version in each)
 
 
 def with_opset(model: Any, least: int, extra: str) -> Any:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ def read_model(source: Path) -> Any:
     try:
         return openvino.Core().read_model(str(source))
     except Exception as error:
-        raise ConversionFailed(f"{source}: OpenVINO cannot read it: {reason_of(error)}") from error
+        raise ConversionFailed(f"{source}: OpenVINO cannot read it: {_said(error)}") from error
 
 
 def write_ir(
@@ -63,6 +64,16 @@ def write_ir(
         raise
     except Exception as error:
         raise ConversionFailed(f"{source}: cannot be written as {precision} IR: {reason_of(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """The part of OpenVINO's message that is about the model; it ends with operators that have no rule."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    about = [
+        line for line in lines if not line.startswith(("Exception from", "Check '", "[TensorFlow", "FrontEnd API"))
+    ]
+    found = [line for line in about if "No conversion rule" in line or "No translator" in line]
+    return reason_of(RuntimeError("\n".join(found or about or lines)))
 
 
 def _quantised(model: Any, calibration: Iterable[Mapping[str, Array]] | None) -> Any:
@@ -84,3 +95,9 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logging.getLogger("nncf").setLevel(level)
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("openvino"))

@@ -26,6 +26,7 @@ VERBS = {
     "profile": "this device, the profile chosen for it, and what its backends offer",
     "repo": "publish signed models: keys, releases, and what groups of devices run",
     "update": "install signed releases, go back to the one before, see what runs",
+    "convert": "make an artifact of a trained model, and show how near it is to its source",
     "completion": "print the completion script for bash, zsh or fish",
 }
 
