@@ -57,6 +57,12 @@ class Finding(Struct, frozen=True):
         ]
         return ModelSpec(described[0], described[1])
 
+    @property
+    def interface(self) -> str:
+        """Inputs and outputs as clients know them."""
+        taken, given = (", ".join(f"{f.name} {f.datatype}" for f in forms) for forms in (self.inputs, self.outputs))
+        return f"{taken} -> {given}"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run what standard input names, for the process of that id. Exit status 0 when there is a finding."""

@@ -119,12 +119,17 @@ class Session:
         known = self.results.engines.get(engine)
         return {
             "backend": engine.backend,
-            "device": engine.device or None,
+            "device": None if engine.device == self._usual_device(engine) else engine.device,
             "precision": settings_precision(engine, known.runs_in if known is not None else ""),
             "threads": layout.threads,
             "instances": layout.instances,
             "max_batch_rows": layout.max_batch_rows,
         }
+
+    def _usual_device(self, engine: Engine) -> str:
+        """What the profile says of a backend, which need not be said again; no release may say a device."""
+        choices = self.device.profile.backends
+        return next((choice.device for choice in choices if choice.name == engine.backend), "")
 
     # ---- preparation ------------------------------------------------------------------------------------------------
 
@@ -271,9 +276,10 @@ class Session:
         outputs.unlink(missing_ok=True)
         if ran.finding.fault:
             return EngineResult(engine, ran.finding.fault, artifact=graph.name)
-        if _interface(ran.finding) != _interface(self._described):
-            theirs, ours = _interface(ran.finding), _interface(self._described)
-            return EngineResult(engine, f"takes and gives {theirs}, the model as it is {ours}", artifact=graph.name)
+        ours = "" if self._described is None else self._described.interface
+        if ran.finding.interface != ours:
+            reason = f"takes and gives {ran.finding.interface}, the model as it is {ours}"
+            return EngineResult(engine, reason, artifact=graph.name)
         datatypes = {form.name: form.datatype for form in ran.finding.outputs}
         reference = self._reference_outputs(engine, ran.outputs)
         accuracy = compare(datatypes, reference, ran.outputs, self.samples.judging.labels, self.wish.scores)
@@ -383,16 +389,6 @@ def opened(model: ModelFolder, version: VersionFolder, device: Device, wish: Wis
 def _settings_text(model: ModelFolder) -> str:
     path = model.path / "model.toml"
     return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
-
-
-def _interface(finding: Finding | None) -> str:
-    """Inputs and outputs as clients know them."""
-    if finding is None:
-        return ""
-    taken, given = (
-        ", ".join(f"{form.name} {form.datatype}" for form in forms) for forms in (finding.inputs, finding.outputs)
-    )
-    return f"{taken} -> {given}"
 
 
 def _told(engine: Engine) -> str:
