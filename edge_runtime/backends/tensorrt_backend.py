@@ -197,7 +197,8 @@ def _load_engine(wanted: _Wanted, engine: bytes) -> LoadedEngine:
         execution=lambda: Execution(cuda, loaded, mine, theirs, graphs=graphs),
         device=f"GPU:{gpu.index}" if order.dla_core is None else f"DLA:{order.dla_core}",
         precision=precision_run(information, wanted.planned),
-        memory_bytes=growth() + _context_bytes(loaded) + buffers,
+        # Budgets are of the host's memory: a discrete GPU's own is not in them, a Jetson's is the same.
+        memory_bytes=growth() + buffers + (_context_bytes(loaded) if gpu.is_integrated else 0),
         keep=(loaded, runtime, logger),
     )
 

@@ -108,7 +108,7 @@ def assemble_core(
     servables = Servables()
     lobby = Lobby(dispatcher)
     state = state_folder(config.state)
-    engines = EngineStore(state / "engines" if state is not None else None, memory_bytes=profile.limits.memory_bytes)
+    engines = EngineStore(state / "engines" if state is not None else None, usable_bytes=facts.memory_bytes)
     versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines)
     calibrator = Calibrator(
         dispatcher,

@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 LIMIT_S = 3600.0
 """Of one build, against one that hangs: NVIDIA speaks of minutes for large networks on embedded devices."""
 
+MEMORY_SHARE = 0.75
+"""Of what this process may use, for one build. More than models may have together: TensorRT's builder alone takes a
+gigabyte, and a build ends; beyond it, and where memory runs out before, the building process is the first to go."""
+
 TOLD_EVERY_S = 2.0
 """Progress is passed on no oftener: each time, what is known of headers is checked anew."""
 
@@ -64,15 +68,15 @@ class _Build:
 class EngineStore:
     """See EngineSource. `engine` and `refuse` may be called from any thread.
 
-    folder None: engines are kept as long as this process. memory_bytes: what a build may take, None unbounded. limits:
-    seconds of a build and bytes of the folder.
+    folder None: engines are kept as long as this process. usable_bytes: memory that this process may use, None
+    unknown, so that builds are not bounded. limit_s: of a build. limit_bytes: of the folder.
     """
 
     def __init__(
         self,
         folder: Path | None,
         *,
-        memory_bytes: int | None = None,
+        usable_bytes: int | None = None,
         limit_s: float = LIMIT_S,
         limit_bytes: int = LIMIT_BYTES,
         child: str = engine_child.__name__,
@@ -80,7 +84,7 @@ class EngineStore:
         self._own: tempfile.TemporaryDirectory[str] | None = None
         self._kept = EngineCache(folder, limit_bytes) if folder is not None else None
         self._limit_bytes = limit_bytes
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = None if usable_bytes is None else int(usable_bytes * MEMORY_SHARE)
         self._limit_s = limit_s
         self._child = child
         self._lock = threading.Lock()
@@ -271,7 +275,7 @@ def judge(ended: Ended, last: BuildNews, limit_s: float, memory_bytes: int | Non
         case Ended(is_late=True):
             return f"its engine was not built within {limit_s:g} s", True
         case Ended(is_too_large=True):
-            return f"building its engine took more than the {memory_bytes} bytes of memory that models may have", False
+            return f"building its engine took more than the {memory_bytes} bytes of memory that it may have", False
         case Ended(signal="SIGKILL"):
             return "the process that built its engine was killed; is the device out of memory?", False
         case Ended(signal=signal) if signal:

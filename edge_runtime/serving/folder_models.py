@@ -159,3 +159,5 @@ class FolderModels:
             if self._servables.find(folder.name, number) is not None:
                 log.warning("an older version serves", extra={"model": folder.name, "version": number})
                 return
+            if self._servables.is_building(folder.name, number):
+                return  # one more engine at most: each takes minutes

@@ -73,7 +73,8 @@ class Lifecycle:
         except LoadFailed as error:
             failed = State.BUILDING if isinstance(error, NotBuiltYet) else State.FAILED
             state = failed if old is None else State.READY
-            reason = error.message if old is None else f"a newer copy of its files failed to load: {error.message}"
+            fate = "waits" if failed is State.BUILDING else "failed to load"
+            reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
             if before is not None and before.state is State.ON_DEMAND and self._placement.is_held_up(version):
                 state, reason = State.ON_DEMAND, "waits for memory until an update of another model is decided"
             self._servables.stand(Standing(name, number, state, reason))

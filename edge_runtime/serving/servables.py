@@ -109,6 +109,11 @@ class Servables:
         standing = self._standings.get(model, {}).get(number)
         return standing is not None and standing.state in {State.FAILED, State.BUILDING}
 
+    def is_building(self, model: str, number: int) -> bool:
+        """Whether a version waits for its engine, and nothing answers for it."""
+        standing = self._standings.get(model, {}).get(number)
+        return standing is not None and standing.state is State.BUILDING
+
     def publish(self, servable: Servable) -> Servable | None:
         """Make a servable the live one of its version; returns the one it replaces, which the caller closes."""
         live = dict(self._live.get(servable.model, {}))

@@ -29,6 +29,9 @@ SAME_PRECISION_DIFFERENCE = 0.01
 OTHER_PRECISION_DIFFERENCE = 0.25
 """The same where one runs in fewer bits, as its owner asked for: what is found is garbage, not a loss of accuracy."""
 
+MEANWHILE = ("onnxruntime", "openvino")
+"""Backends that serve the same model while its engine is built, and stand one more caller."""
+
 _WAITING = (State.READY, State.BUILDING)
 
 
@@ -79,7 +82,7 @@ class Takeovers:
 
         def hold_to_account(loaded: Loaded) -> None:
             old = self._bench.servables.find(folder.name, version.number)
-            if old is None or loaded.servable.layouts.narrow.backend != "tensorrt":
+            if old is None or not _are_comparable(old.layouts.narrow, loaded.servable.layouts.narrow):
                 return
             try:
                 compare(old.layouts.narrow, loaded)
@@ -91,6 +94,20 @@ class Takeovers:
         if folder.name not in self._bench.releases:
             # An older version may have answered for it until now.
             self._folders.settle(folder.name)
+
+
+def _are_comparable(old: Instance, new: Instance) -> bool:
+    """Whether two instances run the same model, and the old one may be asked beside those who use it.
+
+    An engine that is replaced by another is of files that changed since; `model.py` is another model altogether.
+    """
+    if new.backend != "tensorrt" or old.backend not in MEANWHILE:
+        return False
+    names = [
+        ([tensor.name for tensor in each.spec.inputs], [tensor.name for tensor in each.spec.outputs])
+        for each in (old, new)
+    ]
+    return names[0] == names[1]
 
 
 def compare(old: Instance, loaded: Loaded) -> None:

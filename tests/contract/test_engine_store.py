@@ -123,7 +123,7 @@ def test_a_build_that_hangs_is_ended(tmp_path):
 
 
 def test_a_build_that_eats_memory_is_ended(tmp_path):
-    with store(tmp_path, memory_bytes=300 << 20) as (engines, told):
+    with store(tmp_path, usable_bytes=400 << 20) as (engines, told):
         with pytest.raises(NotBuiltYet):
             engines.engine(order("hungry"), KEY)
         assert "took more than the 314572800 bytes of memory" in told.end()[1]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.config.settings import Config
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
-from edge_runtime.errors import EdgeRuntimeError, NotReady
+from edge_runtime.errors import EdgeRuntimeError, NotBuiltYet, NotReady
 from edge_runtime.serving.engine_store import EngineStore
+from tests.contract import updated_device
 from tests.contract.release_kits import WORKERS, Hammer, answer_of, put_adder, release, runtime, states
 from tests.fakes.slow_compiler import SlowCompiler
 
@@ -126,6 +129,27 @@ def test_an_older_version_serves_until_the_engine_of_the_new_one_is_there(tmp_pa
             answer_of(rt, version=1)
 
 
+def test_of_many_older_versions_only_one_more_engine_is_built(tmp_path, compiler):
+    for number in (1, 2, 3, 4):
+        put_adder(tmp_path / "models", number, version=number, toml=ONLY)
+    with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
+        assert states(rt) == {3: "building", 4: "building"}
+
+
+def test_the_old_engine_serves_until_that_of_changed_files_is_there(tmp_path, compiler):
+    put_adder(tmp_path / "models", 1, toml=ONLY)
+    compiler.built.add(artifact(tmp_path))
+    with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
+        put_adder(tmp_path / "models", 5, toml=ONLY)
+        compiler.built.clear()
+        with pytest.raises(NotBuiltYet):
+            rt.load("m")
+        assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 1))
+        assert entry(rt)["reason"].startswith("a newer copy of its files waits: tensorrt: its engine is being built")
+        finish(rt, compiler, artifact(tmp_path))
+        assert (answer_of(rt), entry(rt)["reason"]) == ((1, 5), "")
+
+
 def test_an_engine_waits_for_the_end_of_an_exchange(tmp_path, compiler):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
@@ -159,3 +183,15 @@ def test_options_of_one_backend_are_not_seen_by_the_others(tmp_path, compiler):
     put_adder(tmp_path / "models", 1, toml='[options]\n"tensorrt.tf32" = "1"\n')
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         assert (states(rt), entry(rt)["backend"]) == ({1: "ready"}, "onnxruntime")
+
+
+def test_a_release_has_its_engine_before_it_is_tried_and_answers_with_it_at_once(tmp_path, compiler, monkeypatch):
+    monkeypatch.setattr(updated_device, "Config", partial(Config, profile=PROFILE))
+    fleet = updated_device.Fleet(tmp_path)
+    fleet.release(1)
+    with fleet.device() as device:
+        assert device.outcome()[0] == "installed"
+        (path,) = compiler.waits
+        assert path.endswith("/model.onnx")
+        (served,) = device.runtime.models()
+        assert (served["backend"], served["reason"], device.adds()) == ("tensorrt", "", 1.0)
