@@ -27,7 +27,7 @@ from edge_runtime.backends.tensorrt_library import FULL, Library, import_tensorr
 from edge_runtime.backends.tensorrt_order import EngineOrder, Gpu, engine_key, order_engine, parse_device
 from edge_runtime.backends.tensorrt_precision import choose_typing
 from edge_runtime.backends.tensorrt_shapes import plan_shapes
-from edge_runtime.errors import BackendUnavailable, LoadFailed, NotBuiltYet
+from edge_runtime.errors import BackendUnavailable, LoadFailed, NotBuiltYet, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 
 _CHUNK_BYTES = 1 << 20
@@ -94,7 +94,10 @@ class TensorRtBackend:
         """See Backend.load. Raises NotBuiltYet too: the engine is being built, and `load` will succeed when it is."""
         wanted = self._want(artifact, options)
         engine = self._engines.engine(wanted.order, wanted.key)
-        return TensorRtInstance(_load_engine(wanted, engine))
+        try:
+            return TensorRtInstance(_load_engine(wanted, engine))
+        except RunFailed as error:  # no memory left on the GPU, most likely
+            raise LoadFailed(error.message) from error
 
     def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
         """See Compiler."""

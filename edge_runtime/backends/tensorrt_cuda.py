@@ -144,7 +144,7 @@ class Cuda:
         self._do(cuda.cudaStreamBeginCapture(stream, mode), "record a graph")
         try:
             order()
-        except RunFailed:
+        except BaseException:
             cuda.cudaStreamEndCapture(stream)
             raise
         graph = self._do(cuda.cudaStreamEndCapture(stream), "record a graph")

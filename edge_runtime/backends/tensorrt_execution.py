@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.backends.tensorrt_cuda import Buffer, Cuda
-from edge_runtime.errors import LoadFailed, RunFailed
+from edge_runtime.errors import BackendError, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.tensors import DATATYPES, Array
 
@@ -65,8 +65,6 @@ class Execution:
             raise LoadFailed("TensorRT cannot make an execution context; is the GPU's memory full?")
         self._stream = cuda.new_stream()
         self._buffers: dict[str, Buffer] = {}
-        for tensor in (*inputs, *outputs):
-            self._place(tensor, tensor.most_bytes)
         self._shapes: tuple[Shape, ...] = ()
         self._output_shapes: list[Shape] = []
         self._same_runs = 0
@@ -74,6 +72,12 @@ class Execution:
         self._graph: Any = None
         self._gains: dict[tuple[Shape, ...], bool] = {}
         self._is_closed = False
+        try:
+            for tensor in (*inputs, *outputs):
+                self._place(tensor, tensor.most_bytes)
+        except BackendError:
+            self.close()
+            raise
 
     def view(self, tensor: EngineTensor, shape: Shape) -> Array:
         """The host's side of a tensor, at a shape; C-contiguous."""
@@ -162,20 +166,26 @@ class Execution:
         if known is None and self._same_runs >= SAME_RUNS:
             self._measure_graph()
         elif known and self._same_runs >= KNOWN_RUNS:
-            self._graph = self._cuda.record(self._stream, self._order)
+            self._graph = self._record()
+
+    def _record(self) -> Any:
+        """A graph of one run, None where it cannot be recorded."""
+        try:
+            return self._cuda.record(self._stream, self._order)
+        except (RunFailed, RuntimeError):
+            # Some engines wait for the GPU in the middle; those are run as they are from now on.
+            self._may_record = False
+            return None
 
     def _measure_graph(self) -> None:
-        try:
-            graph = self._cuda.record(self._stream, self._order)
-        except RunFailed:
-            # Some engines wait for the GPU in the middle; those are run as they are.
-            self._may_record = False
+        graph = self._record()
+        if graph is None:
             return
         plain_s, graph_s = math.inf, math.inf
         for _ in range(MEASURED_RUNS):
             plain_s = min(plain_s, self._timed(None))
             graph_s = min(graph_s, self._timed(graph))
-        self._gains[self._shapes] = graph_s * GRAPH_GAIN <= plain_s
+        self._gains[self._shapes] = graph_s * GRAPH_GAIN < plain_s
         if self._gains[self._shapes]:
             self._graph = graph
         else:
