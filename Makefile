@@ -16,13 +16,15 @@ FLAVOUR ?= onnxruntime
 BASE ?=
 WHEELS ?=
 LEVEL ?= 6
+RTX ?= 1.7.1.116
+BINDINGS ?= tensorrt-bindings==8.6.1 $(patsubst %,tensorrt-cu12-bindings==%,10.3.0 10.13.3.9 10.16.1.11) tensorrt-cu13-bindings==11.4.0.106
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device nspawn bench lint format lock deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters nspawn bench lint format lock lock-tensorrt lock-convert deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -40,6 +42,65 @@ demo-device: $(READY) nspawn ## boot a Debian device in a container: install, se
 
 test: $(READY) mosquitto file-systems emulator mmdebstrap promtool ## all tests (ARGS="-k words -x" is passed to pytest)
 	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
+
+# One for each environment, since its packages are for that one's Python.
+TENSORRT := build/tensorrt/$(notdir $(VENV))
+TENSORRT_READY := $(TENSORRT)/.ready
+
+test-tensorrt: $(READY) $(TENSORRT_READY) ## engines built by the real TensorRT for RTX, without a GPU; its API in every version
+	@site=$$($(TENSORRT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	PYTHONPATH=$$site timeout --signal=INT --kill-after=30s 10m $(RUN) -m pytest tests/tensorrt -rs $(ARGS)
+
+# The same Python as .venv's: its packages are put on the path of the tests. The library's own package comes as source, so
+# that setuptools, locked too, is installed before.
+$(TENSORRT_READY): requirements-tensorrt.lock | $(READY)
+	@echo "set-up: TensorRT for RTX and CUDA's bindings, 110 MB, into $(TENSORRT)"
+	rm -rf $(TENSORRT) && $(RUN) -m venv $(TENSORRT)
+	pip="$(TENSORRT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes --no-deps"
+	$$pip -r <(sed '/^tensorrt/,$$d' requirements-tensorrt.lock)
+	$$pip --no-build-isolation -r requirements-tensorrt.lock
+	touch $@
+
+# The converters' libraries are 2 GB and none of a device's, so they have an environment of their own, on Python 3.11.
+CONVERT := build/convert/venv
+CONVERT_READY := build/convert/.ready
+CONVERT_PYTHON ?= python3.11
+# A build of PyTorch for the CPU; PyPI's brings gigabytes of CUDA. TORCH_INDEX=https://download.pytorch.org/whl/cpu has it.
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?=
+
+test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
+	@timeout --signal=INT --kill-after=30s 12m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
+
+$(CONVERT_READY): requirements-convert.lock pyproject.toml
+	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
+	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements-convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
+	  exit 1
+	fi
+	echo "set-up: the converters' libraries, 2 GB, into $(CONVERT)"
+	rm -rf $(CONVERT) && $(CONVERT_PYTHON) -m venv $(CONVERT)
+	pip="$(CONVERT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps"
+	$$pip --require-hashes -r requirements-convert.lock
+	$$pip --no-build-isolation --editable .
+	$$pip $(TORCH_INDEX:%=--index-url %) '$(TORCH)' || { echo "set-up: no $(TORCH) here, so tests with PyTorch are left out." \
+	  "Do: make TORCH_INDEX=https://download.pytorch.org/whl/cpu test-converters" >&2; }
+	touch $@
+
+lock-convert: # resolve requirements-convert.lock again (maintainers, after make lock)
+	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --python-version 3.11 --no-python-downloads \
+	  --python-platform x86_64-unknown-linux-gnu --extra convert --no-emit-package edge-runtime --no-emit-package torch \
+	  --no-emit-package nvidia-nccl-cu12 --generate-hashes --default-index https://pypi.org/simple \
+	  --custom-compile-command "make lock-convert" --output-file requirements-convert.lock pyproject.toml requirements-convert.in
+	@echo "requirements-convert.lock: $$(grep -c == requirements-convert.lock) packages"
+
+lock-tensorrt: # resolve requirements-tensorrt.lock and the bindings that are looked at again (maintainers, after make lock)
+	@uv="build/lock-tools/bin/uv pip compile --quiet --universal --python-version 3.10 --no-python-downloads"
+	uv="$$uv --generate-hashes --default-index https://pypi.org/simple"
+	printf '%s\n' cuda-bindings 'setuptools>=70.1' tensorrt-rtx==$(RTX) | $$uv --custom-compile-command "make lock-tensorrt" \
+	  --output-file requirements-tensorrt.lock -
+	{ sed -n '/^#/p' tests/tensorrt/bindings.lock
+	  for each in $(BINDINGS); do echo $$each | $$uv --no-header --no-annotate --no-deps -; done; } > build/bindings.lock
+	mv build/bindings.lock tests/tensorrt/bindings.lock
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
 	@$(RUN) -m tests.bench $(BENCH)

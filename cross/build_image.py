@@ -22,7 +22,10 @@ from cross.building import Tell, made_line, run_program, tell_nobody, watched
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
-INPUTS = ("edge_runtime", "device_profiles", "cross", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
+INPUTS = (
+    "edge_runtime", "converters", "device_profiles", "cross",
+    "pyproject.toml", "requirements.lock", "README.md", "LICENSE",
+)  # fmt: skip
 
 ALWAYS = ("mqtt", "prometheus", "update")
 FLAVOURS = {

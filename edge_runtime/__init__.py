@@ -2,7 +2,8 @@
 
 One page map, lowest level first (a module imports its own package and lower levels, never a neighbour):
 errors, tensors, messages, model_spec, clock: nouns | config, profiles, telemetry | backends, repository, scheduling,
-wire, transports | serving, client | frontend, update, publish | fleet | daemon | cli.
+wire, transports | serving, client | frontend, update, publish | fleet | daemon | tuning
+| cli.
 DESIGN and the README say the rest.
 """
 

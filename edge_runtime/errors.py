@@ -121,6 +121,10 @@ class LoadFailed(BackendError):
     code = "load_failed"
 
 
+class NotBuiltYet(LoadFailed):
+    """An engine for this device is being built from the model: it is loaded when that is done, by itself."""
+
+
 class ConfigError(EdgeRuntimeError):
     """A setting is wrong; the message names the key's path, the value and the allowed values."""
 
@@ -181,6 +185,12 @@ class PublishError(EdgeRuntimeError):
     """A repository was not changed; what it publishes is as it was. Raised by the publisher's tool only."""
 
     code = "publish_failed"
+
+
+class ConversionFailed(EdgeRuntimeError):
+    """A model was not converted; nothing was written. Raised by the converters only."""
+
+    code = "conversion_failed"
 
 
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {

@@ -36,10 +36,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All inputs and outputs of one version, in the model's own order."""
+    """All inputs and outputs of one version, in the model's own order.
+
+    max_rows: most rows that one run takes, None where the library sets no bound; an engine is built for so many.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    max_rows: int | None = None
 
     @property
     def may_batch(self) -> bool:

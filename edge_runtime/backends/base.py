@@ -6,10 +6,11 @@ own file, only when its factory is called (registry.py). Nothing here imports a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.tensors import Array, Tensors
@@ -31,9 +32,10 @@ class LoadOptions:
     """How one instance is to be loaded; the profile's backend options after the model's own were laid over them.
 
     threads: cores that one `run` may use (intra-op). concurrency: runs that go on at once; OpenVINO makes so
-    many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16" or "" for the
-    backend's default. device: "CPU", "GPU", "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra:
-    options in the backend's own words, passed through.
+    many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16", "int8"
+    (which the artifact must hold: it is read back, never made) or "" for the backend's default. device: "CPU", "GPU",
+    "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the backend's own words, passed
+    through. max_rows: most rows of one run, where the owner says it; what is compiled for a range of rows goes by it.
     """
 
     threads: int = 1
@@ -42,6 +44,7 @@ class LoadOptions:
     spin: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
+    max_rows: int | None = None
 
 
 class Bound(Protocol):
@@ -136,4 +139,16 @@ class Backend(Protocol):
 
     def load(self, artifact: Path, options: LoadOptions) -> Instance:
         """Load one artifact. Raises LoadFailed (bad artifact), BackendUnavailable (device or provider missing)."""
+        ...
+
+
+@runtime_checkable
+class Compiler(Protocol):
+    """A backend that has models compiled for this device, which takes minutes and is not done by `load`."""
+
+    def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
+        """Have what `load` needs compiled, and wait for it, or until `stop` is set.
+
+        Raises as `load`: it cannot be.
+        """
         ...

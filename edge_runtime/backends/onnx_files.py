@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.backends.onnx_precision import weight_precision
+from edge_runtime.backends.onnx_precision import holds_int8, weight_precision
 from edge_runtime.backends.plain_files import open_artifact, plain_file_size
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
 from edge_runtime.errors import LoadFailed
@@ -25,11 +25,13 @@ class ArtifactFiles:
     """One artifact: the locations of its data files, relative to its folder, and the bytes of all together.
 
     precision: what most of its weights are ("f32", "bf16", "f16", "f64", "int8", "mixed"), "" where nothing tells.
+    holds_int8: whether a good part of them is int8, so that it was quantised.
     """
 
     locations: tuple[str, ...]
     total_bytes: int
     precision: str = ""
+    holds_int8: bool = False
 
 
 # Where a tensor can sit: message -> field number -> (message in that field, whether it may repeat).
@@ -80,7 +82,12 @@ def check_onnx_files(artifact: Path) -> ArtifactFiles:
         if location not in sizes:
             sizes[location] = plain_file_size(artifact.parent, location)
         _check_range(entry, sizes[location])
-    return ArtifactFiles(tuple(sizes), status.st_size + sum(sizes.values()), weight_precision(walk.elements))
+    return ArtifactFiles(
+        tuple(sizes),
+        status.st_size + sum(sizes.values()),
+        weight_precision(walk.elements),
+        holds_int8(walk.elements),
+    )
 
 
 class _Walk:

@@ -15,17 +15,31 @@ _MOST = 0.9
 """Scales, biases and limits of an int8 or f16 model stay f32; they are a few per cent of its elements."""
 
 
+INT8 = "int8"
+
+
+def holds_int8(elements: Mapping[int, int]) -> bool:
+    """Whether a model was quantised to int8, wholly or in part: what was not holds zero points of it at most."""
+    weights = _weights(elements)
+    return weights.get(INT8, 0) > (1 - _MOST) * sum(weights.values())
+
+
 def weight_precision(elements: Mapping[int, int]) -> str:
     """The precision of nine weights in ten, else "mixed"; "" for a model without weights.
 
     elements: number of elements for each TensorProto.DataType.
     """
+    weights = _weights(elements)
+    if not weights:
+        return ""
+    most = max(weights, key=lambda precision: weights[precision])
+    return most if weights[most] >= _MOST * sum(weights.values()) else "mixed"
+
+
+def _weights(elements: Mapping[int, int]) -> dict[str, int]:
     weights: dict[str, int] = {}
     for data_type, count in elements.items():
         precision = _PRECISIONS.get(data_type)
         if precision is not None and count > 0:
             weights[precision] = weights.get(precision, 0) + count
-    if not weights:
-        return ""
-    most = max(weights, key=lambda precision: weights[precision])
-    return most if weights[most] >= _MOST * sum(weights.values()) else "mixed"
+    return weights

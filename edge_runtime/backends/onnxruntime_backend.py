@@ -66,7 +66,7 @@ class OnnxRuntimeBackend:
         files = check_onnx_files(artifact)
         library = _library()
         kind, _, which = options.device.upper().partition(":")
-        providers = choose_providers(library, kind or "CPU", which, options)
+        providers = choose_providers(library, kind or "CPU", which, options, files)
         growth = watch_growth(files.total_bytes)
         session = _session(library, artifact, options, providers)
         _check_providers(session, providers[0][0], artifact)

@@ -6,6 +6,7 @@ import platform
 from types import ModuleType
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.onnx_files import ArtifactFiles
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 
 PROVIDERS = {
@@ -21,9 +22,12 @@ _CODE_OPTIONS = ("plugin", "lib_path", "library", "custom_op")
 
 
 def choose_providers(
-    library: ModuleType, kind: str, which: str, options: LoadOptions
+    library: ModuleType, kind: str, which: str, options: LoadOptions, files: ArtifactFiles
 ) -> list[tuple[str, dict[str, str]]]:
-    """Providers with their options, first choice first. Raises BackendUnavailable for what is not built in."""
+    """Providers with their options, first choice first.
+
+    Raises BackendUnavailable for what is not built in, LoadFailed for an int8 that the model does not hold.
+    """
     wanted = PROVIDERS.get(kind)
     if wanted is None:
         raise BackendUnavailable(f"ONNX Runtime has no device {kind!r}; known: {', '.join(PROVIDERS)}")
@@ -41,7 +45,7 @@ def choose_providers(
             raise LoadFailed(f"ONNX Runtime on CPU has no option {key!r}; known: {', '.join(sorted(_OWN_OPTIONS))}")
     if which:
         extra["device_type" if kind == "OPENVINO" else "device_id"] = which
-    extra.update(_precision_options(kind, options.precision))
+    extra.update(_precision_options(kind, options.precision, files))
     chosen = [(wanted, extra)]
     if kind == "TENSORRT" and PROVIDERS["CUDA"] in there:
         # What TensorRT cannot build an engine for runs on the same GPU.
@@ -49,10 +53,12 @@ def choose_providers(
     return chosen
 
 
-def _precision_options(kind: str, precision: str) -> dict[str, str]:
+def _precision_options(kind: str, precision: str, files: ArtifactFiles) -> dict[str, str]:
     """Provider options for a precision. Raises BackendUnavailable where the provider cannot change it."""
-    if precision in ("", "f32"):
+    if precision in ("", "f32", files.precision) or (precision == "int8" and files.holds_int8):
         return {}
+    if precision == "int8":
+        raise LoadFailed(not_int8(files))
     if kind == "TENSORRT":
         return {"trt_fp16_enable": "1"} if precision == "f16" else {"trt_bf16_enable": "1"}
     if kind == "OPENVINO" and precision == "f16":
@@ -77,3 +83,11 @@ def precision_run(asked: str, exported: str, kind: str) -> str:
     if asked in ("bf16", "f16") and exported in ("f32", "mixed", ""):
         return asked
     return exported or ("f32" if kind == "CPU" else asked or "f32")
+
+
+def not_int8(files: ArtifactFiles) -> str:
+    """Why an artifact is not loaded as int8."""
+    return (
+        f"precision int8 was asked for, and the model holds {files.precision or 'no weights'}: int8 is never made at "
+        "load. Put model.int8.onnx beside it (`edge-runtime convert`, `edge-runtime tune`), or leave precision out"
+    )

@@ -7,6 +7,7 @@ three quarters of the import's time. Extensions are never loaded.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,9 @@ _VIRTUAL_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
 _CODE_PROPERTIES = ("CONFIG_FILE", "PATH", "EXTENSION", "PLUGIN")
 """Properties with these words read files by path; `model.toml` lies beside the model, so it may not say them."""
 
+INT8_SHARE = 0.75
+"""Of compute layers that run in int8, from which a model is one of int8; the first or the last often stay f32."""
+
 _COMPUTE_LAYERS = frozenset(
     ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm", "RNNSeq", "RNNCell", "MHA", "LLMMLP")
 )
@@ -41,8 +45,9 @@ _COMPUTE_LAYERS = frozenset(
 class OpenVinoBackend:
     """Runs `model.xml` (IR, with `model.bin`) and `model.onnx`.
 
-    options.device: CPU (default), GPU, GPU.1, NPU, AUTO. options.precision: f32, bf16 or f16; on CPU the default is
-    f32, because left alone OpenVINO picks bf16 on machines with AMX. options.extra: OpenVINO's own properties.
+    options.device: CPU (default), GPU, GPU.1, NPU, AUTO. options.precision: f32, bf16, f16, or int8 for a model that
+    was quantised; on CPU the default is f32, because left alone OpenVINO picks bf16 on machines with AMX.
+    options.extra: OpenVINO's own properties.
     """
 
     name = "openvino"
@@ -69,13 +74,15 @@ class OpenVinoBackend:
             # Weights are read, not mapped: a user who copies a new file over a mapped one would end the daemon.
             core.set_property({"ENABLE_MMAP": False})
             model = core.read_model(str(artifact))
+            names = [_declared_name(port) for port in (*model.inputs, *model.outputs)]
             compiled = core.compile_model(model, device, properties)
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO cannot load {artifact.name} on {device}: {_reason(error)}") from error
         del model
+        inputs, outputs = names[: len(compiled.inputs)], names[len(compiled.inputs) :]
         spec = ModelSpec(
-            tuple(_tensor_spec(port, index, "input", artifact) for index, port in enumerate(compiled.inputs)),
-            tuple(_tensor_spec(port, index, "output", artifact) for index, port in enumerate(compiled.outputs)),
+            tuple(_tensor_spec(*named, "input", artifact) for named in zip(compiled.inputs, inputs, strict=True)),
+            tuple(_tensor_spec(*named, "output", artifact) for named in zip(compiled.outputs, outputs, strict=True)),
         )
         if not spec.outputs:
             raise LoadFailed(f"{artifact.name} has no outputs, so there is nothing to serve")
@@ -118,12 +125,13 @@ def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
             raise LoadFailed(f"property {key!r} names a file, which a model's options may not do")
     properties: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
     streams, threads = options.concurrency, options.threads * options.concurrency
+    hint = _hint(options)
     if threads == 1:
         # With one thread in all, OpenVINO 2026.4 loses exceptions of `infer` and leaves the outputs as they were. A
         # second stream makes it tell; each run still takes one thread.
         streams = threads = 2
     cpu = {
-        "INFERENCE_PRECISION_HINT": options.precision or "f32",
+        "INFERENCE_PRECISION_HINT": hint or "f32",
         "NUM_STREAMS": str(streams),
         "INFERENCE_NUM_THREADS": str(threads),
         # The scheduler shares the cores among models; a pinned thread would wait for its core beside an idle one.
@@ -133,11 +141,16 @@ def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
         properties |= cpu
     elif device.partition(":")[0] in _VIRTUAL_DEVICES:
         properties["DEVICE_PROPERTIES"] = {"CPU": cpu}
-        if options.precision:
-            properties["INFERENCE_PRECISION_HINT"] = options.precision
-    elif options.precision:
-        properties["INFERENCE_PRECISION_HINT"] = options.precision
+        if hint:
+            properties["INFERENCE_PRECISION_HINT"] = hint
+    elif hint:
+        properties["INFERENCE_PRECISION_HINT"] = hint
     return properties | dict(options.extra)
+
+
+def _hint(options: LoadOptions) -> str:
+    """The precision of what is not quantised: a quantised model says itself which layers run in int8."""
+    return "" if options.precision == "int8" else options.precision
 
 
 def _precision_run(compiled: Any, options: LoadOptions) -> str:
@@ -146,12 +159,12 @@ def _precision_run(compiled: Any, options: LoadOptions) -> str:
     Raises BackendUnavailable when a precision was asked for that the device did not take.
     """
     hint = _precision_name(_property(compiled, "INFERENCE_PRECISION_HINT"))
-    if options.precision and hint != options.precision:
+    if _hint(options) and hint != options.precision:
         raise BackendUnavailable(
             f"precision {options.precision} was asked for, but this device runs in {hint or 'its own'}; "
             "leave precision out or choose another"
         )
-    layers: set[str] = set()
+    layers: Counter[str] = Counter()
     try:
         nodes = compiled.get_runtime_model().get_ordered_ops()
     except RuntimeError:
@@ -159,10 +172,20 @@ def _precision_run(compiled: Any, options: LoadOptions) -> str:
     for node in nodes:
         facts = node.rt_info
         if "layerType" in facts and "runtimePrecision" in facts and facts["layerType"].value in _COMPUTE_LAYERS:
-            layers.add(_precision_name(facts["runtimePrecision"].value))
-    if not layers:
-        return hint
-    return layers.pop() if len(layers) == 1 else "mixed"
+            layers[_precision_name(facts["runtimePrecision"].value)] += 1
+    if options.precision == "int8" and "int8" not in layers:
+        raise LoadFailed(
+            f"precision int8 was asked for, and no layer runs in int8 on this device ({', '.join(layers) or hint}): "
+            "the model was not quantised, or the device has no int8. Put model.int8.xml and .bin beside it "
+            "(`edge-runtime convert`, `edge-runtime tune`), or leave precision out"
+        )
+    return _most(layers) if layers else hint
+
+
+def _most(layers: Counter[str]) -> str:
+    """What the compute layers run in, else "mixed". Quantisers leave a layer or two of an int8 model as they were."""
+    (name, count), *others = layers.most_common()
+    return name if not others or (name == "int8" and count >= INT8_SHARE * layers.total()) else "mixed"
 
 
 def _precision_name(value: Any) -> str:
@@ -187,15 +210,19 @@ def _property(compiled: Any, name: str) -> Any:
         return None
 
 
-def _tensor_spec(port: Any, index: int, direction: str, artifact: Path) -> TensorSpec:
-    """One input or output. Raises LoadFailed for element types with no wire datatype."""
+def _declared_name(port: Any) -> str:
+    """What the model calls an input or output. Asked before it is compiled, which adds names of what it folds away."""
     names: set[str] = port.get_names()
     friendly: str = port.get_node().get_friendly_name()
-    name = friendly if friendly in names or not names else min(names)
+    return friendly if friendly in names or not names else min(names)
+
+
+def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> TensorSpec:
+    """One input or output. Raises LoadFailed for element types with no wire datatype."""
     element: str = port.get_element_type().get_type_name()
     if element not in _DATATYPES:
         raise LoadFailed(
-            f"{artifact.name}: {direction} {index} ({name!r}) is {element}, which cannot be sent; wanted one of "
+            f"{artifact.name}: {direction} {name!r} is {element}, which cannot be sent; wanted one of "
             f"{', '.join(_DATATYPES)}"
         )
     partial = port.get_partial_shape()

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from edge_runtime.backends.base import Backend, Probe
 from edge_runtime.backends.library_import import not_installed
+from edge_runtime.backends.tensorrt_library import installed_library
 from edge_runtime.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.tensorrt_backend import EngineSource
 
 
 def _onnxruntime(_: bool) -> Backend:
@@ -26,6 +31,16 @@ def _openvino(_: bool) -> Backend:
     return OpenVinoBackend()
 
 
+def _tensorrt(_: bool) -> Backend:
+    return _tensorrt_with(None)
+
+
+def _tensorrt_with(engines: EngineSource | None) -> Backend:
+    from edge_runtime.backends.tensorrt_backend import TensorRtBackend
+
+    return TensorRtBackend(engines)
+
+
 def _python(allow_python: bool) -> Backend:
     from edge_runtime.backends.python_backend import PythonBackend
 
@@ -35,6 +50,7 @@ def _python(allow_python: bool) -> Backend:
 _FACTORIES: dict[str, Callable[[bool], Backend]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "tensorrt": _tensorrt,
     "python": _python,
 }
 
@@ -47,17 +63,21 @@ def known_backends() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
-def backend(name: str, *, allow_python: bool = False) -> Backend:
+def backend(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:
     """One backend. Its library is looked for, and imported only by its `probe` and `load`.
 
-    allow_python: whether `model.py` may be loaded (`python_models` in the configuration). Raises BackendUnavailable
-    with what to install.
+    allow_python: whether `model.py` may be loaded (`python_models` in the configuration). engines: where TensorRT's
+    come from; None has them built by whoever loads. Raises BackendUnavailable with what to install.
     """
     factory = _FACTORIES.get(name)
     if factory is None:
         raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(_FACTORIES)}")
     if name in _LIBRARIES and find_spec(name) is None:
         raise not_installed(name, name)
+    if name == "tensorrt":
+        if installed_library() is None:
+            raise not_installed(name, name)
+        return _tensorrt_with(engines)
     return factory(allow_python)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from edge_runtime.cli.arguments import add_connection, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
-from edge_runtime.cli.quantiles import quantile
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.client.load_generator import Measured, Plan, measure
+from edge_runtime.client.quantiles import quantile
 from edge_runtime.client.zmq_client import Client
 
 BUSY = 0.8

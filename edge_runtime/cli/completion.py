@@ -14,7 +14,7 @@ from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
 
 SHELLS = ("bash", "zsh", "fish")
-MODEL_VERBS = ("infer", "bench")
+MODEL_VERBS = ("infer", "bench", "tune")
 MODEL_ACTIONS = (("models", "show"), ("models", "load"), ("models", "unload"), ("update", "rollback"))
 NAMES = "edge-runtime models list --names 2>/dev/null"
 """What a script runs for model names; silent where no daemon is."""

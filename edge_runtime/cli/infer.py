@@ -19,8 +19,8 @@ from edge_runtime.cli.answers import answer_json, print_answer, save
 from edge_runtime.cli.arguments import add_connection, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
-from edge_runtime.cli.quantiles import quantile
 from edge_runtime.cli.screen import Screen, ms_text
+from edge_runtime.client.quantiles import quantile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

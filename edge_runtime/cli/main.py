@@ -22,9 +22,11 @@ VERBS = {
     "models": "list models, show what one takes and gives, load and unload",
     "status": "how the daemon does: rates, latencies, queues, refusals, memory",
     "bench": "measure requests per second and latencies of a running daemon",
+    "tune": "find what serves a model best on this device, and use it",
     "profile": "this device, the profile chosen for it, and what its backends offer",
     "repo": "publish signed models: keys, releases, and what groups of devices run",
     "update": "install signed releases, go back to the one before, see what runs",
+    "convert": "make an artifact of a trained model, and show how near it is to its source",
     "completion": "print the completion script for bash, zsh or fish",
 }
 

@@ -74,6 +74,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             rows,
             right=("version", "requests/s", "p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "refused"),
         )
+    _print_reasons(stats, screen)
     _print_refusals(stats, screen)
 
 
@@ -104,6 +105,19 @@ def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None)
     elapsed_s = uptime_s - past.get("uptime_s", 0.0)
     since = answered - _mapping(past, "metrics", "models", name).get("answered", 0)
     return float(since / elapsed_s) if elapsed_s > 0 and since >= 0 else None
+
+
+def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
+    """What a person should know of single versions: why one failed, how far another's engine is."""
+    reasons = {
+        f"{entry.get('name', '')} {entry.get('version', '')}": str(entry["reason"])
+        for entry in stats.get("models") or ()
+        if entry.get("reason")
+    }
+    if reasons:
+        screen.line()
+        screen.heading("reasons")
+        screen.fields(reasons)
 
 
 def _print_refusals(stats: Mapping[str, Any], screen: Screen) -> None:

@@ -103,6 +103,13 @@ CONFIG_KEYS = {
     "limits.queue_rows": "rows that may wait, of each model",
     "limits.queue_bytes": "bytes that may wait, of each model",
     "limits.max_run_ms": "longest run while another model waits",
+    "backends": "what models are loaded with, in the order tried, in place of the profile's; a table [[backends]] each",
+    "backends.name": "onnxruntime, openvino, tensorrt",
+    "backends.device": "empty: the backend's own",
+    "backends.precision": "empty: the backend's own; int8 wants model.int8.onnx or .xml in each version",
+    "backends.threads": "cores that one run takes; absent: the measured layout",
+    "backends.spin": "threads wait by spinning: a little faster, and a core is always busy",
+    "backends.extra": "options in the backend's own words",
 }
 
 MODEL_KEYS = {
@@ -119,7 +126,7 @@ MODEL_KEYS = {
     "threads": "cores that one run takes; absent: the measured layout",
     "backend": "absent: the profile's order",
     "device": "absent: the profile's, for example CPU, CUDA, GPU, NPU, AUTO",
-    "precision": "absent: the backend's own; a lower one is quicker and less exact",
+    "precision": "absent: the backend's own; a lower one is quicker and less exact. int8 wants model.int8.onnx or .xml",
     "options": "options in the backend's own words, passed through",
     "versions": "which versions are loaded: one of the three; absent: the newest",
     "versions.latest": "the newest so many",

@@ -61,7 +61,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive | None = None
     backend: str | None = None
     device: str | None = None
-    precision: Literal["f32", "bf16", "f16"] | None = None
+    precision: Literal["f32", "bf16", "f16", "int8"] | None = None
     options: dict[str, str] = field(default_factory=dict)
     versions: Versions = Versions()
     warmup: Warmup = Warmup()
@@ -233,6 +233,17 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_run_ms: PositiveFloat | None = None
 
 
+class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[backends]]`: as a profile's own; where there is one, they stand in place of the profile's, in their order."""
+
+    name: str
+    device: str = ""
+    precision: Literal["", "f32", "bf16", "f16", "int8"] = ""
+    threads: Positive | None = None
+    spin: bool = False
+    extra: dict[str, str] = field(default_factory=dict)
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """`config.toml` with the command line laid over it.
 
@@ -250,6 +261,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()
+    backends: tuple[BackendSettings, ...] = ()
     python_models: bool = False
     watch: bool = True
     calibrate: bool = True

@@ -12,7 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_runtime.backends.registry import backend
+import msgspec
+
+from edge_runtime.backends.registry import backend, known_backends
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config
@@ -28,6 +30,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.calibration import CurveCache
 from edge_runtime.serving.calibrator import Calibrator, CalibratorSettings
+from edge_runtime.serving.engine_store import EngineStore
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.loader import Loader, LoaderSettings
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
@@ -54,6 +57,7 @@ class Core:
     lobby: Lobby
     infer: Infer
     loader: Loader
+    engines: EngineStore
     state: Path | None
     updates: UpdateWorker | None
 
@@ -79,6 +83,7 @@ class Core:
         if self.updates is not None:
             self.updates.close()
         self.loader.close()
+        self.engines.close()
         drained = [servable.close(drain_s) for servable in self.servables.loaded()]
         self.workers.close()
         return all(drained)
@@ -97,13 +102,14 @@ def assemble_core(
     """
     clock = clock or SystemClock()
     facts = detect()
-    profile = match_profile(facts, load_profiles(), config.profile).profile.effective(facts, config.limits)
+    profile = effective_profile(config, facts)
     metrics = Metrics()
     dispatcher = Dispatcher(clock, profile.limits.cores, profile.limits.max_run_ms / 1e3)
     servables = Servables()
     lobby = Lobby(dispatcher)
     state = state_folder(config.state)
-    versions = _new_versions(config, profile, dispatcher, clock, metrics)
+    engines = EngineStore(state / "engines" if state is not None else None, usable_bytes=facts.memory_bytes)
+    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines)
     calibrator = Calibrator(
         dispatcher,
         CurveCache(state / "calibration" if state is not None else None),
@@ -125,7 +131,9 @@ def assemble_core(
             serves_folder=config.serves_folder,
         ),
         metrics=metrics,
+        refuse_engine=engines.refuse,
     )
+    engines.tell(loader.engine_done, loader.engine_progress)
     updates = None
     if config.update is not None:
         try:
@@ -133,7 +141,15 @@ def assemble_core(
         except ImportError as error:
             raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
         updates = new_update_worker(
-            config, state, profile, versions=versions, loader=loader, clock=clock, disk=disk, utc_clock=utc_clock
+            config,
+            state,
+            profile,
+            versions=versions,
+            engines=engines,
+            loader=loader,
+            clock=clock,
+            disk=disk,
+            utc_clock=utc_clock,
         )
     watch_daemon(metrics, servables, state, updates.summary if updates is not None else None)
     return Core(
@@ -148,18 +164,35 @@ def assemble_core(
         lobby=lobby,
         infer=Infer(servables, lobby),
         loader=loader,
+        engines=engines,
         state=state,
         updates=updates,
     )
 
 
+def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
+    """The profile that fits this host, with what the configuration lays over it. Raises ConfigError."""
+    backends = msgspec.convert(msgspec.to_builtins(config.backends), tuple[BackendChoice, ...])
+    unknown = [each.name for each in backends if each.name not in known_backends()]
+    if unknown:
+        raise ConfigError(f"backends.name: got {unknown[0]!r}, wanted one of {', '.join(known_backends())}")
+    chosen = match_profile(facts, load_profiles(), config.profile).profile
+    return chosen.effective(facts, config.limits, backends)
+
+
 def _new_versions(
-    config: Config, profile: EffectiveProfile, dispatcher: Dispatcher, clock: Clock, metrics: Metrics
+    config: Config,
+    profile: EffectiveProfile,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    metrics: Metrics,
+    *,
+    engines: EngineStore,
 ) -> VersionLoader:
     return VersionLoader(
         # Last and always: a model.py that is not allowed then says which setting allows it.
         choices=(*profile.backends, BackendChoice(name="python")),
-        backend=cache(partial(backend, allow_python=config.python_models)),
+        backend=cache(partial(backend, allow_python=config.python_models, engines=engines)),
         limits=ServingLimits(
             cores=profile.limits.cores,
             max_batch_rows=profile.batching.max_batch_rows,

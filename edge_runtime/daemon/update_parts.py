@@ -20,6 +20,7 @@ from edge_runtime.fleet.identity import device_topics, id_from_hostname
 from edge_runtime.profiles.profile import EffectiveProfile
 from edge_runtime.repository.durable import Disk
 from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
+from edge_runtime.serving.engine_store import EngineStore
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.update.offers import Device, version_numbers
@@ -39,6 +40,7 @@ def new_update_worker(
     profile: EffectiveProfile,
     *,
     versions: VersionLoader,
+    engines: EngineStore,
     loader: Loader,
     clock: Clock,
     disk: Disk,
@@ -58,7 +60,12 @@ def new_update_worker(
 
     def attempt(staged: StagedRelease) -> TrialReport:
         (version,) = staged.folder.versions.values()
-        return try_release(staged, versions.candidates(staged.folder, version), trial_limits, stop=stop)
+        candidates = versions.candidates(staged.folder, version)
+        return try_release(staged, candidates, trial_limits, stop=stop, engines=engines.folder)
+
+    def prepare(staged: StagedRelease) -> None:
+        (version,) = staged.folder.versions.values()
+        versions.prepare(staged.folder, version, stop)
 
     updater = Updater(
         settings,
@@ -68,6 +75,7 @@ def new_update_worker(
             runtime=version_numbers(__version__),
             suffixes=versions.suffixes(),
             memory_bytes=memory_bytes,
+            precisions=versions.precisions(),
         ),
         loader,
         state / "update",
@@ -77,6 +85,7 @@ def new_update_worker(
         stop=stop,
         disk=disk,
         utc_clock=utc_clock,
+        prepare=prepare,
     )
     return UpdateWorker(updater, settings, clock, stop)
 

@@ -6,6 +6,7 @@ Which profile a host gets is match.py's. `device_profiles/README.md` says what e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -50,7 +51,7 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     name: str
     device: str = ""
-    precision: Literal["", "f32", "bf16", "f16"] = ""
+    precision: Literal["", "f32", "bf16", "f16", "int8"] = ""
     threads: Positive | None = None
     spin: bool = False
     extra: dict[str, str] = field(default_factory=dict)
@@ -100,13 +101,18 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     batching: Batching = Batching()
     thermal: Thermal = Thermal()
 
-    def effective(self, facts: Facts, overlay: LimitOverlay | None = None) -> EffectiveProfile:
-        """This profile on this host, with the configuration's `[limits]` laid over it. Pure; raises nothing."""
+    def effective(
+        self, facts: Facts, overlay: LimitOverlay | None = None, backends: Sequence[BackendChoice] = ()
+    ) -> EffectiveProfile:
+        """This profile on this host, with the configuration's `[limits]` laid over it. Pure; raises nothing.
+
+        backends: the configuration's, in place of the profile's; none leaves those.
+        """
         limits = resolve_limits(self.limits, facts, overlay)
         return EffectiveProfile(
             name=self.name,
             description=self.description,
-            backends=tuple(_within(choice, limits.cores) for choice in self.backends),
+            backends=tuple(_within(choice, limits.cores) for choice in backends or self.backends),
             limits=limits,
             batching=self.batching,
             thermal=self.thermal,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ from edge_runtime.repository.folder import MAX_VERSION_FILES
 from edge_runtime.repository.names import (
     NAME_RULE,
     SETTINGS_FILE,
+    VARIANTS,
     artifact_candidates,
     is_ignored,
     is_model_name,
     parse_version,
+    suffix_of,
+    variant_name,
+    variant_of,
     weights_name,
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
@@ -44,18 +48,28 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of a release, copied aside. backend: whose artifact, or whose data it is."""
+    """One file of a release, copied aside. backend: whose artifact, or whose data it is. precision: of a variant."""
 
     name: str
     path: Path
     sha256: str
     length: int
     backend: str
+    precision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedArtifact:
+    """One graph of a release, copied aside. precision: of a variant (`model.int8.onnx`), "" for the model itself."""
+
+    backend: str
+    path: Path
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """A version that may be tried. artifacts: backend and staged file of each graph; files: these and their data.
+    """A version that may be tried. artifacts: each graph, the model itself first; files: these and their data.
 
     left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as they are said.
     """
@@ -63,7 +77,7 @@ class Intake:
     model: str
     version: int
     settings: Mapping[str, Any]
-    artifacts: tuple[tuple[str, Path], ...]
+    artifacts: tuple[StagedArtifact, ...]
     files: tuple[StagedFile, ...]
     left_out: tuple[str, ...]
 
@@ -81,20 +95,35 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
         raise PublishError(
             f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, or .xml and .bin"
         )
-    wanted: dict[str, str] = {}
-    if onnx is not None:
-        wanted |= dict.fromkeys((onnx, *_data_of(found.path / onnx)), "onnxruntime")
-    if ir is not None:
-        wanted |= dict.fromkeys((ir, weights_name(ir)), "openvino")
+    graphs = [name for name in (onnx, ir) if name is not None]
+    for precision in VARIANTS:
+        variants = (_one_of(names, variant_name(each, precision), found.path) for each in ("model.onnx", "model.xml"))
+        graphs += [name for name in variants if name is not None]
+    wanted = _files_of(graphs, found.path)
     _check_wanted(found.path, wanted, names)
     _check_space(folder, found.path, wanted)
-    files = tuple(_stage(folder, found.path, name, backend) for name, backend in wanted.items())
-    by_name = {file.name: file.path for file in files}
-    if onnx is not None:
-        _data_of(by_name[onnx])  # the copy, in case the original was changed meanwhile
-    graphs = [(wanted[name], by_name[name]) for name in (onnx, ir) if name is not None]
+    files = tuple(_stage(folder, found.path, name, *of) for name, of in wanted.items())
+    by_name = {file.name: file for file in files}
+    for name in graphs:
+        if suffix_of(name) == ".onnx":
+            _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
+    artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
     left_out = tuple(name for name in names if name not in wanted and name != SETTINGS_FILE)
-    return Intake(found.model, found.version, _read_settings(found.settings), tuple(graphs), files, left_out)
+    return Intake(found.model, found.version, _read_settings(found.settings), artifacts, files, left_out)
+
+
+def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
+    """Each file that these graphs need, with the backend and the precision that it is of; data that several share once.
+
+    Shared data is the model's own, which every device fetches.
+    """
+    wanted: dict[str, tuple[str, str]] = {}
+    for name in graphs:
+        is_onnx = suffix_of(name) == ".onnx"
+        data = _data_of(folder / name) if is_onnx else (weights_name(name),)
+        for file in (name, *data):
+            wanted.setdefault(file, ("onnxruntime" if is_onnx else "openvino", variant_of(name)))
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +191,7 @@ def _data_of(artifact: Path) -> tuple[str, ...]:
         raise PublishError(f"{artifact}: {error.message}") from error
 
 
-def _check_wanted(folder: Path, wanted: Mapping[str, str], names: list[str]) -> None:
+def _check_wanted(folder: Path, wanted: Iterable[str], names: list[str]) -> None:
     for name in wanted:
         if "/" in name:
             raise PublishError(f"{folder}: the model's data {name!r} is in a folder; export it beside the model")
@@ -175,14 +204,14 @@ def _check_wanted(folder: Path, wanted: Mapping[str, str], names: list[str]) -> 
             raise PublishError(f"{folder / name}: has {size} bytes, wanted at most {MAX_FILE_BYTES}")
 
 
-def _check_space(folder: RepositoryFolder, source: Path, names: Mapping[str, str]) -> None:
+def _check_space(folder: RepositoryFolder, source: Path, names: Iterable[str]) -> None:
     nbytes = sum((source / name).lstat().st_size for name in names)
     free = shutil.disk_usage(folder.path).free
     if nbytes > free:
         raise PublishError(f"{folder.path}: {free} bytes are free and the model has {nbytes}; free some space")
 
 
-def _stage(folder: RepositoryFolder, source: Path, name: str, backend: str) -> StagedFile:
+def _stage(folder: RepositoryFolder, source: Path, name: str, backend: str, precision: str) -> StagedFile:
     digest, length = hashlib.sha256(), 0
 
     def pieces() -> Iterator[bytes]:
@@ -193,7 +222,7 @@ def _stage(folder: RepositoryFolder, source: Path, name: str, backend: str) -> S
             yield piece
 
     path = folder.stage(f"model/{name}", pieces())
-    return StagedFile(name, path, digest.hexdigest(), length, backend)
+    return StagedFile(name, path, digest.hexdigest(), length, backend, precision)
 
 
 def _read(path: Path) -> Iterator[bytes]:

@@ -71,8 +71,15 @@ def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedReleas
     intake = take_in(repository.folder, wish.path, wish.model, wish.version)
     release = _next_release(repository, wish.team, intake, wish.counter)
     trials = [
-        try_artifact(backend, path, intake.settings, golden=wish.golden, limit_s=wish.limit_s)
-        for backend, path in intake.artifacts
+        try_artifact(
+            each.backend,
+            each.path,
+            intake.settings,
+            precision=each.precision,
+            golden=wish.golden,
+            limit_s=wish.limit_s,
+        )
+        for each in intake.artifacts
     ]
     tolerances = {**TOLERANCES, **wish.tolerances}
     _check_agreement(trials, tolerances)
@@ -151,14 +158,15 @@ def _check_agreement(trials: Sequence[Trial], tolerances: Mapping[str, Tolerance
     first = trials[0]
     for other in trials[1:]:
         if first.result.golden_inputs != other.result.golden_inputs:
-            raise PublishError(f"{first.backend} and {other.backend}: the artifacts do not take the same inputs")
+            raise PublishError(f"{first.artifact} and {other.artifact}: the artifacts do not take the same inputs")
         _, wanted = unpack(_described(first, "", tolerances), first.golden)
         _, got = unpack(_described(other, "", tolerances), other.golden)
         tolerance = tolerances.get(other.result.precision, DEFAULT_TOLERANCE)
         found = differences(first.result.golden_outputs, wanted, got, tolerance)
         if found:
             raise PublishError(
-                f"{first.backend} and {other.backend}: the artifacts answer differently: {'; '.join(found)}"
+                f"{first.artifact} ({first.result.precision}) and {other.artifact} ({other.result.precision}): the "
+                f"artifacts answer differently: {'; '.join(found)}"
             )
 
 
@@ -200,7 +208,8 @@ def _manifest(
         outputs=trials[0].result.outputs,
         settings=dict(intake.settings),
         artifacts=tuple(
-            Artifact(release.file(file.name), file.sha256, file.length, file.backend) for file in intake.files
+            Artifact(release.file(file.name), file.sha256, file.length, file.backend, file.precision)
+            for file in intake.files
         ),
         golden=golden,
         peak_memory_bytes=max(trial.result.peak_memory_bytes for trial in trials),

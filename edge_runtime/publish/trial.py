@@ -25,9 +25,10 @@ LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a run of one artifact told, and the golden tensors as bytes."""
+    """What a run of one artifact told, and the golden tensors as bytes. artifact: the file's name."""
 
     backend: str
+    artifact: str
     result: Result
     golden: bytes
 
@@ -37,17 +38,20 @@ def try_artifact(
     artifact: Path,
     settings: Mapping[str, Any],
     *,
+    precision: str = "",
     golden: Path | None = None,
     limit_s: float = LIMIT_S,
 ) -> Trial:
-    """Load an artifact and run it twice on its golden input. golden: an .npz with one array an input; None: made up.
+    """Load an artifact and run it twice on its golden input.
+
+    precision: of a variant, "" for the model itself. golden: an .npz with one array an input; None: made up.
 
     Raises PublishError: it cannot be loaded or run, crashes, takes too long, or answers what no device can be held to.
     """
     with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as out:
         absolute = str(golden.resolve()) if golden is not None else ""
         free_bytes = HostProbe().memory_available_bytes() or 0
-        request = Request(backend, str(artifact.resolve()), dict(settings), absolute, out, free_bytes)
+        request = Request(backend, str(artifact.resolve()), dict(settings), absolute, out, free_bytes, precision)
         ended = run_child(trial_child.__name__, msgspec.json.encode(request), limit_s=limit_s)
         if ended.is_late:
             raise PublishError(f"{artifact.name}: was not loaded and run within {limit_s:g} s; nothing was published")
@@ -63,4 +67,4 @@ def try_artifact(
             ) from None
         if result.error:
             raise PublishError(f"{artifact.name}: {backend}: {result.error}; nothing was published")
-        return Trial(backend, result, (Path(out) / "golden.bin").read_bytes())
+        return Trial(backend, artifact.name, result, (Path(out) / "golden.bin").read_bytes())

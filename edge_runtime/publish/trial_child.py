@@ -33,7 +33,10 @@ MAX_THREADS = 4
 
 
 class Request(Struct, frozen=True):
-    """What to try. golden: an .npz with inputs by name, "" for made-up ones. out: an empty folder."""
+    """What to try. golden: an .npz with inputs by name, "" for made-up ones. out: an empty folder.
+
+    precision: of a variant, "" for the model itself.
+    """
 
     backend: str
     artifact: str
@@ -41,6 +44,7 @@ class Request(Struct, frozen=True):
     golden: str
     out: str
     memory_limit_bytes: int
+    precision: str = ""
 
 
 class Result(Struct, frozen=True):
@@ -79,7 +83,7 @@ def _try(request: Request) -> Result:
     runner.probe()  # imports the library, which is not the model's memory
     before = start_peak()
     threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    instance = runner.load(Path(request.artifact), LoadOptions(threads=threads))
+    instance = runner.load(Path(request.artifact), LoadOptions(threads=threads, precision=request.precision))
     try:
         first = warm_up(instance, settings)
         if request.golden:

@@ -23,11 +23,14 @@ from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     NAME_RULE,
     SETTINGS_FILE,
+    VARIANTS,
     artifact_candidates,
     is_ignored,
     is_model_name,
     parse_version,
     suffix_of,
+    variant_name,
+    variant_of,
     weights_name,
 )
 
@@ -381,12 +384,14 @@ def _is_flat_model(name: str, names: Collection[str]) -> bool:
 
 
 def _stem(name: str) -> str:
-    return name.rpartition(".")[0]
+    """The model that a file is of: what comes before its suffix, and before the precision of a variant."""
+    stem = name.rpartition(".")[0]
+    return stem.rpartition(".")[0] if variant_of(name) else stem
 
 
 def _stems(name: str) -> Iterator[str]:
     """What comes before each dot of a name, longest first."""
-    while name := _stem(name):
+    while name := name.rpartition(".")[0]:
         yield name
 
 
@@ -415,10 +420,11 @@ def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
 
 def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """One problem for each kind of artifact that is there more than once with no canonical name among them."""
-    for suffix in LOOSE_SUFFIXES:
-        found = artifact_candidates(names, f"model{suffix}")
+    wanted = (variant_name(f"model{suffix}", precision) for suffix in LOOSE_SUFFIXES for precision in ("", *VARIANTS))
+    for name in wanted:
+        found = artifact_candidates(names, name)
         if len(found) > 1:
-            reason = f"holds {' and '.join(found)}; which one is the artifact? Name it model{suffix}"
+            reason = f"holds {' and '.join(found)}; which one is the artifact? Name it {name}"
             yield Problem(Path(path), reason)
 
 

@@ -33,12 +33,17 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Artifact(Struct, frozen=True):
-    """One file of a version. path: of the TUF target. backend: whose artifact it is, or whose data ("model.bin")."""
+    """One file of a version. path: of the TUF target. backend: whose artifact it is, or whose data ("model.bin").
+
+    precision: of a variant (`model.int8.onnx`) and its data; "" for the model itself. A device fetches a variant where
+    its profile or the release's settings ask for that precision, and the model itself always.
+    """
 
     path: str
     sha256: Sha256
     length: Bytes
     backend: str
+    precision: str = ""
 
 
 class TensorForm(Struct, frozen=True):

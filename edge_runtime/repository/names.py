@@ -21,6 +21,10 @@ MAX_VERSION = (1 << 63) - 1
 LOOSE_SUFFIXES = (".onnx", ".xml", ".plan")
 """Kinds of artifact that may have another name than the canonical one; code (`model.py`) never does."""
 
+VARIANTS = ("int8", "f16", "bf16")
+"""Precisions that a file's name may say, before its suffix: `model.int8.onnx`. Such a file is a variant of the model
+without the word, and is loaded only where that precision is asked for (artifacts.py)."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 _SHOWN_CHARACTERS = 80
@@ -57,15 +61,33 @@ def artifact_candidates(names: Collection[str], wanted: str) -> tuple[str, ...]:
     """File names that can stand for the artifact `wanted`: itself, else all of its kind, sorted.
 
     One: that is the artifact. None: there is none. Several: ambiguous, nobody but the owner can choose. An OpenVINO IR
-    under another name counts only with its weights beside it, since other things are `.xml` too.
+    under another name counts only with its weights beside it, since other things are `.xml` too. Variants are of
+    different kinds: `net.int8.onnx` stands for `model.int8.onnx`, never for `model.onnx`.
     """
     if wanted in names:
         return (wanted,)
-    suffix = suffix_of(wanted)
+    suffix, precision = suffix_of(wanted), variant_of(wanted)
     if suffix not in LOOSE_SUFFIXES:
         return ()
-    found = (name for name in names if suffix_of(name) == suffix and len(name) > len(suffix))
+    found = (
+        name
+        for name in names
+        if suffix_of(name) == suffix and len(name) > len(suffix) and variant_of(name) == precision
+    )
     return tuple(sorted(name for name in found if suffix != ".xml" or weights_name(name) in names))
+
+
+def variant_of(name: str) -> str:
+    """The precision that an artifact's name says: "int8" for `model.int8.onnx`, "" where it says none."""
+    stem, dot, _ = name.rpartition(".")
+    before, has_word, word = stem.rpartition(".") if dot else ("", "", "")
+    return word if has_word and before and word in VARIANTS else ""
+
+
+def variant_name(name: str, precision: str) -> str:
+    """The name of an artifact's variant: `model.onnx` at "int8" is `model.int8.onnx`; at "" it is itself."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}.{precision}{dot}{ending}" if precision else name
 
 
 def suffix_of(name: str) -> str:

@@ -89,6 +89,11 @@ class FolderModels:
         if self._watcher is not None:
             self._reconcile(model, changed)
 
+    def settle(self, model: str) -> None:
+        """A version came that others answered for: what its policy does not select leaves."""
+        if self._watcher is not None:
+            self._reconcile(model, set())
+
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _report_problems(self, watcher: Watcher) -> None:
@@ -154,3 +159,5 @@ class FolderModels:
             if self._servables.find(folder.name, number) is not None:
                 log.warning("an older version serves", extra={"model": folder.name, "version": number})
                 return
+            if self._servables.is_building(folder.name, number):
+                return  # one more engine at most: each takes minutes

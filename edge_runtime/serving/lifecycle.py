@@ -7,9 +7,10 @@ Thread: the loader's.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import LoadFailed, NotReady
+from edge_runtime.errors import LoadFailed, NotBuiltYet, NotReady
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.serving.calibrator import Calibrator
 from edge_runtime.serving.loading import Loaded
@@ -18,6 +19,9 @@ from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.servables import Servables, Standing, State
 
 log = logging.getLogger(__name__)
+
+Check = Callable[[Loaded], None]
+"""Looks at a version before it takes over. Raises LoadFailed: it is not to."""
 
 
 class Lifecycle:
@@ -44,17 +48,19 @@ class Lifecycle:
         else:
             self.load_or_report(folder, version)
 
-    def load_or_report(self, folder: ModelFolder, version: VersionFolder) -> None:
+    def load_or_report(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
         """Load a version; a failure is logged, and where it stands."""
         try:
-            self.load(folder, version)
+            self.load(folder, version, check)
+        except NotBuiltYet as error:
+            log.info("%s version %d waits: %s", folder.name, version.number, error.message)
         except LoadFailed as error:
             log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
 
-    def load(self, folder: ModelFolder, version: VersionFolder) -> None:
+    def load(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
         """Load beside the old one, swap, drain the old one.
 
-        Raises LoadFailed, which leaves the old one serving.
+        Raises LoadFailed, which leaves the old one serving; NotBuiltYet, where it will be loaded by itself.
         """
         name, number = folder.name, version.number
         old = self._servables.find(name, number)
@@ -63,10 +69,12 @@ class Lifecycle:
             self._servables.stand(Standing(name, number, State.LOADING))
         started_s = self._clock.monotonic_s()
         try:
-            loaded = self._placement.load(folder, version, without=() if old is None else (old,))
+            loaded = self._placement.load(folder, version, without=() if old is None else (old,), check=check)
         except LoadFailed as error:
-            state = State.FAILED if old is None else State.READY
-            reason = error.message if old is None else f"a newer copy of its files failed to load: {error.message}"
+            failed = State.BUILDING if isinstance(error, NotBuiltYet) else State.FAILED
+            state = failed if old is None else State.READY
+            fate = "waits" if failed is State.BUILDING else "failed to load"
+            reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
             if before is not None and before.state is State.ON_DEMAND and self._placement.is_held_up(version):
                 state, reason = State.ON_DEMAND, "waits for memory until an update of another model is decided"
             self._servables.stand(Standing(name, number, state, reason))

@@ -27,6 +27,7 @@ from edge_runtime.serving.lobby import Lobby
 from edge_runtime.serving.orders import Orders
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.servables import Servables
+from edge_runtime.serving.takeovers import Takeovers
 from edge_runtime.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ class Loader:
         clock: Clock,
         settings: LoaderSettings,
         metrics: Metrics,
+        refuse_engine: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
+        """refuse_engine(artifact, reason): an engine was built, and is not to be used."""
         self._servables = servables
         self._dispatcher = dispatcher
         self._calibrator = calibrator
@@ -100,6 +103,7 @@ class Loader:
             self._bench,
             lambda: self._is_stopping,
         )
+        self._takeovers = Takeovers(self._bench, self._folders, refuse_engine)
         self._asked_for: set[tuple[str, int]] = set()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -138,6 +142,14 @@ class Loader:
     def rescan(self) -> None:
         """Look at the folder now (SIGHUP)."""
         self._orders.give(self._folders.poll)
+
+    def engine_progress(self, artifact: str, words: str) -> None:
+        """How far an engine is that is being built from an artifact, named by its path."""
+        self._orders.give(lambda: self._takeovers.progress(artifact, words))
+
+    def engine_done(self, artifact: str, fault: str) -> None:
+        """An engine was built, and may take over, or was not: `fault` says why."""
+        self._orders.give(lambda: self._takeovers.done(artifact, fault))
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
@@ -183,6 +195,7 @@ class Loader:
         """An exchange is over: either the model is an update's now, or all is as it was before."""
         if model not in self._bench.releases:
             self._folders.catch_up(model)
+        self._takeovers.resume()
 
     def _serve_release(self, folder: ModelFolder) -> None:
         model = folder.name

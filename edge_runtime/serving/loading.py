@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.backends.base import Backend, Bound, Instance, LoadOptions
+from edge_runtime.backends.base import Backend, Bound, Compiler, Instance, LoadOptions
+from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.artifacts import choose_artifacts
+from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
@@ -110,12 +112,14 @@ class VersionLoader:
     def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> Loaded:
         """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
 
-        metrics: where it counts, None for the model's own numbers.
+        NotBuiltYet among them: one will, when its engine is built. metrics: where it counts, None for the model's own
+        numbers.
         """
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
         passed: list[PassedOver] = []
+        failed: type[LoadFailed] = LoadFailed
         for choice, artifact in self._choose(settings, version, passed):
             options = _options(choice, settings, self._limits.cores)
             backend = self._backend(choice.name)
@@ -123,6 +127,7 @@ class VersionLoader:
                 instance = backend.load(artifact, options)
             except BackendError as error:
                 passed.append(PassedOver(choice, error.message))
+                failed = NotBuiltYet if isinstance(error, NotBuiltYet) else failed
                 continue
             try:
                 servable, first_runs = self._make_servable(
@@ -144,7 +149,19 @@ class VersionLoader:
             )
             note = "; ".join(worth_telling(passed, instance.device))
             return Loaded(servable, backend, artifact, options, first_runs, may_widen, note)
-        raise LoadFailed("; ".join(map(str, passed)))
+        raise failed("; ".join(map(str, passed)))
+
+    def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
+        """Have compiled what `load` would need, and wait for it, or until `stop` is set. Not on the loader's thread.
+
+        Raises nothing: what cannot be compiled is `load`'s to say.
+        """
+        with contextlib.suppress(BackendError):
+            for candidate in self.candidates(folder, version):
+                compiler = self._backend(candidate.backend)
+                if isinstance(compiler, Compiler):
+                    with contextlib.suppress(BackendError):
+                        compiler.prepare(candidate.artifact, candidate.options, stop)
 
     def suffixes(self) -> frozenset[str]:
         """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
@@ -153,6 +170,10 @@ class VersionLoader:
             with contextlib.suppress(BackendError):
                 names.update(self._backend(choice.name).artifacts)
         return frozenset(suffix_of(name) for name in names if not is_code(name))
+
+    def precisions(self) -> frozenset[str]:
+        """Precisions that the profile asks for: which variants of a release are of use here."""
+        return frozenset(choice.precision for choice in self._choices)
 
     def bytes_wanted(self, version: VersionFolder) -> int:
         """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
@@ -175,16 +196,18 @@ class VersionLoader:
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
             choices = [BackendChoice(name=settings.backend)]
-        artifacts: dict[str, tuple[str, ...]] = {}
+        wants: list[Want] = []
         usable: list[BackendChoice] = []
         for choice in choices:
             try:
-                artifacts[choice.name] = self._backend(choice.name).artifacts
-                usable.append(choice)
+                artifacts = self._backend(choice.name).artifacts
             except BackendError as error:
                 passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
-        found = dict(choose_artifacts(version, list(artifacts.items()))) if artifacts else {}
-        return [(choice, found[choice.name]) for choice in usable if choice.name in found]
+                continue
+            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
+            usable.append(choice)
+        found = choose_artifacts(version, wants) if wants else []
+        return [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
 
     def _make_servable(
         self,
@@ -198,6 +221,7 @@ class VersionLoader:
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
+        max_rows = min(max_rows, instance.spec.max_rows or max_rows)
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         layout = Layout(
@@ -298,6 +322,19 @@ def _options(choice: BackendChoice, settings: ModelSettings, cores: int) -> Load
         precision=settings.precision or choice.precision,
         device=settings.device or choice.device,
         spin=choice.spin,
-        extra={**choice.extra, **settings.options},
+        extra=_options_for(choice.name, {**choice.extra, **settings.options}),
         concurrency=min(settings.instances or cores, max(cores // threads, 1)),
+        max_rows=settings.max_batch_rows,
     )
+
+
+def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
+    """A backend's options: those of no backend, and `<backend>.<option>`, which others that may be tried never see."""
+    mine: dict[str, str] = {}
+    for key, value in options.items():
+        owner, dot, option = key.partition(".")
+        if not dot or owner not in known_backends():
+            mine[key] = value
+        elif owner == backend:
+            mine[option] = value
+    return mine

@@ -6,7 +6,7 @@ Owns: what versions were measured to take, and which models nobody may be made t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
@@ -70,8 +70,9 @@ class Placement:
         *,
         without: Collection[Servable] = (),
         metrics: ModelMetrics | None = None,
+        check: Callable[[Loaded], None] | None = None,
     ) -> Loaded:
-        """Make room, load, warm up. without: what will leave for it, and is not counted.
+        """Make room, load, warm up. without: what will leave for it, and is not counted. check: looks at it last.
 
         Raises LoadFailed only: a library's surprise is a failed load too.
         """
@@ -88,6 +89,8 @@ class Placement:
         try:
             # Files are only a guess at what a library makes of them: hold the budget by what was measured.
             self._make_room(servable.memory_bytes, without)
+            if check is not None:
+                check(loaded)
         except LoadFailed:
             servable.close(0.0)
             raise

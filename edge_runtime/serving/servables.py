@@ -17,9 +17,13 @@ from edge_runtime.serving.split import Split
 
 
 class State(Enum):
-    """Where a version stands; `models` reports the value."""
+    """Where a version stands; `models` reports the value.
+
+    BUILDING: nothing can run it until its engine is built, which takes minutes; whoever asks is told so at once.
+    """
 
     LOADING = "loading"
+    BUILDING = "building"
     READY = "ready"
     ON_DEMAND = "on_demand"
     UNLOADING = "unloading"
@@ -101,9 +105,14 @@ class Servables:
         return standing.state in {State.ON_DEMAND, State.LOADING}
 
     def has_failed(self, model: str, number: int) -> bool:
-        """Whether a version could not be loaded and nothing answers for it."""
+        """Whether a version could not be loaded, or not yet, and nothing answers for it."""
         standing = self._standings.get(model, {}).get(number)
-        return standing is not None and standing.state is State.FAILED
+        return standing is not None and standing.state in {State.FAILED, State.BUILDING}
+
+    def is_building(self, model: str, number: int) -> bool:
+        """Whether a version waits for its engine, and nothing answers for it."""
+        standing = self._standings.get(model, {}).get(number)
+        return standing is not None and standing.state is State.BUILDING
 
     def publish(self, servable: Servable) -> Servable | None:
         """Make a servable the live one of its version; returns the one it replaces, which the caller closes."""
@@ -247,6 +256,8 @@ def _why_not(standing: Standing) -> str:
     match standing.state:
         case State.FAILED:
             return f"failed to load: {standing.reason}"
+        case State.BUILDING:
+            return f"is not ready yet: {standing.reason}"
         case State.STANDBY:
             return "is on standby: an update of this model is under way"
         case State.UNLOADED:

@@ -20,7 +20,7 @@ class Device:
     """What of a device decides whether a release fits it.
 
     runtime: its version, as numbers. suffixes: of the artifacts that its backends load; several load ".onnx", so what
-    the publisher ran it with says little.
+    the publisher ran it with says little. precisions: that its profile asks for, which variants may be fetched for.
     """
 
     device_id: str
@@ -28,6 +28,7 @@ class Device:
     runtime: tuple[int, ...]
     suffixes: frozenset[str]
     memory_bytes: int
+    precisions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,13 @@ def check_manifest(data: bytes, release: Release, folder: Path) -> Manifest:
 
 
 def check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> None:
-    """Raise UpdateError unless, of each backend's files, all or none are among the names, and of one all."""
-    backends: dict[str, list[str]] = {}
+    """Raise UpdateError unless, of each backend's files, all or none are among the names, and of one all.
+
+    Those of a variant are files of their own: a device that does not want it has none of them.
+    """
+    backends: dict[tuple[str, str], list[str]] = {}
     for artifact in manifest.artifacts:
-        backends.setdefault(artifact.backend, []).append(file_name(artifact.path))
+        backends.setdefault((artifact.backend, artifact.precision), []).append(file_name(artifact.path))
     if not names:
         raise UpdateError(
             f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in backends.values())}"

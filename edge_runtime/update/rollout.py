@@ -63,6 +63,8 @@ class Means:
     tell: Callable[[Step], None]
     try_release: Callable[[StagedRelease], TrialReport]
     """Load it and run its golden input in a child process."""
+    prepare: Callable[[StagedRelease], None] = lambda _: None
+    """Have built what this device runs it with; may take minutes."""
 
 
 TAKEN_BACK = "taken back by an operator"
@@ -120,6 +122,8 @@ class Rollout:
             self._happened(Event.STAGED)
             self._check_wanted()
             staged = self._means.releases.open(self.release)
+            self._means.prepare(staged)
+            self._check_wanted()
             if self._means.loader.holds_both(staged.folder):
                 self._try(staged)
             self._check_wanted()

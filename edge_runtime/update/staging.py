@@ -43,14 +43,18 @@ class Fetch:
         return self.delta.size if self.delta is not None else self.file.length
 
 
-def choose_artifacts(manifest: Manifest, suffixes: Collection[str]) -> tuple[Artifact, ...]:
+def choose_artifacts(
+    manifest: Manifest, suffixes: Collection[str], precisions: Collection[str] = ()
+) -> tuple[Artifact, ...]:
     """Of a release's files, those of backends of which one can be loaded here: the graph, and the data beside it.
 
-    suffixes: of the artifacts that backends here load (`offers.Device`). Empty where none can be.
+    suffixes: of the artifacts that backends here load (`offers.Device`). precisions: of the variants that are of use
+    here; the model itself is always taken. Empty where none can be loaded.
     """
     endings = tuple(suffixes)
     backends = {each.backend for each in manifest.artifacts if file_name(each.path).endswith(endings)}
-    return tuple(each for each in manifest.artifacts if each.backend in backends)
+    wanted = {"", *precisions}
+    return tuple(each for each in manifest.artifacts if each.backend in backends and each.precision in wanted)
 
 
 def plan_fetches(
@@ -115,16 +119,19 @@ class Staging:
         suffixes: Collection[str],
         here: Mapping[str, Path],
         progress: Progress | None = None,
+        *,
+        precisions: Collection[str] = (),
     ) -> tuple[Artifact, ...]:
         """Bring a release's files into the store, durably; returns the chosen artifacts, for `Releases.lay_out`.
 
-        suffixes: of the artifacts that backends here load. here: by digest, files of releases that are laid out.
+        suffixes: of the artifacts that backends here load. precisions: of the variants that the profile asks for; the
+        release's own settings may ask for one too. here: by digest, files of releases that are laid out.
         progress: told the bytes that are done and those in all, over all files. Raises UpdateError (the release may not
         be served, or has nothing for this device), TrustError (its team does not sign what its manifest says),
         DownloadError (the next call goes on with what came), StorageFailed.
         """
-        check_served(manifest, f"release {manifest.release_counter} of {manifest.model}")
-        chosen = choose_artifacts(manifest, suffixes)
+        settings = check_served(manifest, f"release {manifest.release_counter} of {manifest.model}")
+        chosen = choose_artifacts(manifest, suffixes, {*precisions, settings.precision or ""})
         if not chosen:
             raise UpdateError(f"release {manifest.release_counter} of {manifest.model}: no backend here loads it")
         files: tuple[Artifact | Golden, ...] = (*chosen, manifest.golden)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import msgspec
 
@@ -61,12 +62,13 @@ def try_release(
     stop: threading.Event | None = None,
     free_bytes: Callable[[], int | None] | None = None,
     child: str = trial_child.__name__,
+    engines: Path | None = None,
 ) -> TrialReport:
     """Load the first candidate that can be loaded and run the golden input on it, in a child process.
 
     candidates: of `VersionLoader`, in its order. stop: set when the daemon stops; ends the trial. free_bytes: how much
-    memory is free now. child: the module that is run. Raises UpdateError: the golden file was changed. Never longer
-    than the limit, and leaves no process.
+    memory is free now. child: the module that is run. engines: the folder of those that were built for it. Raises
+    UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
     free = (free_bytes or HostProbe().memory_available_bytes)()
     needed = min(staged.manifest.peak_memory_bytes, limits.memory_bytes)
@@ -81,6 +83,7 @@ def try_release(
         golden=staged.manifest.golden,
         golden_file=str(staged.golden),
         memory_bytes=limits.memory_bytes,
+        engines=str(engines or ""),
     )
     try:
         ended = run_child(child, msgspec.json.encode(request), limit_s=limits.limit_s, stop=stop)
@@ -131,6 +134,7 @@ def _attempt(candidate: Candidate) -> Attempt:
         spin=options.spin,
         extra=dict(options.extra),
         concurrency=options.concurrency,
+        max_rows=options.max_rows,
     )
 
 

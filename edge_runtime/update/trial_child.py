@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ from edge_runtime.model_spec import TensorSpec
 from edge_runtime.repository.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.repository.manifest import Golden, TensorForm
 from edge_runtime.serving.confinement import confine, data_bytes, limited_memory, peak_bytes, start_peak
+from edge_runtime.serving.engine_cache import EngineCache
 from edge_runtime.serving.warmup import warm_up
 
 MAX_FAULT_CHARACTERS = 600
@@ -54,14 +56,20 @@ class Attempt(Struct, frozen=True):
     spin: bool
     extra: dict[str, str]
     concurrency: int
+    max_rows: int | None = None
 
     def options(self) -> LoadOptions:
         """As the backend takes them."""
-        return LoadOptions(self.threads, self.precision, self.device, self.spin, self.extra, self.concurrency)
+        return LoadOptions(
+            self.threads, self.precision, self.device, self.spin, self.extra, self.concurrency, self.max_rows
+        )
 
 
 class Request(Struct, frozen=True):
-    """What to try: the first attempt that loads. memory_bytes: what the model may take beyond its library."""
+    """What to try: the first attempt that loads. memory_bytes: what the model may take beyond its library.
+
+    engines: the folder of engines that were built for it; none is built here.
+    """
 
     attempts: tuple[Attempt, ...]
     settings: ModelSettings
@@ -70,6 +78,7 @@ class Request(Struct, frozen=True):
     golden: Golden
     golden_file: str
     memory_bytes: int
+    engines: str = ""
 
 
 class Finding(Struct, frozen=True):
@@ -83,12 +92,12 @@ class Finding(Struct, frozen=True):
     note: str = ""
 
 
-def main(arguments: Sequence[str], make_backend: Callable[[str], Backend] = backend) -> int:
+def main(arguments: Sequence[str], make_backend: Callable[[str], Backend] | None = None) -> int:
     """Try what standard input names, for the process of that id. Exit status 0 when there is a finding."""
     with confine(int(arguments[0]), NICENESS) as answer:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
         try:
-            finding = _try(request, make_backend)
+            finding = _try(request, make_backend or partial(backend, engines=EngineCache(Path(request.engines))))
         except EdgeRuntimeError as error:
             finding = Finding(fault=error.message)
         except MemoryError:

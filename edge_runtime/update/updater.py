@@ -74,10 +74,12 @@ class Updater:
         stop: threading.Event,
         disk: Disk = SYSTEM_DISK,
         utc_clock: Callable[[], datetime] | None = None,
+        prepare: Callable[[StagedRelease], None] = lambda _: None,
     ) -> None:
         """folder: for this object alone. wait: waits so many seconds, True when the daemon stops, as `stop` says too.
 
-        Raises ConfigError: the root file cannot be read.
+        prepare: has built what this device runs a release with, before it is tried. Raises ConfigError: the root file
+        cannot be read.
         """
         self.device = device
         self._settings = settings
@@ -102,6 +104,7 @@ class Updater:
             stop,
             self._tell,
             try_release,
+            prepare,
         )
         self._rollout: Rollout | None = None
         self._step: Step | None = None
@@ -279,7 +282,9 @@ class Updater:
         )
 
         def bring(progress: Progress) -> int:
-            chosen = staging.stage(manifest, self.device.suffixes, self._releases.artifacts(), progress)
+            device = self.device
+            here = self._releases.artifacts()
+            chosen = staging.stage(manifest, device.suffixes, here, progress, precisions=device.precisions)
             self._releases.lay_out(release, data, chosen)
             return staging.fetched_bytes
 

@@ -85,4 +85,4 @@ def _absolute(module: Module, node: ast.ImportFrom) -> str:
 
 def _is_import_call(node: ast.Call) -> bool:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in ("import_module", "__import__", "find_spec") and bool(node.args)
+    return name in ("import_module", "__import__", "find_spec", "import_library") and bool(node.args)

@@ -16,7 +16,8 @@ LEVELS: dict[str, int] = {
     **dict.fromkeys(("frontend", "update", "publish"), 4),
     "fleet": 5,
     "daemon": 6,
-    "cli": 7,
+    "tuning": 7,
+    "cli": 8,
 }
 """DESIGN 2. The nouns of level 0 are one package in this sense: they may import one another."""
 
@@ -26,7 +27,7 @@ ENTRANCES = ("__init__", "__main__")
 FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime",),
     "openvino": ("backends.openvino",),
-    "tensorrt": ("backends.tensorrt",),
+    **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
     "paho": ("transports.", "client."),
     "msgpack": ("wire.codec",),
@@ -37,6 +38,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "securesystemslib": ("update.", "publish."),
     "cryptography": ("publish.",),
     "backports": ("repository.patch",),
+    "edge_runtime_converters": ("tuning.conversion_child", "cli.convert"),
     "tomli": ("typed_toml",),
     "tomllib": ("typed_toml",),
     # Needed to build, train or check models, never to serve them.

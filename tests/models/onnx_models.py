@@ -42,6 +42,34 @@ def mlp(folder: Path, rows: int | str = "rows", output_shape: Sequence[int | str
     return _write(folder, nodes, [("x", "FP32", [rows, 16])], [("y", "FP32", shape)], weights)
 
 
+def mlp_int8(folder: Path, name: str = "model.int8.onnx") -> Path:
+    """`mlp` quantised: weights int8 by column, what goes into each product uint8, as ONNX Runtime's tools write it."""
+    scales = {"x": 8 / 255, "b": 32 / 255}
+    nodes: list[onnx.NodeProto] = []
+    weights = [numpy_helper.from_array(np.array(128, np.uint8), "x_zero")]
+    weights.append(numpy_helper.from_array(np.array(0, np.uint8), "b_zero"))
+    for source, scale in scales.items():
+        weights.append(numpy_helper.from_array(np.array(scale, np.float32), f"{source}_scale"))
+    for source, weight, result in (("x", "first", "a"), ("b", "second", "y")):
+        values = mlp_weights()[0 if weight == "first" else 1]
+        step = np.abs(values).max(axis=0) / 127
+        weights.append(numpy_helper.from_array(np.round(values / step).astype(np.int8), weight))
+        weights.append(numpy_helper.from_array(step.astype(np.float32), f"{weight}_scale"))
+        weights.append(numpy_helper.from_array(np.zeros(len(step), np.int8), f"{weight}_zero"))
+        scale_of = [f"{source}_scale", f"{source}_zero"]
+        nodes += [
+            helper.make_node("QuantizeLinear", [source, *scale_of], [f"{source}_q"]),
+            helper.make_node("DequantizeLinear", [f"{source}_q", *scale_of], [f"{source}_d"]),
+            helper.make_node(
+                "DequantizeLinear", [weight, f"{weight}_scale", f"{weight}_zero"], [f"{weight}_d"], axis=1
+            ),
+            helper.make_node("MatMul", [f"{source}_d", f"{weight}_d"], [result]),
+        ]
+        if result == "a":
+            nodes.append(helper.make_node("Relu", ["a"], ["b"]))
+    return _write(folder, nodes, [("x", "FP32", ["rows", 16])], [("y", "FP32", ["rows", 4])], weights, name)
+
+
 def two_in_two_out(folder: Path) -> Path:
     """a FP32 [rows, 3], b INT64 [rows, 2] -> sum FP32 [rows, 3] = a + a, twice INT64 [rows, 2] = b + b."""
     nodes = [helper.make_node("Add", ["a", "a"], ["sum"]), helper.make_node("Add", ["b", "b"], ["twice"])]
@@ -54,6 +82,12 @@ def identity(folder: Path, datatype: str) -> Path:
     """x [rows, 2] -> y [rows, 2] of any datatype."""
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
     return _write(folder, nodes, [("x", datatype, ["rows", 2])], [("y", datatype, ["rows", 2])])
+
+
+def renamed(folder: Path) -> Path:
+    """x FP32 [rows, 2] -> y FP32 [rows, 2] = relu(x), by way of a tensor `a` that only takes another name."""
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])])
 
 
 def running_sum(folder: Path) -> Path:
@@ -233,13 +267,15 @@ def add_weights(folder: Path, weights: onnx.TensorProto) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], [weights])
 
 
-def save(folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()) -> Path:
-    """Write a graph as `model.onnx`, without any check: broken ones are wanted too."""
+def save(
+    folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
+) -> Path:
+    """Write a graph as `name`, without any check: broken ones are wanted too."""
     folder.mkdir(parents=True, exist_ok=True)
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, functions=list(functions)
     )
-    path = folder / "model.onnx"
+    path = folder / name
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -250,9 +286,11 @@ def _write(
     inputs: Sequence[tuple[str, str, Sequence[int | str]]],
     outputs: Sequence[tuple[str, str, Sequence[int | str]]],
     weights: Sequence[onnx.TensorProto] = (),
+    name: str = "model.onnx",
 ) -> Path:
     described = [
         [helper.make_tensor_value_info(name, ELEMENT_TYPES[datatype], list(shape)) for name, datatype, shape in tensors]
         for tensors in (inputs, outputs)
     ]
-    return save(folder, helper.make_graph(list(nodes), "graph", described[0], described[1], list(weights)))
+    graph = helper.make_graph(list(nodes), "graph", described[0], described[1], list(weights))
+    return save(folder, graph, name=name)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 TOUR = README[README.index("\n## Five minutes") : README.index("\n## Over MQTT")]
 MQTT = README[README.index("\n## Over MQTT") : README.index("\n## Update models")]
-UPDATE = README[README.index("\n## Update models") : README.index("\n## Install on a device")]
+UPDATE = README[README.index("\n## Update models") : README.index("\n## Convert a trained model")]
 START_LIMIT_S = 60.0
 
 

@@ -50,6 +50,7 @@ def test_the_wheel_holds_every_module_every_profile_the_licence_and_the_type_mar
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "edge_runtime").rglob("*.py")}
     wanted |= {f"edge_runtime/{path.relative_to(ROOT)}" for path in (ROOT / "device_profiles").glob("*.toml")}
+    wanted |= {f"edge_runtime_converters/{path.name}" for path in (ROOT / "converters").glob("*.py")}
     wanted |= {"edge_runtime/py.typed"}
     assert wanted <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -58,7 +59,8 @@ def test_the_wheel_holds_every_module_every_profile_the_licence_and_the_type_mar
 
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     for name in zipfile.ZipFile(wheel).namelist():
-        assert re.match(r"edge_runtime/(\w+/)*\w+\.py$|edge_runtime/py\.typed$|edge_runtime/device_profiles/[\w.-]+$|"
+        assert re.match(r"edge_runtime(_converters)?/(\w+/)*\w+\.py$|edge_runtime(_converters)?/py\.typed$|"
+                        r"edge_runtime/device_profiles/[\w.-]+$|"
                         r"edge_runtime-[0-9.]+\.dist-info/", name), name  # fmt: skip
 
 

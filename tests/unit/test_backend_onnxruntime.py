@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.backends.onnx_precision import weight_precision
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from edge_runtime.backends.onnxruntime_providers import PROVIDERS, choose_providers
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from tests.models import onnx_models
 
@@ -66,6 +69,18 @@ def test_a_provider_that_is_not_built_in_is_unavailable_with_what_there_is(tmp_p
 def test_options_it_does_not_know_fail_to_load(tmp_path: Path, extra: dict[str, str], reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         BACKEND.load(onnx_models.mlp(tmp_path), LoadOptions(extra=extra))
+
+
+def test_a_dla_is_asked_for_by_the_options_of_the_tensorrt_provider(tmp_path: Path) -> None:
+    """What ONNX Runtime for Jetson is given; the choice is pure, and takes a library's list of providers."""
+    library = SimpleNamespace(__version__="1.23", get_available_providers=lambda: [*PROVIDERS.values()])
+    extra = {"trt_dla_enable": "1", "trt_dla_core": "0"}
+    files = check_onnx_files(onnx_models.mlp(tmp_path))
+    chosen = choose_providers(library, "TENSORRT", "", LoadOptions(precision="f16", extra=extra), files)
+    assert chosen == [
+        ("TensorrtExecutionProvider", {**extra, "trt_fp16_enable": "1"}),
+        ("CUDAExecutionProvider", {}),
+    ]
 
 
 @pytest.mark.parametrize("extra", [{"arena": "0"}, {"optimization": "disabled"}])

@@ -45,6 +45,12 @@ def test_auto_runs_and_reports_the_device_it_chose(tmp_path: Path) -> None:
     instance.close()
 
 
+def test_an_output_keeps_its_name_where_openvino_folds_what_comes_after_it(tmp_path: Path) -> None:
+    instance = BACKEND.load(onnx_models.renamed(tmp_path), LoadOptions())
+    assert [tensor.name for tensor in instance.spec.outputs] == ["y"]
+    instance.close()
+
+
 def test_it_promises_as_many_callers_as_it_was_asked_for(tmp_path: Path) -> None:
     instance = BACKEND.load(onnx_models.mlp(tmp_path), LoadOptions(concurrency=3))
     assert instance.concurrency == 3

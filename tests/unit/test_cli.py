@@ -422,6 +422,14 @@ def test_status_shows_rates_latencies_queues_and_refusals(
     assert "1 min 40 s" in shown
 
 
+def test_status_shows_what_is_to_be_known_of_a_version(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "tensorrt: its engine is being built (42%, timing tactics)"
+    server.results["stats"] = STATS | {"models": [{"name": "echo", "version": 3, "state": "ready", "reason": reason}]}
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[shown.index("reasons") + 1].split(maxsplit=2) == ["echo", "3", reason]
+
+
 @pytest.mark.parametrize(
     "stats",
     [

@@ -21,7 +21,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
-from tests.models.onnx_models import mlp
+from tests.models.onnx_models import mlp, mlp_int8
 
 CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
 
@@ -123,3 +123,41 @@ def test_a_backend_that_a_model_asks_for_by_name_and_that_is_not_there_fails_it(
     folder = model(tmp_path, "backend = 'openvino'\n")
     with pytest.raises(LoadFailed, match="openvino is not installed; install it with"):
         loader(make_backend=without_openvino).load(folder, folder.versions[1])
+
+
+INT8_THEN_PLAIN = (BackendChoice(name="openvino", precision="int8"), BackendChoice(name="openvino"))
+
+
+def test_a_profile_that_asks_for_int8_gets_the_variant_and_the_plain_model_after_it(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    mlp_int8(tmp_path / "mlp" / "1")
+    folder = scan(tmp_path).models["mlp"]
+    found = loader(INT8_THEN_PLAIN).candidates(folder, folder.versions[1])
+    assert [(each.artifact.name, each.options.precision) for each in found] == [
+        ("model.int8.onnx", "int8"),
+        ("model.onnx", ""),
+    ]
+    assert [each.artifact.name for each in loader().candidates(folder, folder.versions[1])] == ["model.onnx"] * 2
+
+
+def test_what_was_loaded_for_int8_runs_in_int8_and_says_so(tmp_path: Path) -> None:
+    model(tmp_path)
+    mlp_int8(tmp_path / "mlp" / "1")
+    folder = scan(tmp_path).models["mlp"]
+    loaded = loader(INT8_THEN_PLAIN).load(folder, folder.versions[1])
+    assert (loaded.servable.layouts.narrow.precision, loaded.artifact.name) == ("int8", "model.int8.onnx")
+    loaded.servable.close(0.0)
+
+
+def test_a_version_without_an_int8_file_goes_to_the_next_choice_and_says_why(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    loaded = loader(INT8_THEN_PLAIN).load(folder, folder.versions[1])
+    assert loaded.servable.layouts.narrow.precision == "f32"
+    assert "precision int8 was asked for" in loaded.note
+    loaded.servable.close(0.0)
+
+
+def test_an_owner_who_asks_for_int8_gets_nothing_else(tmp_path: Path) -> None:
+    folder = model(tmp_path, "precision = 'int8'\nbackend = 'onnxruntime'\n")
+    with pytest.raises(LoadFailed, match=r"the model holds f32: .*Put model\.int8\.onnx beside it"):
+        loader().load(folder, folder.versions[1])

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from edge_runtime.errors import ModelNotFound
 from edge_runtime.repository.names import (
     MAX_VERSION,
+    VARIANTS,
     artifact_candidates,
     check_model_name,
     is_ignored,
     is_model_name,
     parse_version,
+    variant_name,
+    variant_of,
 )
 from tests.fakes.audit import files_touched
 
@@ -162,9 +165,21 @@ def test_hidden_and_unfinished_names_are_ignored(name: str, ignored: bool) -> No
         ([".onnx"], "model.onnx", ()),
         (["model.ONNX"], "model.onnx", ()),
         ([], "model.onnx", ()),
+        (["net.int8.onnx"], "model.onnx", ()),
+        (["net.int8.onnx", "net.onnx"], "model.onnx", ("net.onnx",)),
+        (["net.int8.onnx", "net.onnx"], "model.int8.onnx", ("net.int8.onnx",)),
+        (["net.int8.xml", "net.int8.bin"], "model.int8.xml", ("net.int8.xml",)),
+        (["net.int8.xml", "net.bin"], "model.int8.xml", ()),
+        (["int8.onnx"], "model.onnx", ("int8.onnx",)),
+        ([".int8.onnx"], "model.int8.onnx", ()),
     ],
 )
 def test_one_file_of_the_right_kind_stands_for_the_artifact(
     names: list[str], wanted: str, found: tuple[str, ...]
 ) -> None:
     assert artifact_candidates(names, wanted) == found
+
+
+@given(st.sampled_from(["model.onnx", "model.xml", "net.v2.onnx", "int8.onnx"]), st.sampled_from(["", *VARIANTS]))
+def test_a_variants_name_says_its_precision(name: str, precision: str) -> None:
+    assert variant_of(variant_name(name, precision)) == precision

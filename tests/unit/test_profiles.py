@@ -372,7 +372,7 @@ def test_a_minimal_profile_loads(tmp_path: Path) -> None:
     [
         (GOOD.replace('"x"', '"y"'), "name: got 'y', wanted 'x'"),
         (GOOD + 'devise = "CPU"', r"backends\[0\].devise: unknown key 'devise'; did you mean 'device'\?"),
-        (GOOD + 'precision = "int8"', r"backends\[0\].precision: got 'int8', wanted one of"),
+        (GOOD + 'precision = "int4"', r"backends\[0\].precision: got 'int4', wanted one of"),
         (GOOD + "[limits]\nmemory_fraction = 2", "limits.memory_fraction: got 2, wanted a number, above 0, 1 or less"),
         (GOOD + "[thermal]\nwarn_celsius = 90\nthrottle_celsius = 80", "thermal: warn_celsius = 90 is above"),
         (GOOD.replace("[[backends]]\n", "[extra]\n"), "backends: is missing"),

@@ -12,7 +12,8 @@ import pytest
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import MAX_FILE_BYTES, take_in
-from tests.models.onnx_models import add_weights, external_tensor, mlp
+from tests.models.ir_models import from_onnx
+from tests.models.onnx_models import add_weights, external_tensor, mlp, mlp_int8
 
 
 @pytest.fixture
@@ -220,3 +221,41 @@ def test_a_folder_whose_name_is_no_model_wants_one(folder: RepositoryFolder, tmp
         take_in(folder, tmp_path / "-odd")
     with pytest.raises(PublishError, match="is no folder"):
         take_in(folder, tmp_path / "absent")
+
+
+def test_variants_are_taken_with_the_precision_that_their_names_say(folder: RepositoryFolder, tmp_path: Path) -> None:
+    path = tmp_path / "net" / "1"
+    mlp(path)
+    from_onnx(mlp_int8(path), path, "model.int8.xml")
+    taken = take_in(folder, tmp_path / "net")
+    assert [(each.backend, each.path.name, each.precision) for each in taken.artifacts] == [
+        ("onnxruntime", "model.onnx", ""),
+        ("onnxruntime", "model.int8.onnx", "int8"),
+        ("openvino", "model.int8.xml", "int8"),
+    ]
+    assert {file.name: file.precision for file in taken.files} == {
+        "model.onnx": "",
+        "model.int8.onnx": "int8",
+        "model.int8.xml": "int8",
+        "model.int8.bin": "int8",
+    }
+    assert taken.left_out == ()
+
+
+def test_data_that_a_variant_shares_with_the_model_is_the_models(folder: RepositoryFolder, tmp_path: Path) -> None:
+    path = tmp_path / "net" / "1"
+    add_weights(path, external_tensor("weights.data"))
+    (path / "weights.data").write_bytes(np.ones(2, np.float32).tobytes())
+    (path / "model.f16.onnx").write_bytes((path / "model.onnx").read_bytes())
+    taken = take_in(folder, tmp_path / "net")
+    assert {file.name: file.precision for file in taken.files} == {
+        "model.onnx": "",
+        "weights.data": "",
+        "model.f16.onnx": "f16",
+    }
+
+
+def test_a_variant_alone_is_not_published(folder: RepositoryFolder, tmp_path: Path) -> None:
+    mlp_int8(tmp_path / "net" / "1")
+    with pytest.raises(PublishError, match=r"holds model\.int8\.onnx; wanted a model as \.onnx"):
+        take_in(folder, tmp_path / "net")

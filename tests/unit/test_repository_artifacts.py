@@ -9,13 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.errors import LoadFailed
-from edge_runtime.repository.artifacts import choose_artifacts
+from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import VersionFolder
+from edge_runtime.repository.names import variant_of
 
 ONNX = ("onnxruntime", ("model.onnx",))
 VINO = ("openvino", ("model.xml", "model.onnx"))
 TRT = ("tensorrt", ("model.plan",))
 PYTHON = ("python", ("model.py",))
+
+
+Backend = tuple[str, tuple[str, ...]]
+
+
+def chosen_of(names: list[str], backends: list[Backend], precision: str = "") -> list[tuple[str, Path]]:
+    paths = choose_artifacts(version_of(*names), [Want(name, files, precision) for name, files in backends])
+    return [(name, path) for (name, _), path in zip(backends, paths, strict=True) if path is not None]
 
 
 def version_of(*names: str) -> VersionFolder:
@@ -38,9 +47,9 @@ def version_of(*names: str) -> VersionFolder:
     ],
 )
 def test_each_backend_gets_its_best_artifact_in_the_profiles_order(
-    names: list[str], backends: list[tuple[str, tuple[str, ...]]], chosen: list[tuple[str, str]]
+    names: list[str], backends: list[Backend], chosen: list[tuple[str, str]]
 ) -> None:
-    found = choose_artifacts(version_of(*names), backends)
+    found = chosen_of(names, backends)
     assert found == [(backend, Path("/models/digits/3") / name) for backend, name in chosen]
 
 
@@ -56,25 +65,73 @@ def test_each_backend_gets_its_best_artifact_in_the_profiles_order(
     ],
 )
 def test_no_artifact_says_what_is_there_and_what_is_wanted(
-    names: list[str], backends: list[tuple[str, tuple[str, ...]]], parts: list[str]
+    names: list[str], backends: list[Backend], parts: list[str]
 ) -> None:
     with pytest.raises(LoadFailed) as caught:
-        choose_artifacts(version_of(*names), backends)
+        chosen_of(names, backends)
     for part in parts:
         assert part in caught.value.message
 
 
-FILES = st.lists(
-    st.sampled_from(["model.onnx", "a.onnx", "b.onnx", "model.xml", "a.xml", "a.bin", "model.py"]), unique=True
+@pytest.mark.parametrize(
+    ("names", "precision", "backend", "chosen"),
+    [
+        (["model.onnx", "model.int8.onnx"], "", ONNX, "model.onnx"),
+        (["model.onnx", "model.int8.onnx"], "f32", ONNX, "model.onnx"),
+        (["model.onnx", "model.int8.onnx"], "int8", ONNX, "model.int8.onnx"),
+        (["model.onnx", "model.int8.onnx"], "int8", VINO, "model.int8.onnx"),
+        (["model.onnx", "model.xml", "model.int8.onnx"], "int8", VINO, "model.int8.onnx"),
+        (["model.int8.xml", "model.int8.bin", "model.int8.onnx"], "int8", VINO, "model.int8.xml"),
+        (["net.onnx", "net.int8.onnx"], "int8", ONNX, "net.int8.onnx"),
+        (["net.onnx", "net.int8.onnx"], "", ONNX, "net.onnx"),
+        (["model.onnx"], "int8", ONNX, "model.onnx"),
+        (["model.onnx", "model.f16.onnx"], "bf16", ONNX, "model.onnx"),
+        (["model.onnx", "model.f16.onnx"], "f16", ONNX, "model.f16.onnx"),
+        (["model.py", "model.int8.onnx"], "int8", PYTHON, "model.py"),
+    ],
 )
+def test_a_variant_is_taken_where_its_precision_is_asked_for(
+    names: list[str], precision: str, backend: Backend, chosen: str
+) -> None:
+    assert [path.name for _, path in chosen_of(names, [backend], precision)] == [chosen]
+
+
+@pytest.mark.parametrize("precision", ["", "f32", "f16"])
+def test_a_lone_variant_is_refused_with_what_to_ask_for(precision: str) -> None:
+    with pytest.raises(LoadFailed, match=r"holds net.int8.onnx; .*only when it is asked for, with precision = 'int8'"):
+        chosen_of(["net.int8.onnx"], [ONNX, VINO], precision)
+
+
+def test_the_same_backend_may_be_asked_twice_with_the_plain_model_second() -> None:
+    wants = [Want(*ONNX, "int8"), Want(*ONNX)]
+    paths = choose_artifacts(version_of("model.onnx", "model.int8.onnx"), wants)
+    assert [path and path.name for path in paths] == ["model.int8.onnx", "model.onnx"]
+
+
+FILES = st.lists(
+    st.sampled_from(
+        [
+            "model.onnx", "a.onnx", "b.onnx", "model.xml", "a.xml", "a.bin", "model.py",
+            "model.int8.onnx", "a.int8.onnx", "model.int8.xml", "a.f16.onnx", "a.bf16.xml", "a.bf16.bin",
+        ]
+    ),
+    unique=True,
+)  # fmt: skip
+
+
+@given(FILES, st.lists(st.sampled_from([ONNX, VINO, TRT, PYTHON]), unique=True), st.sampled_from(["", "f32"]))
+def test_no_variant_is_ever_chosen_unasked(names: list[str], backends: list[Backend], precision: str) -> None:
+    try:
+        chosen = chosen_of(names, backends, precision)
+    except LoadFailed:
+        return
+    assert all(variant_of(path.name) == "" for _, path in chosen)
 
 
 @given(FILES, st.lists(st.sampled_from([ONNX, VINO, TRT, PYTHON]), unique=True))
-def test_what_is_chosen_is_there_and_of_a_kind_the_backend_loads(
-    names: list[str], backends: list[tuple[str, tuple[str, ...]]]
-) -> None:
+def test_what_is_chosen_is_there_and_of_a_kind_the_backend_loads(names: list[str], backends: list[Backend]) -> None:
     try:
-        chosen = choose_artifacts(version_of(*names), backends)
+        chosen = chosen_of(names, backends)
     except LoadFailed:
         return
     order = [name for name, _ in backends]

@@ -57,6 +57,8 @@ def problems(found: Scan, root: Path) -> dict[str, str]:
         (["digits.onnx"], {"digits": {1: ["digits.onnx"]}}),
         (["digits.xml", "digits.bin"], {"digits": {1: ["digits.bin", "digits.xml"]}}),
         (["digits.onnx", "digits.onnx.data", "README.md"], {"digits": {1: ["digits.onnx", "digits.onnx.data"]}}),
+        (["digits.onnx", "digits.int8.onnx"], {"digits": {1: ["digits.int8.onnx", "digits.onnx"]}}),
+        (["digits.int8.xml", "digits.int8.bin"], {"digits": {1: ["digits.int8.bin", "digits.int8.xml"]}}),
         (["digits.onnx", "digits.v2.onnx", "digits.v2.data"],
          {"digits": {1: ["digits.onnx"]}, "digits.v2": {1: ["digits.v2.data", "digits.v2.onnx"]}}),
         (["digits/anything.onnx", "digits/model.toml"], {"digits": {1: ["anything.onnx"]}}),

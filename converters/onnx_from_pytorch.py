@@ -1,0 +1,134 @@
+"""A PyTorch program (`torch.export.save`, .pt2) or a module in memory to ONNX, by torch.onnx.export.
+
+Owns: how PyTorch is asked. The batch axis of the result is open where it was open in the export
+(`dynamic_shapes`), or always for `convert_module`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.errors import ConversionFailed
+from edge_runtime.tensors import Array
+from edge_runtime_converters.libraries import PYTORCH, import_library, reason_of
+from edge_runtime_converters.original import Original
+from edge_runtime_converters.output_files import whole
+from edge_runtime_converters.pytorch_program import write_safe_program
+from edge_runtime_converters.wish import Shapes
+
+EXTRA = "convert-pytorch"
+_OLDEST = (2, 9)
+"""The first that writes and reads this form of .pt2 (torch/export/pt2_archive)."""
+
+
+class PytorchModule:
+    """A PyTorch callable that takes its inputs by position. See Original."""
+
+    def __init__(self, torch: Any, call: Any) -> None:
+        self.described = f"PyTorch {torch.__version__}"
+        self._torch = torch
+        self._call = call
+
+    def run(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """See Original."""
+        tensors = [self._torch.from_numpy(array.copy()) for array in inputs.values()]
+        try:
+            with self._torch.inference_mode():
+                found = self._call(tensors)
+        except Exception as error:
+            raise ConversionFailed(f"PyTorch cannot run it: {reason_of(error)}") from error
+        leaves, _ = self._torch.utils._pytree.tree_flatten(found)  # noqa: SLF001 (torch.export's own documentation uses it)
+        return [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, self._torch.Tensor)]
+
+
+def convert(source: Path, target: Path, shapes: Shapes) -> Original:
+    """Write a .pt2 as ONNX; returns it, loaded. shapes: not needed, the program says them.
+
+    Only numbers and arithmetic of the file are loaded (pytorch_program.py). Raises ConversionFailed.
+    """
+    torch = import_torch()
+    with tempfile.TemporaryDirectory(prefix="pt2-") as folder:
+        safe = Path(folder) / "model.pt2"
+        write_safe_program(source, safe)
+        try:
+            with quiet():
+                program = torch.export.load(str(safe))
+        except Exception as error:
+            raise ConversionFailed(
+                f"{source}: PyTorch {torch.__version__} cannot load it: {reason_of(error)}"
+            ) from error
+        _write(torch, source, target, program)
+    with quiet():
+        module, in_spec = program.module(), program.call_spec.in_spec
+
+    def call(tensors: Sequence[Any]) -> Any:
+        positional, named = torch.utils._pytree.tree_unflatten(tensors, in_spec)  # noqa: SLF001 (as above)
+        return module(*positional, **named)
+
+    return PytorchModule(torch, call)
+
+
+def convert_module(module: Any, example_inputs: Sequence[Any], target: Path) -> Original:
+    """Write a `torch.nn.Module` in memory as ONNX with axis 0 of every input open; returns it.
+
+    example_inputs: one tensor an input, at least 2 rows each. The module is put into evaluation. Raises
+    ConversionFailed.
+    """
+    torch = import_torch()
+    module.eval()
+    is_open = {0: torch.export.Dim.DYNAMIC}
+    try:
+        program = torch.export.export(
+            module, tuple(example_inputs), dynamic_shapes=tuple(is_open for _ in example_inputs), strict=False
+        )
+    except Exception as error:
+        raise ConversionFailed(f"{type(module).__name__}: torch.export cannot export it: {reason_of(error)}") from error
+    _write(torch, Path(type(module).__name__), target, program)
+    return PytorchModule(torch, lambda tensors: module(*tensors))
+
+
+def import_torch() -> Any:
+    """PyTorch, which the user brings. Raises ConversionFailed: absent, or too old to read models safely."""
+    torch = import_library("torch", PYTORCH)
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+        wanted = ".".join(map(str, _OLDEST))
+        raise ConversionFailed(f"PyTorch {torch.__version__} is here; wanted {wanted} or newer: pip install -U torch")
+    return torch
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """PyTorch warns of what its next versions change, and of operators of torchvision that nobody asked for."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _write(torch: Any, source: Path, target: Path, program: Any) -> None:
+    import_library("onnxscript", EXTRA)
+    try:
+        with quiet(), whole(target) as output:
+            torch.onnx.export(program, dynamo=True, verbose=False).save(str(output), external_data=False)
+    except ConversionFailed:
+        raise
+    except Exception as error:
+        raise ConversionFailed(f"{source}: torch.onnx cannot write it: {reason_of(error)}") from error
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("onnx"))

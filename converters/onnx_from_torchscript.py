@@ -1,0 +1,100 @@
+"""TorchScript (`torch.jit.save`, .pt) to ONNX with an open batch axis, by PyTorch's TorchScript exporter.
+
+Owns: how that is asked. A traced program does not say what it takes, so the caller does (`--shapes`). PyTorch keeps
+TorchScript for what exists; new models are better exported with torch.export.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.errors import ConversionFailed
+from edge_runtime.model_spec import DYNAMIC, TensorSpec
+from edge_runtime.tensors import DATATYPES
+from edge_runtime_converters.libraries import import_library, reason_of
+from edge_runtime_converters.onnx_from_pytorch import EXTRA, PytorchModule, import_torch, quiet
+from edge_runtime_converters.original import Original
+from edge_runtime_converters.output_files import whole
+from edge_runtime_converters.torchscript_archive import write_safe_archive
+from edge_runtime_converters.wish import Shapes
+
+_OPSET = 17
+"""Read by every ONNX Runtime and OpenVINO that we allow; this exporter knows up to 20."""
+
+
+def convert(source: Path, target: Path, shapes: Shapes) -> Original:
+    """Write TorchScript as ONNX; returns it, loaded. shapes: of every argument of `forward`, in its order.
+
+    Only code that computes is loaded (torchscript_archive.py). Raises ConversionFailed.
+    """
+    torch = import_torch()
+    import_library("onnx", EXTRA)
+    with tempfile.TemporaryDirectory(prefix="torchscript-") as folder, quiet():
+        safe = Path(folder) / "model.pt"
+        write_safe_archive(source, safe)
+        try:
+            module = torch.jit.load(str(safe), map_location="cpu").eval()
+        except Exception as error:
+            raise ConversionFailed(
+                f"{source}: PyTorch {torch.__version__} cannot load it: {reason_of(error)}"
+            ) from error
+        _check_arguments(module, shapes, source)
+        _write(torch, module, source, target, list(shapes.values()))
+    return PytorchModule(torch, lambda tensors: module(*tensors))
+
+
+def _check_arguments(module: Any, shapes: Shapes, source: Path) -> None:
+    wanted = [value.debugName().split(".")[0] for value in list(module.forward.graph.inputs())[1:]]
+    if len(shapes) != len(wanted):
+        example = " ".join(f"--shapes {name}=-1,3,224,224" for name in wanted)
+        got = f"got {', '.join(shapes)}" if shapes else "it does not say their shapes itself"
+        raise ConversionFailed(
+            f"{source}: takes {', '.join(wanted)}; {got}. Say them in this order, for example {example}"
+        )
+    for spec in shapes.values():
+        if DYNAMIC in spec.shape[1:]:
+            raise ConversionFailed(f"shape of {spec.name!r}: only axis 0 may be open, got {list(spec.shape)}")
+
+
+def _write(torch: Any, module: Any, source: Path, target: Path, specs: Sequence[TensorSpec]) -> None:
+    try:
+        outputs = _open_outputs(torch, module, specs)
+        names = [f"output_{place}" for place in range(len(outputs))] if len(outputs) > 1 else ["output"]
+        open_axes = {name: {0: "rows"} for name, is_open in zip(names, outputs, strict=True) if is_open}
+        open_axes |= {spec.name: {0: "rows"} for spec in specs if spec.has_dynamic_axis_0}
+        with whole(target) as output:
+            torch.onnx.export(
+                module, tuple(_example(torch, spec, 2) for spec in specs), str(output), dynamo=False,
+                input_names=[spec.name for spec in specs], output_names=names, dynamic_axes=open_axes,
+                opset_version=_OPSET,
+            )  # fmt: skip
+    except ConversionFailed:
+        raise
+    except Exception as error:
+        raise ConversionFailed(f"{source}: torch.onnx cannot write it: {reason_of(error)}") from error
+
+
+def _open_outputs(torch: Any, module: Any, specs: Sequence[TensorSpec]) -> list[bool]:
+    """Whether axis 0 of each output follows the rows: seen by running two and three."""
+    lengths = []
+    for rows in (2, 3):
+        with torch.inference_mode():
+            found = module(*(_example(torch, spec, rows) for spec in specs))
+        leaves, _ = torch.utils._pytree.tree_flatten(found)  # noqa: SLF001 (torch.export's own documentation uses it)
+        lengths.append([leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    return [two != three for two, three in zip(*lengths, strict=True)]
+
+
+def _example(torch: Any, spec: TensorSpec, rows: int) -> Any:
+    shape = [rows if length == DYNAMIC else length for length in spec.shape]
+    return torch.zeros(shape, dtype=getattr(torch, str(DATATYPES[spec.datatype].dtype)))
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("onnx"))

@@ -1,0 +1,103 @@
+"""ONNX to OpenVINO IR: in fp32, in fp16 weights, or in int8 by NNCF's post-training quantisation.
+
+Owns: how OpenVINO and NNCF are asked. The target is `<name>.xml`, with `<name>.bin` beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from edge_runtime.errors import ConversionFailed
+from edge_runtime.tensors import Array
+from edge_runtime_converters.libraries import import_library, reason_of
+from edge_runtime_converters.onnx_source import check_source
+from edge_runtime_converters.output_files import whole
+
+EXTRA = "convert-openvino"
+Precision = Literal["f32", "f16", "int8"]
+
+MAX_SAMPLES = 2000
+"""NNCF goes through its data more than once, so they are held; its own default is to look at 300."""
+
+
+def convert(
+    source: Path, target: Path, *, precision: Precision, calibration: Iterable[Mapping[str, Array]] | None = None
+) -> None:
+    """Write an ONNX model as OpenVINO IR.
+
+    target: an .xml. calibration: wanted for int8, inputs by name, one mapping a run; at most MAX_SAMPLES are read.
+    Raises ConversionFailed; what `target` names is as it was then. Thread: any; int8 takes all cores for seconds.
+    """
+    check_source(source)
+    write_ir(read_model(source), source, target, precision, calibration)
+
+
+def read_model(source: Path) -> Any:
+    """An `openvino.Model` of a file that OpenVINO's own frontends read. Raises ConversionFailed."""
+    openvino = import_library("openvino", EXTRA)
+    try:
+        return openvino.Core().read_model(str(source))
+    except Exception as error:
+        raise ConversionFailed(f"{source}: OpenVINO cannot read it: {_said(error)}") from error
+
+
+def write_ir(
+    model: Any, source: Path, target: Path, precision: Precision, calibration: Iterable[Mapping[str, Array]] | None
+) -> None:
+    """Write an `openvino.Model` as IR of a precision. Raises ConversionFailed."""
+    if target.suffix != ".xml":
+        raise ConversionFailed(f"{target}: wanted a name that ends in .xml, OpenVINO's IR")
+    openvino = import_library("openvino", EXTRA)
+    try:
+        if precision == "int8":
+            model = _quantised(model, calibration)
+        with whole(target) as output:
+            openvino.save_model(model, str(output), compress_to_fp16=precision == "f16")
+    except ConversionFailed:
+        raise
+    except Exception as error:
+        raise ConversionFailed(f"{source}: cannot be written as {precision} IR: {reason_of(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """The part of OpenVINO's message that is about the model; it ends with operators that have no rule."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    about = [
+        line for line in lines if not line.startswith(("Exception from", "Check '", "[TensorFlow", "FrontEnd API"))
+    ]
+    found = [line for line in about if "No conversion rule" in line or "No translator" in line]
+    return reason_of(RuntimeError("\n".join(found or about or lines)))
+
+
+def _quantised(model: Any, calibration: Iterable[Mapping[str, Array]] | None) -> Any:
+    samples = [dict(sample) for sample in itertools.islice(calibration or (), MAX_SAMPLES)]
+    if not samples:
+        raise ConversionFailed("int8 wants samples to calibrate with; got none")
+    with _quiet():
+        nncf = import_library("nncf", EXTRA)
+        return nncf.quantize(model, nncf.Dataset(samples), subset_size=len(samples))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """NNCF draws bars and says what it does; that is progress.py's."""
+    level = logging.getLogger("nncf").level
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            yield
+        finally:
+            logging.getLogger("nncf").setLevel(level)
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("openvino"))

@@ -1,0 +1,190 @@
+"""Inputs to calibrate and compare with: read from .npz and .npy files, or made up.
+
+Owns: how files become runs, and the bounds on them. Arrays are read with pickling off.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edge_runtime.errors import ConversionFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.tensors import DATATYPES, Array
+
+MAX_BYTES = 4_000_000_000
+MAX_FILES = 10_000
+"""Bounds of DATA: about 6 600 pictures of 224x224, which is more than any quantiser looks at."""
+
+MADE_UP_ROWS = 64
+RUN_ROWS = 16
+"""Rows of one run of a comparison, where axis 0 is open: enough to be quick, little memory."""
+
+_SEED = 7
+
+Run = Mapping[str, Array]
+
+
+def read_runs(path: Path, spec: ModelSpec, run_rows: int) -> list[Run]:
+    """Real inputs, as runs of at most `run_rows` rows, or of what the model's fixed axis 0 says.
+
+    path: an .npz (an array for each input, axis 0 counts samples), an .npy for a model of one input, or a folder of
+    such files, sorted by name. A sample may come without its batch axis. Raises ConversionFailed.
+    """
+    runs: list[Run] = []
+    for file in _files(path):
+        runs += _cut(_fitted(_arrays(file, spec), spec, file), spec, run_rows, file)
+    if not runs:
+        raise ConversionFailed(f"{path}: holds no sample; wanted .npz or .npy files with one array for each input")
+    return runs
+
+
+def read_labels(path: Path, rows: int) -> Array:
+    """Whole numbers, one for each row of the data. Raises ConversionFailed."""
+    array = _load_npy(path)
+    if array.dtype.kind not in "iu" or array.size != rows or array.squeeze().ndim > 1:
+        got = f"{array.dtype} {list(array.shape)}"
+        raise ConversionFailed(f"{path}: got {got}; wanted {rows} whole numbers, one for each row of the data")
+    return array.reshape(rows)
+
+
+def made_up_runs(spec: ModelSpec, shapes: Mapping[str, TensorSpec], *, is_tabular: bool) -> list[Run]:
+    """Inputs of a fixed seed, MADE_UP_ROWS rows: normal floats, whole numbers 0 and 1.
+
+    is_tabular: floats of many magnitudes, since a column's own is not known and trees cut anywhere. Raises
+    ConversionFailed: a dimension is open and `shapes` does not say it.
+    """
+    random = np.random.default_rng(_SEED)
+    rows = 1 if any(not tensor.has_dynamic_axis_0 for tensor in spec.inputs) else RUN_ROWS
+    return [
+        {tensor.name: _made_up(tensor, shapes.get(tensor.name), rows, random, is_tabular) for tensor in spec.inputs}
+        for _ in range(max(1, MADE_UP_ROWS // rows) if rows > 1 else RUN_ROWS)
+    ]
+
+
+def rows_of(run: Run) -> int:
+    """Rows of one run; 1 where an input has no axes."""
+    first = next(iter(run.values()))
+    return first.shape[0] if first.ndim else 1
+
+
+def spread(runs: Sequence[Run], count: int) -> Iterator[Run]:
+    """At most `count` runs, evenly over all: data that is sorted by class is not half a calibration."""
+    if len(runs) <= count:
+        yield from runs
+        return
+    for place in range(count):
+        yield runs[place * len(runs) // count]
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        found = sorted(each for each in path.iterdir() if each.suffix in (".npy", ".npz")) if path.is_dir() else [path]
+        total = sum(each.stat().st_size for each in found)
+    except OSError as error:
+        raise ConversionFailed(f"{path}: {error.strerror}; wanted a folder of .npz or .npy files, or one") from error
+    if len(found) > MAX_FILES or total > MAX_BYTES:
+        got = f"{len(found)} files, {total} bytes"
+        raise ConversionFailed(f"{path}: {got}; wanted at most {MAX_FILES} and {MAX_BYTES}. A few hundred rows do")
+    return found
+
+
+def _arrays(file: Path, spec: ModelSpec) -> dict[str, Array]:
+    if file.suffix == ".npy":
+        if len(spec.inputs) != 1:
+            wanted = ", ".join(tensor.name for tensor in spec.inputs)
+            raise ConversionFailed(
+                f"{file}: is one array, the model has {len(spec.inputs)} inputs; wanted an .npz with {wanted}"
+            )
+        return {spec.inputs[0].name: _load_npy(file)}
+    if file.suffix != ".npz":
+        raise ConversionFailed(f"{file}: wanted an .npz or .npy file, or a folder of them")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            declared = sum(member.file_size for member in archive.infolist())
+        if declared > MAX_BYTES:
+            raise ConversionFailed(f"{file}: unpacks to {declared} bytes; wanted at most {MAX_BYTES}")
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ConversionFailed(f"{file}: no .npz of numbers: {error}") from error
+
+
+def _load_npy(file: Path) -> Array:
+    try:
+        with file.open("rb") as content:
+            array: Array = np.lib.format.read_array(content, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise ConversionFailed(f"{file}: no .npy of numbers: {error}") from error
+    return array
+
+
+def _fitted(arrays: Mapping[str, Array], spec: ModelSpec, file: Path) -> dict[str, Array]:
+    wanted = {tensor.name: tensor for tensor in spec.inputs}
+    missing = [name for name in wanted if name not in arrays]
+    if missing and len(wanted) == len(arrays) == 1:  # one input, one array: there is nothing to mix up
+        arrays, missing = {missing[0]: next(iter(arrays.values()))}, []
+    if missing:
+        raise ConversionFailed(f"{file}: holds {', '.join(arrays) or 'nothing'}; wanted {', '.join(wanted)}")
+    try:
+        return {name: _typed(arrays[name], tensor) for name, tensor in wanted.items()}
+    except ConversionFailed as error:
+        raise ConversionFailed(f"{file}: {error.message}") from error
+
+
+def _typed(array: Array, spec: TensorSpec) -> Array:
+    wanted = DATATYPES[spec.datatype].dtype
+    if array.dtype != wanted:
+        if not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise ConversionFailed(f"{spec.name!r} is {array.dtype}; wanted {spec.datatype}")
+        array = array.astype(wanted)
+    if array.ndim == len(spec.shape) - 1:
+        array = array[None]
+    inner = TensorSpec(spec.name, spec.datatype, (DYNAMIC, *spec.shape[1:])) if spec.shape else spec
+    if not inner.fits(array.shape):
+        raise ConversionFailed(f"{spec.name!r} is {list(array.shape)}; wanted {list(spec.shape)}")
+    return array
+
+
+def _cut(arrays: Mapping[str, Array], spec: ModelSpec, run_rows: int, file: Path) -> Iterator[Run]:
+    counts = {len(array) for array in arrays.values() if array.ndim}
+    if len(counts) > 1:
+        raise ConversionFailed(f"{file}: arrays of {sorted(counts)} samples; wanted as many of each input")
+    total = counts.pop() if counts else 1
+    fixed = [tensor.shape[0] for tensor in spec.inputs if tensor.shape and not tensor.has_dynamic_axis_0]
+    size = fixed[0] if fixed else run_rows
+    if fixed and total % size:
+        raise ConversionFailed(f"{file}: {total} samples; the model takes {size} at a time, so wanted a multiple")
+    for start in range(0, total, size):
+        yield {name: array[start : start + size] if array.ndim else array for name, array in arrays.items()}
+
+
+def _made_up(
+    spec: TensorSpec, said: TensorSpec | None, rows: int, random: np.random.Generator, is_tabular: bool
+) -> Array:
+    shape = [rows if place == 0 and length == DYNAMIC else length for place, length in enumerate(spec.shape)]
+    if said is not None and len(said.shape) == len(shape):
+        shape = [theirs if ours == DYNAMIC else ours for ours, theirs in zip(shape, said.shape, strict=True)]
+    if DYNAMIC in shape:
+        raise ConversionFailed(
+            f"input {spec.name!r} is {list(spec.shape)}, open inside; give --data, or say a size, for example "
+            f"--shapes {spec.name}={','.join('128' if each == DYNAMIC else str(each) for each in shape)}"
+        )
+    if math.prod(shape) * 8 > MAX_BYTES:
+        raise ConversionFailed(f"input {spec.name!r} is {shape}, which is more than {MAX_BYTES} bytes")
+    kind = DATATYPES[spec.datatype].dtype
+    if kind.kind == "f":
+        values = random.standard_normal(shape)
+        if is_tabular:
+            values *= 10 ** random.uniform(-1, 2, (*shape[:1], *(1 for _ in shape[1:])))
+        return values.astype(kind)
+    if kind.kind in "iub" and spec.datatype != "BF16":
+        return random.integers(0, 2, shape).astype(kind)
+    raise ConversionFailed(f"input {spec.name!r} is {spec.datatype}, which cannot be made up; give --data")

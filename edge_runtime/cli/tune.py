@@ -1,0 +1,288 @@
+"""Find what serves a model best on this device: backend, precision, threads, instances, batch rows; and use it.
+
+Each way is measured end to end: the real daemon, a client, requests that come at random. --slo is what must hold;
+--accuracy-drop is what may be given up for speed: of labels found (--labels), else of agreement with the model as it
+is. Without it, and with made-up inputs, only the model as it is is chosen. int8 models are made on the spot where the
+converters are installed (pip install 'edge-runtime[convert]').
+
+Writes the choice with its reasons into model.toml, the variant beside the model, and a picture of rate against p99.
+What was measured is kept: a tune that was broken off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.cli.arguments import UsageError, nearest, positive
+from edge_runtime.cli.screen import Screen, ms_text, rate_text, size_text
+from edge_runtime.config.endpoints import client_endpoint, state_folder
+from edge_runtime.config.loading import load_config
+from edge_runtime.errors import ConfigError, ModelNotFound
+from edge_runtime.profiles.detect import detect
+from edge_runtime.repository.folder import ModelFolder, VersionFolder, scan
+from edge_runtime.repository.version_policy import select_versions
+from edge_runtime.tuning.objective import parse_duration, parse_objective, parse_share
+from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, reasons, summarise
+from edge_runtime.tuning.session import Session, opened
+from edge_runtime.tuning.wish import Device, Wish
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+DEFAULT_DROP = 0.005
+"""Where inputs are given: half a percent, which int8 keeps to for most networks of images."""
+
+COLUMNS = (
+    "backend", "precision", "threads", "instances", "rows", "requests/s", "p50 ms", "p99 ms", "memory", "accuracy", "",
+)  # fmt: skip
+SHOWN_LOOKS = 6
+"""Quick looks in the table; --json has all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `tune`."""
+    parser.add_argument("model", metavar="MODEL", help="its name in the models folder")
+    parser.add_argument("--slo", metavar="pQ=T", required=True, help="what must hold, for example p99=20ms")
+    parser.add_argument("--accuracy-drop", metavar="D", help="what may be given up, for example 0.5%% (default: that "
+                        "with --data, else nothing)")  # fmt: skip
+    parser.add_argument("--data", metavar="DIR", type=Path, help="inputs to compare on: a folder of .npy, .npz, .json "
+                        "or pictures, or one file")  # fmt: skip
+    parser.add_argument("--labels", metavar="F", type=Path, help="what they show: .npy, or text with a number a line")
+    parser.add_argument(
+        "--scores", metavar="OUTPUT", help="the output that says the label (default: the first that can)"
+    )
+    parser.add_argument("--time", metavar="T", default="10m", help="how long it may take (default 10m)")
+    parser.add_argument("--version", metavar="N", type=positive, help="the version (default: the one served)")
+    parser.add_argument("--output", metavar="F", type=Path, help="the picture (default: tune.svg beside model.toml)")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is known from before")
+    parser.add_argument("--force", action="store_true", help="although a daemon serves on this device")
+    place = parser.add_argument_group("device")
+    place.add_argument("--config", metavar="F", type=Path, help="as for serve")
+    place.add_argument("--models", metavar="DIR", help="as for serve")
+    place.add_argument("--state", metavar="DIR", help="as for serve; keeps what was measured")
+    place.add_argument("--profile", metavar="NAME", help="as for serve")
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Measure, show, and write the choice."""
+    from edge_runtime.tuning.applying import check_can_apply
+
+    wish = _wish(arguments)
+    device, models = _device(arguments)
+    model, version = _model(models, arguments)
+    if not arguments.dry_run:
+        check_can_apply(model)
+    if not arguments.force:
+        _check_nobody_serves()
+    with (
+        screen.progress(f"tune {model.name}", wish.time_s) as progress,
+        opened(model, version, device, wish, progress.show) as session,
+    ):
+        try:
+            session.run()
+        except KeyboardInterrupt:
+            progress.close()
+            return _interrupted(session, screen)
+        progress.close()
+        return _finished(session, model, arguments, screen)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _wish(arguments: argparse.Namespace) -> Wish:
+    def said(parse: Callable[[str], Any], text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise UsageError(error.message) from None
+
+    if arguments.labels is not None and arguments.data is None:
+        raise UsageError("--labels says what inputs show; give the inputs with --data")
+    drop = DEFAULT_DROP if arguments.data is not None else 0.0
+    return Wish(
+        objective=said(parse_objective, arguments.slo),
+        drop=drop if arguments.accuracy_drop is None else said(parse_share, arguments.accuracy_drop),
+        time_s=said(parse_duration, arguments.time),
+        data=arguments.data,
+        labels=arguments.labels,
+        scores=arguments.scores,
+        is_fresh=arguments.fresh,
+    )
+
+
+def _device(arguments: argparse.Namespace) -> tuple[Device, Path]:
+    from edge_runtime.daemon.assemble import effective_profile
+
+    said = {"models": arguments.models, "state": arguments.state, "profile": arguments.profile}
+    config = load_config(arguments.config, said)
+    facts = detect()
+    return Device(facts, effective_profile(config, facts), config, state_folder(config.state)), Path(config.models)
+
+
+def _model(models: Path, arguments: argparse.Namespace) -> tuple[ModelFolder, VersionFolder]:
+    found = scan(models)
+    model = found.models.get(arguments.model)
+    if model is None:
+        there = ", ".join(found.models) or "none"
+        hint = nearest(arguments.model, found.models)
+        raise ModelNotFound(f"{models} has no model {arguments.model!r}{hint}; it has {there}; --models names another")
+    numbers = select_versions(tuple(model.versions), model.settings.versions)
+    number = arguments.version or (numbers[0] if numbers else 0)
+    if number not in model.versions:
+        raise ModelNotFound(
+            f"{model.path} has no version {number}; it has {', '.join(map(str, model.versions)) or 'none'}"
+        )
+    return model, model.versions[number]
+
+
+def _check_nobody_serves() -> None:
+    """Raise ConfigError where a daemon answers at the usual place: it would take cores from what is measured."""
+    from edge_runtime.client.zmq_client import Client
+
+    endpoint = client_endpoint(None)
+    if not endpoint.startswith("ipc://"):
+        return
+    try:
+        with Client(endpoint) as client:
+            client.is_live()
+    except (ConnectionError, TimeoutError):
+        return
+    raise ConfigError(
+        f"a daemon serves at {endpoint}: what it does would disturb the figures. Stop it meanwhile, or measure beside "
+        "it with --force"
+    )
+
+
+def _interrupted(session: Session, screen: Screen) -> int:
+    if session.space is not None and session.results.quick:
+        _print(session, summarise(session.space, session.results), [], screen)
+    screen.note("interrupted; nothing was written; the same command goes on from here")
+    return EXIT_INTERRUPTED
+
+
+def _finished(session: Session, model: ModelFolder, arguments: argparse.Namespace, screen: Screen) -> int:
+    from edge_runtime.tuning.applying import apply_choice, write_picture
+
+    assert session.space is not None
+    summary = summarise(session.space, session.results)
+    written: list[Path] = []
+    if summary.choice is not None and not arguments.dry_run:
+        about = {"device": _device_text(session), "data": _data_text(session), "date": _today()}
+        why = reasons(summary, session.results, session.wish.objective, **about)
+        written += apply_choice(session, model, summary.choice, why).files
+    picture = arguments.output or (None if arguments.dry_run else model.path / "tune.svg")
+    if picture is not None and session.results.full:
+        write_picture(picture, _picture(session, summary))
+        written.append(picture)
+    _print(session, summary, written, screen)
+    return 0 if summary.choice is not None else EXIT_FAILED
+
+
+def _picture(session: Session, summary: Summary) -> str:
+    from edge_runtime.tuning.picture import curve_of, draw
+
+    fulls = sorted(session.results.full.values(), key=lambda full: -full.rate)
+    chosen = None if summary.choice is None else summary.choice.candidate
+    curves = [curve_of(each, _label(session, each.candidate), is_chosen=each.candidate == chosen) for each in fulls]
+    title = f"{session.version.model} version {session.version.number} on {_device_text(session)}"
+    return draw(title, session.wish.objective, curves)
+
+
+def _label(session: Session, candidate: Any) -> str:
+    layout = candidate.layout
+    said = {"threads": layout.threads, "instances": layout.instances, "rows": layout.max_batch_rows}
+    words = [f"{name} {value}" for name, value in said.items() if value is not None] or ["measured layout"]
+    precision = session.results.engines[candidate.engine].runs_in
+    return f"{candidate.engine.backend} {precision}, {', '.join(words)}"
+
+
+def _print(session: Session, summary: Summary, written: list[Path], screen: Screen) -> None:
+    assert session.space is not None
+    if screen.wants_json:
+        about = {
+            "model": session.version.model,
+            "version": session.version.number,
+            "device": _device_text(session),
+            "profile": session.device.profile.name,
+            "data": _data_text(session),
+        }
+        files = [str(path) for path in written]
+        screen.json({**about, **as_json(summary, session.space), "notes": session.notes, "written": files})
+    else:
+        _print_table(summary, screen)
+        _print_words(session, summary, written, screen)
+
+
+def _print_table(summary: Summary, screen: Screen) -> None:
+    full = [row for row in summary.rows if row.is_full]
+    looks = [row for row in summary.rows if not row.is_full and row.rate][:SHOWN_LOOKS]
+    failed = [row for row in summary.rows if not row.is_full and not row.rate]
+    screen.table(COLUMNS, [_cells(row) for row in (*full, *looks, *failed)], right=COLUMNS[2:9])
+    if looks:
+        screen.line("~ a quick look, 16 requests in flight; p50 one at a time")
+
+
+def _cells(row: Row) -> list[str]:
+    engine, layout = row.candidate.engine, row.candidate.layout
+    is_known = bool(row.rate)
+    numbers = ("-" if each is None else str(each) for each in (layout.threads, layout.instances, layout.max_batch_rows))
+    return [
+        " ".join(filter(None, (engine.backend, engine.device if engine.device != "CPU" else ""))),
+        row.runs_in or engine.precision or "as it is",
+        *numbers,
+        ("" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
+        ms_text(row.p50_s * 1e3) if is_known else "-",
+        ms_text(row.p99_s * 1e3) if is_known else "-",
+        size_text(row.memory_bytes) if row.memory_bytes else "-",
+        accuracy_text(row.accuracy),
+        {"front": "best in something"}.get(row.verdict, row.verdict),
+    ]
+
+
+def _print_words(session: Session, summary: Summary, written: list[Path], screen: Screen) -> None:
+    screen.line()
+    for note in session.notes:
+        screen.note(note)
+    choice = summary.choice
+    if choice is None:
+        screen.note(_why_none(session, summary))
+        return
+    gain = "" if summary.gain is None else f", {summary.gain:.2f} times what serves without tuning"
+    rate = f"{rate_text(choice.rate)} requests/s within {session.wish.objective}"
+    screen.line(f"{_label(session, choice.candidate)}: {rate}{gain}")
+    for path in written:
+        screen.line(f"written: {path}")
+
+
+def _why_none(session: Session, summary: Summary) -> str:
+    nearest_ = min((row.p50_s for row in summary.rows if row.p50_s), default=None)
+    if not session.results.full and nearest_ is not None and nearest_ <= session.wish.objective.limit_s:
+        return "the time was over before anything was measured at the objective; give it more with --time"
+    told = "" if nearest_ is None else f"; the quickest answers one request alone in {ms_text(nearest_ * 1e3)} ms"
+    return f"nothing keeps {session.wish.objective} here{told}. Nothing was written"
+
+
+def _device_text(session: Session) -> str:
+    facts = session.device.facts
+    name = facts.device_tree_model or facts.cpu_model or facts.architecture
+    cores = session.device.profile.limits.cores
+    return f"{name}, {cores} core{'s' if cores > 1 else ''} (profile {session.device.profile.name})"
+
+
+def _data_text(session: Session) -> str:
+    samples = session.samples
+    if samples is None:
+        return ""
+    count = len(samples.judging.inputs)
+    what = "made-up inputs" if samples.is_made_up else "inputs" + (" with labels" if samples.labels is not None else "")
+    return f"{count} {what}"
+
+
+def _today() -> str:
+    return dt.datetime.now(dt.timezone.utc).date().isoformat()

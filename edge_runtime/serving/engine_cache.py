@@ -1,0 +1,179 @@
+"""Engines on disk: what was built for this device, why something could not be, and how quick kernels are here.
+
+Owns: the folder, the files' form, and its size. A file carries the hash of what is in it, so that a damaged one is
+noticed before any library sees it, and built again. Builds nothing. Thread: any; also from the process that builds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from struct import Struct
+
+from edge_runtime.backends.tensorrt_order import EngineOrder
+from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
+from edge_runtime.repository.durable import read_kept, remove_parts, write_atomically
+
+log = logging.getLogger(__name__)
+
+LIMIT_BYTES = 2 << 30
+"""Of all files together: some twenty engines of ResNet-50's size in f32 (100 MB), an eighth of a Jetson's smallest eMMC
+(16 GB). The one used longest ago goes first."""
+
+ENGINE, FAILURE, TIMINGS = ".engine", ".failure", ".timings"
+
+MAX_FAILURE_BYTES = 1 << 16
+MAX_FAILURES = 256
+
+_HEADER = Struct("<8sQ32s")
+_MAGIC = b"ERENGIN1"
+_MODE = 0o600
+
+
+class EngineCache:
+    """One folder. Keys are 64 hexadecimal digits; whatever an engine depends on is in its key."""
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+
+    def clean(self) -> None:
+        """Remove what a writer that was cut off left behind. At start, by the folder's owner."""
+        remove_parts(self.folder)
+
+    def engine(self, order: EngineOrder, key: str) -> bytes:
+        """See EngineSource: what is there, without building. Raises NotBuiltYet, LoadFailed."""
+        del order
+        found = self.read(key)
+        if found is None:
+            failure = self.failure(key)
+            raise NotBuiltYet("its engine is not built yet") if failure is None else LoadFailed(failure)
+        return found
+
+    def wait(self, key: str, stop: threading.Event) -> bool:
+        """See EngineSource: nothing is ever under way."""
+        del key
+        return not stop.is_set()
+
+    def read(self, key: str) -> bytes | None:
+        """An engine, None where there is none. A damaged one is removed and reported, and counts as none."""
+        return self._read(self.folder / f"{key}{ENGINE}")
+
+    def write(self, key: str, engine: bytes | memoryview) -> None:
+        """Keep an engine, durably, and make room by what was used longest ago. Raises StorageFailed."""
+        path = self.folder / f"{key}{ENGINE}"
+        self._write(path, engine)
+        self.forget_failure(key)
+        self._evict(path)
+
+    def remove(self, key: str) -> None:
+        """Take an engine away."""
+        with contextlib.suppress(OSError):
+            (self.folder / f"{key}{ENGINE}").unlink(missing_ok=True)
+
+    def timings(self, device: str) -> bytes:
+        """What was measured of kernels on a device; empty where nothing is known."""
+        return self._read(self.folder / f"{_name_of(device)}{TIMINGS}") or b""
+
+    def keep_timings(self, device: str, timings: bytes) -> None:
+        """Keep what was measured. A disk that does not take it costs the next build some time, and is reported."""
+        try:
+            self._write(self.folder / f"{_name_of(device)}{TIMINGS}", timings)
+        except StorageFailed as error:
+            log.warning("kernel timings are not kept: %s", error)
+
+    def failure(self, key: str) -> str | None:
+        """Why an engine cannot be built, None where that is not known."""
+        path = self.folder / f"{key}{FAILURE}"
+        try:
+            content = read_kept(path, MAX_FAILURE_BYTES)
+            return f"{json.loads(content)['reason']} (not tried again until something changes; or remove {path})"
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep_failure(self, key: str, reason: str) -> None:
+        """Remember that an engine cannot be built, so that each start does not try it in vain."""
+        try:
+            write_atomically(self.folder / f"{key}{FAILURE}", json.dumps({"reason": reason}).encode())
+        except StorageFailed as error:
+            log.warning("that a build failed is not kept: %s", error)
+        failures = self._by_age(FAILURE)
+        for path in failures[: max(len(failures) - MAX_FAILURES, 0)]:
+            path.unlink(missing_ok=True)
+
+    def forget_failure(self, key: str) -> None:
+        """It could be built after all, or is to be tried again."""
+        with contextlib.suppress(OSError):
+            (self.folder / f"{key}{FAILURE}").unlink(missing_ok=True)
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            content = read_kept(path, self._limit_bytes + _HEADER.size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("%s cannot be read, and is built again: %s", path, error.strerror)
+            return None
+        body = _body(content)
+        if body is None:
+            log.warning("%s is damaged; it is removed, and built again", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):  # a disk that is read-only still serves
+            os.utime(path)
+        return body
+
+    def _write(self, path: Path, body: bytes | memoryview) -> None:
+        header = _HEADER.pack(_MAGIC, len(body), hashlib.sha256(body).digest())
+        write_atomically(path, b"".join((header, body)), mode=_MODE)
+
+    def _evict(self, newest: Path) -> None:
+        """Hold the limit; what was just written stays."""
+        files = [path for path in self._by_age(ENGINE, TIMINGS) if path != newest]
+        total = sum(_size(path) for path in (*files, newest))
+        for path in files:
+            if total <= self._limit_bytes:
+                return
+            total -= _size(path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            log.info("an engine used long ago is removed to make room", extra={"file": path.name})
+
+    def _by_age(self, *suffixes: str) -> list[Path]:
+        """Files of these kinds, the one used longest ago first."""
+        ages: list[tuple[float, Path]] = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                if path.suffix in suffixes:
+                    with contextlib.suppress(OSError):
+                        ages.append((path.stat().st_mtime, path))
+        return [path for _, path in sorted(ages)]
+
+
+def _body(content: bytes) -> bytes | None:
+    """What a file holds, None where it is not whole."""
+    if len(content) < _HEADER.size:
+        return None
+    magic, length, digest = _HEADER.unpack_from(content)
+    body = content[_HEADER.size :]
+    whole = magic == _MAGIC and length == len(body) and hashlib.sha256(body).digest() == digest
+    return body if whole else None
+
+
+def _name_of(device: str) -> str:
+    return hashlib.sha256(device.encode()).hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,56 @@
+"""What a tuned model is held to: a quantile of latency, and how much accuracy may be given for speed. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge_runtime.errors import ConfigError
+
+_OBJECTIVE = re.compile(r"p(50|90|95|99)=([0-9]+(?:\.[0-9]+)?)(ms|s)")
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(%?)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+MAX_LIMIT_S = 600.0
+"""Of one request's latency; a search over slower ones would take days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A quantile of latencies (0 to 1) that must stay within `limit_s` seconds."""
+
+    quantile: float
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"p{self.quantile * 100:.0f}={self.limit_s * 1e3:g}ms"
+
+
+def parse_objective(text: str) -> Objective:
+    """`p99=20ms` or `p95=1.5s`. Raises ConfigError."""
+    found = _OBJECTIVE.fullmatch(text.strip().lower())
+    if found is None:
+        raise ConfigError(f"--slo: got {text[:80]!r}, wanted p50, p90, p95 or p99 with a time: p99=20ms")
+    limit_s = float(found[2]) / (1e3 if found[3] == "ms" else 1.0)
+    if not 0 < limit_s <= MAX_LIMIT_S:
+        raise ConfigError(f"--slo: got {text!r}, wanted a time above 0 and at most {MAX_LIMIT_S:g} s")
+    return Objective(int(found[1]) / 100, limit_s)
+
+
+def parse_share(text: str) -> float:
+    """`0.5%` or `0.005` as a share, 0 to 1. Raises ConfigError."""
+    found = _SHARE.fullmatch(text.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--accuracy-drop: got {text[:80]!r}, wanted a share from 0 to 100%: 0.5%")
+    return share
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `10m` or `2h` in seconds. Raises ConfigError."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    duration_s = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if duration_s <= 0:
+        raise ConfigError(f"--time: got {text[:80]!r}, wanted a time above 0: 90s, 10m, 1h")
+    return duration_s

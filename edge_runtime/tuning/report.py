@@ -1,0 +1,171 @@
+"""A tune in words and numbers: the table, the reasons in `model.toml`, and JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge_runtime.tuning.candidates import Candidate
+from edge_runtime.tuning.choice import choose, front_of
+from edge_runtime.tuning.objective import Objective
+from edge_runtime.tuning.plan import Space, is_eligible
+from edge_runtime.tuning.results import Accuracy, EngineResult, Full, Quick, Results
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate as it is shown. rate, p50_s, p99_s: at the objective where is_full, else of a quick look.
+
+    verdict: "chosen", "front", or why it is not chosen.
+    """
+
+    candidate: Candidate
+    runs_in: str
+    is_full: bool
+    rate: float
+    p50_s: float
+    p99_s: float
+    memory_bytes: int
+    accuracy: Accuracy | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came of a tune. choice None: nothing keeps the objective. baseline: what serves without tuning."""
+
+    rows: tuple[Row, ...]
+    choice: Full | None
+    baseline: Full | None
+
+    @property
+    def gain(self) -> float | None:
+        """The chosen rate in terms of what serves without tuning; None where that keeps no objective."""
+        if self.choice is None or self.baseline is None or not self.baseline.rate:
+            return None
+        return self.choice.rate / self.baseline.rate
+
+
+def summarise(space: Space, known: Results) -> Summary:
+    """Rows, best first: those measured at the objective, then quick looks, then what failed."""
+    choice = choose(space, known)
+    front = front_of(known.full.values(), known)
+    rows = [_full_row(space, known, each, choice, front) for each in known.full.values()]
+    rows.sort(key=lambda row: (row.verdict != "chosen", -row.rate))
+    looks = [each for each in known.quick.values() if each.candidate not in known.full]
+    quick = sorted((_quick_row(space, known, each) for each in looks), key=lambda row: -row.rate)
+    failed = [_failed_row(each) for each in known.engines.values() if each.reason]
+    return Summary((*rows, *quick, *failed), choice, known.full.get(space.baseline))
+
+
+def reasons(
+    summary: Summary, known: Results, objective: Objective, *, device: str, data: str, date: str
+) -> tuple[str, ...]:
+    """Why a choice was made, for the comments of `model.toml`, one sentence a line."""
+    choice = summary.choice
+    assert choice is not None
+    accuracy = known.engines[choice.candidate.engine].accuracy
+    served = f"{choice.rate:,.1f} requests/s within {objective}: p50 {_ms(choice.p50_s)} ms, p99 {_ms(choice.p99_s)} ms"
+    gain = "" if summary.gain is None else f"; {summary.gain:.2f} times what serves without tuning"
+    return (
+        f"chosen on {date} by `edge-runtime tune` for {device}",
+        served + gain,
+        f"{accuracy_text(accuracy)} ({data})",
+    )
+
+
+def accuracy_text(accuracy: Accuracy | None) -> str:
+    """What is kept of the reference's accuracy, in a few words."""
+    if accuracy is None:
+        return ""
+    if accuracy.correct is not None and accuracy.reference_correct is not None:
+        return f"{accuracy.correct:.2%} right, {accuracy.reference_correct:.2%} as it is"
+    if accuracy.agreement is not None:
+        return f"agrees on {accuracy.agreement:.2%}, error {accuracy.max_error:.2g}"
+    return f"error {accuracy.mean_error:.2g}, at most {accuracy.max_error:.2g}"
+
+
+def as_json(summary: Summary, space: Space) -> dict[str, Any]:
+    """Everything that was found."""
+    choice = summary.choice
+    return {
+        "objective": str(space.objective),
+        "accuracy_drop": space.drop,
+        "choice": None if choice is None else _candidate_json(choice.candidate) | {"rate": round(choice.rate, 2)},
+        "gain": None if summary.gain is None else round(summary.gain, 3),
+        "rows": [_row_json(row) for row in summary.rows],
+    }
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _full_row(space: Space, known: Results, full: Full, choice: Full | None, front: set[str]) -> Row:
+    engine = known.engines[full.candidate.engine]
+    if choice is not None and full.candidate == choice.candidate:
+        verdict = "chosen"
+    elif full.reason:
+        verdict = full.reason
+    elif not full.rate:
+        verdict = f"never keeps {space.objective}"
+    else:
+        verdict = "front" if full.candidate.key in front else ""
+    return Row(
+        full.candidate, engine.runs_in, True, full.rate, full.p50_s, full.p99_s, full.memory_bytes, engine.accuracy,
+        verdict,
+    )  # fmt: skip
+
+
+def _quick_row(space: Space, known: Results, quick: Quick) -> Row:
+    engine = known.engines[quick.candidate.engine]
+    verdict = quick.reason or _why_not(space, engine, quick)
+    return Row(
+        quick.candidate, engine.runs_in, False, quick.rate, quick.alone_s, quick.p99_s, quick.memory_bytes,
+        engine.accuracy, verdict,
+    )  # fmt: skip
+
+
+def _why_not(space: Space, engine: EngineResult, quick: Quick) -> str:
+    if not is_eligible(engine, space.drop):
+        return f"gives up {engine.accuracy.drop:.2%}" if engine.accuracy is not None and space.drop else "not exact"
+    if quick.alone_s > space.objective.limit_s:
+        return "one request alone takes longer"
+    return "slower"
+
+
+def _failed_row(engine: EngineResult) -> Row:
+    return Row(Candidate(engine.engine), engine.runs_in, False, 0.0, 0.0, 0.0, 0, engine.accuracy, engine.reason)
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    engine, layout = candidate.engine, candidate.layout
+    return {
+        "backend": engine.backend,
+        "device": engine.device,
+        "precision": engine.precision,
+        "threads": layout.threads,
+        "instances": layout.instances,
+        "max_batch_rows": layout.max_batch_rows,
+    }
+
+
+def _row_json(row: Row) -> Mapping[str, Any]:
+    accuracy = row.accuracy
+    return {
+        **_candidate_json(row.candidate),
+        "runs_in": row.runs_in,
+        "at_objective": row.is_full,
+        "rate": round(row.rate, 2),
+        "p50_ms": round(row.p50_s * 1e3, 4),
+        "p99_ms": round(row.p99_s * 1e3, 4),
+        "memory_bytes": row.memory_bytes,
+        "accuracy": None
+        if accuracy is None
+        else {name: getattr(accuracy, name) for name in (*accuracy.__struct_fields__, "drop")},
+        "verdict": row.verdict,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"

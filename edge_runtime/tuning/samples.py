@@ -1,0 +1,219 @@
+"""Inputs to compare engines on, and to calibrate with: from a person's files, or made up.
+
+Owns: which files are read, how much of them, and which inputs judge. Trusts no file: whatever it holds, what is raised
+is a TensorMismatch that names it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from edge_runtime.client.input_files import INPUT_SUFFIXES, json_value, tensor_from_file, tensor_from_json
+from edge_runtime.errors import TensorMismatch
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.serving.warmup import make_inputs
+from edge_runtime.tensors import Array
+
+MAX_INPUTS = 2048
+"""With so many, a share of 0.5 % is ten inputs; more would take longer and say little more."""
+
+MAX_BYTES = 256 << 20
+"""Of all inputs together: 446 pictures of 600 KB. They are held by this process and by one child."""
+
+MAX_FILE_BYTES = 1 << 30
+
+MADE_UP = 64
+
+CALIBRATION_PART = 4
+"""Every so many-th input calibrates and does not judge: what was fitted to an input says little about others."""
+
+MAX_CALIBRATION = 256
+"""As many as ONNX Runtime's and NNCF's own examples take; more change nothing."""
+
+MIN_TO_PART = 8
+
+MULTIPLE = (".npz",)
+"""Files with one array for each input of the model."""
+
+Sample = Mapping[str, Array]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs, one request each, with what they show where that is known. is_made_up: noise, not a person's files."""
+
+    inputs: tuple[Sample, ...]
+    labels: tuple[int, ...] | None = None
+    is_made_up: bool = False
+
+    @property
+    def judging(self) -> Samples:
+        """Those that engines are compared on."""
+        if len(self.inputs) < MIN_TO_PART:
+            return self
+        places = [place for place in range(len(self.inputs)) if place % CALIBRATION_PART]
+        labels = None if self.labels is None else tuple(self.labels[place] for place in places)
+        return Samples(tuple(self.inputs[place] for place in places), labels, self.is_made_up)
+
+    @property
+    def calibrating(self) -> tuple[Sample, ...]:
+        """Those that int8 models are made with."""
+        step = CALIBRATION_PART if len(self.inputs) >= MIN_TO_PART else 1
+        return self.inputs[::step][:MAX_CALIBRATION]
+
+
+def read_samples(path: Path, spec: ModelSpec, labels: Path | None, note: Note) -> Samples:
+    """Inputs from a file, or from a folder's files in the order of their names; rows of a file are inputs each.
+
+    labels: a file with one whole number for each, in that order. Stops at MAX_INPUTS and MAX_BYTES, with a note.
+    Raises TensorMismatch: a file that cannot be read or does not fit the model, or another number of labels.
+    """
+    inputs: list[Sample] = []
+    nbytes, is_cut = 0, False
+    for sample in _all_samples(path, spec, note):
+        nbytes += sum(array.nbytes for array in sample.values())
+        if len(inputs) == MAX_INPUTS or (inputs and nbytes > MAX_BYTES):
+            is_cut = True
+            break
+        inputs.append(sample)
+    if not inputs:
+        raise TensorMismatch(f"{path}: holds no inputs; wanted {', '.join((*INPUT_SUFFIXES, *MULTIPLE))}")
+    if is_cut:
+        note(f"{path}: the first {len(inputs)} inputs are used")
+    said = None if labels is None else read_labels(labels)
+    if said is not None and (len(said) < len(inputs) or (len(said) > len(inputs) and not is_cut)):
+        raise TensorMismatch(f"{labels}: has {len(said)} labels for {len(inputs)} inputs; wanted one each, in order")
+    return Samples(tuple(inputs), None if said is None else tuple(said[: len(inputs)]))
+
+
+def make_samples(spec: ModelSpec, length: int, shapes: Mapping[str, Sequence[int]], *, batches: bool) -> Samples:
+    """Noise in the model's shapes, the same each time. batches: whether axis 0 is rows, so that inputs can differ."""
+    row_bytes = max(sum(array.nbytes for array in make_inputs(spec, 1, length, shapes).values()), 1)
+    count = min(MADE_UP, max(MAX_BYTES // row_bytes, 1)) if batches else 1
+    together = make_inputs(spec, count, length, shapes)
+    if not batches:
+        return Samples((together,), is_made_up=True)
+    rows = [{name: array[row : row + 1] for name, array in together.items()} for row in range(count)]
+    return Samples(tuple(rows), is_made_up=True)
+
+
+def read_labels(path: Path) -> tuple[int, ...]:
+    """Whole numbers: of an .npy, or of a text, one a line, the last of a line's fields separated by commas.
+
+    Raises TensorMismatch.
+    """
+    try:
+        if path.suffix.lower() == ".npy":
+            with _open(path) as file:
+                array = np.load(file, allow_pickle=False)
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+                raise TensorMismatch(f"{path}: wanted one axis of whole numbers")
+            return tuple(int(value) for value in array)
+        with _open(path) as file:
+            lines = file.read().decode().splitlines()
+        return tuple(int(line.rpartition(",")[2]) for line in lines if line.strip())
+    except (ValueError, EOFError, MemoryError) as error:
+        raise TensorMismatch(
+            f"{path}: is no list of labels: {str(error)[:200]}; wanted a whole number a line"
+        ) from None
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _all_samples(path: Path, spec: ModelSpec, note: Note) -> Iterator[Sample]:
+    for file in _files(path):
+        try:
+            sample = _read(file, spec, note)
+        except TensorMismatch as error:
+            # What is said of an input of the model does not say which file it came from.
+            told = error.message if str(file) in error.message else f"{file}: {error.message}"
+            raise TensorMismatch(told) from None
+        yield from _rows(sample, spec, file)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    known = (*INPUT_SUFFIXES, *MULTIPLE)
+    for file in sorted(path.iterdir()):
+        if not file.name.startswith(".") and file.suffix.lower() in known:
+            yield file
+
+
+def _read(file: Path, spec: ModelSpec, note: Note) -> Sample:
+    suffix = file.suffix.lower()
+    with _open(file) as content:
+        if suffix in MULTIPLE:
+            return _from_npz(content, file, spec, note)
+        if len(spec.inputs) == 1:
+            (only,) = spec.inputs
+            return {only.name: _checked(tensor_from_file(content, str(file), only, note), only, file)}
+        if suffix != ".json":
+            names = ", ".join(tensor.name for tensor in spec.inputs)
+            raise TensorMismatch(f"{file}: the model has the inputs {names}; give each file as .npz or .json with them")
+        said = json_value(content.read(), str(file))
+    if not isinstance(said, dict) or set(said) != {tensor.name for tensor in spec.inputs}:
+        raise TensorMismatch(f'{file}: wanted {{"{spec.inputs[0].name}": …}} with each input of the model')
+    return {each.name: _checked(tensor_from_json(said[each.name], each), each, file) for each in spec.inputs}
+
+
+def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sample:
+    try:
+        with zipfile.ZipFile(content) as archive:
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            wanted = [tensor.name for tensor in spec.inputs]
+            if set(entries) != set(wanted):
+                there = ", ".join(sorted(entries)[:8]) or "nothing"
+                raise TensorMismatch(f"{file}: holds {there}; wanted one array for each of {', '.join(wanted)}")
+            if sum(entry.file_size for entry in entries.values()) > MAX_FILE_BYTES:
+                raise TensorMismatch(f"{file}: unpacks to more than {MAX_FILE_BYTES} bytes")
+            found: dict[str, Array] = {}
+            for tensor in spec.inputs:
+                with archive.open(entries[tensor.name]) as member:
+                    array = tensor_from_file(member, f"{file}:{tensor.name}.npy", tensor, note)
+                found[tensor.name] = _checked(array, tensor, file)
+            return found
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise TensorMismatch(f"{file} is no .npz: {str(error)[:200]}") from None
+
+
+def _open(file: Path) -> IO[bytes]:
+    """A plain file of bounded size, open. Raises TensorMismatch."""
+    if not file.is_file():
+        raise TensorMismatch(f"{file}: is no plain file; name a folder of inputs, or one file")
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise TensorMismatch(f"{file}: is over {MAX_FILE_BYTES} bytes; use several files")
+        return file.open("rb")
+    except OSError as error:
+        raise TensorMismatch(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _checked(array: Array, tensor: TensorSpec, file: Path) -> Array:
+    if not tensor.fits(array.shape):
+        raise TensorMismatch(f"{file}: is {list(array.shape)}; input {tensor.name!r} wants {list(tensor.shape)}")
+    return array
+
+
+def _rows(sample: Sample, spec: ModelSpec, file: Path) -> Iterator[Sample]:
+    """One sample a row, where every input has rows."""
+    if not all(tensor.has_dynamic_axis_0 for tensor in spec.inputs):
+        yield sample
+        return
+    counts = {len(array) for array in sample.values()}
+    if len(counts) != 1 or 0 in counts:
+        raise TensorMismatch(
+            f"{file}: its inputs have {' and '.join(map(str, sorted(counts)))} rows; wanted as many each"
+        )
+    for row in islice(range(counts.pop()), MAX_INPUTS + 1):
+        yield {name: array[row : row + 1] for name, array in sample.items()}

@@ -1,0 +1,84 @@
+"""The converters stand beside the package: who imports whom, and each library only in the step that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source_tree import PACKAGE, Module, imports_of, own_modules, package_modules, parse
+from tests.architecture.test_imports import LEVELS, part_of
+from tests.architecture.test_words import undocumented
+
+CONVERTERS = "edge_runtime_converters"
+HIGHEST_LEVEL = LEVELS["serving"]
+"""What converters import of edge_runtime: backends to run artifacts, and the child process of a trial."""
+
+ALLOWED_IMPORTERS = ("cli", "tuning")
+
+FENCES = {
+    "torch": ("onnx_from_pytorch", "onnx_from_torchscript"),
+    "onnxscript": ("onnx_from_pytorch",),
+    "skops": ("onnx_from_sklearn",),
+    "sklearn": ("onnx_from_sklearn",),
+    "skl2onnx": ("onnx_from_sklearn",),
+    "onnxmltools": ("onnx_from_xgboost", "onnx_from_lightgbm"),
+    "xgboost": ("onnx_from_xgboost",),
+    "lightgbm": ("onnx_from_lightgbm",),
+    "nncf": ("openvino_from_onnx",),
+    "openvino": ("openvino_from_onnx",),
+    "ai_edge_litert": ("openvino_from_tflite",),
+    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript"),
+    "onnxruntime": ("int8_from_onnx", "f16_from_onnx", "ort_from_onnx"),
+}
+"""Library -> the files that may import it."""
+
+
+def converters() -> tuple[Module, ...]:
+    return tuple(module for module in own_modules() if module.name.split(".")[0] == "converters")
+
+
+def strays(module: Module) -> Iterator[str]:
+    own = module.name.rpartition(".")[2]
+    for found in imports_of(module):
+        package = found.target.split(".")[0]
+        if package == "converters":
+            yield f"{module.name}:{found.line} imports {found.target}; its name is {CONVERTERS}"
+        if package == PACKAGE and LEVELS.get(part_of(found.target), 99) > HIGHEST_LEVEL:
+            yield f"{module.name}:{found.line} imports {found.target}, above level {HIGHEST_LEVEL}"
+        if package in FENCES and own not in FENCES[package]:
+            yield f"{module.name}:{found.line} imports {found.target}; allowed: {FENCES[package]}"
+
+
+@pytest.mark.parametrize("module", converters(), ids=lambda module: module.name)
+def test_a_converter_imports_only_its_own_library_and_lower_levels(module: Module) -> None:
+    assert list(strays(module)) == []
+
+
+@pytest.mark.parametrize("module", converters(), ids=lambda module: module.name)
+def test_every_public_name_of_a_converter_has_a_docstring(module: Module) -> None:
+    assert list(undocumented(module)) == []
+
+
+def test_only_the_command_line_and_tuning_import_the_converters() -> None:
+    found = [
+        f"{module.name}:{each.line}"
+        for module in package_modules()
+        for each in imports_of(module)
+        if each.target.split(".")[0] == CONVERTERS and part_of(module.name) not in ALLOWED_IMPORTERS
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from edge_runtime.daemon import run",
+        "from edge_runtime.cli.main import main",
+        "import torch",
+        "def late():\n    import importlib\n    importlib.import_module('skops.io')",
+        "from converters.wish import Wish",
+    ],
+)
+def test_each_stray_import_is_found(source: str) -> None:
+    assert len(list(strays(parse("converters.comparison", source)))) == 1

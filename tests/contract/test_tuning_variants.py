@@ -1,0 +1,113 @@
+"""int8 models that a tune makes: by the real converters, kept, put beside the model, and served as what they are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from demo.digits import load_held_out
+from edge_runtime import Runtime
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.assemble import effective_profile
+from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
+from edge_runtime.profiles.detect import detect
+from edge_runtime.repository.folder import ModelFolder, scan
+from edge_runtime.tuning.applying import apply_choice, check_can_apply
+from edge_runtime.tuning.arrays_file import write_arrays
+from edge_runtime.tuning.candidates import Candidate, Engine, Layout
+from edge_runtime.tuning.conversion import convert, recipe_for
+from edge_runtime.tuning.engine_artifacts import offers_of
+from edge_runtime.tuning.objective import Objective
+from edge_runtime.tuning.results import Full
+from edge_runtime.tuning.session import opened
+from edge_runtime.tuning.wish import Device, Wish
+from edge_runtime.tuning.workbench import place
+from tests.models.ir_models import from_onnx
+from tests.models.onnx_models import mlp, mlp_int8
+
+DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
+INT8 = Candidate(Engine("onnxruntime", "CPU", "int8"), Layout(1, 1, 4))
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    images = load_held_out().images[:32].astype("float32")
+    write_arrays(tmp_path / "calibration.npz", ({"image": image[None]} for image in images))
+    return tmp_path / "calibration.npz"
+
+
+def recipe(name: str = "onnxruntime"):
+    found = recipe_for(name)
+    if found is None:
+        pytest.skip(f"no converter for {name} is installed: pip install 'edge-runtime[convert]'")
+    return found
+
+
+def test_an_int8_model_is_made_once(tmp_path: Path, calibration: Path) -> None:
+    source = DIGITS / "1" / "model.onnx"
+    (made,) = convert(recipe(), source, calibration, tmp_path / "made")
+    assert made.name == "model.int8.onnx"
+    written = made.stat().st_mtime_ns
+    assert convert(recipe(), source, calibration, tmp_path / "made") == (made,)
+    assert made.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x08\x3a\xff\xff\xff\xff\x0f"])
+def test_a_broken_model_is_a_reason_and_leaves_nothing(tmp_path: Path, calibration: Path, content: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ConversionFailed, match="no int8 model was made: "):
+        convert(recipe(), tmp_path / "model.onnx", calibration, tmp_path / "made")
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+@pytest.mark.long
+def test_the_chosen_variant_is_put_beside_the_model_and_served_as_int8(tmp_path: Path) -> None:
+    recipe()
+    shutil.copytree(DIGITS, tmp_path / "models" / "digits")
+    model = scan(tmp_path / "models").models["digits"]
+    device = _device(tmp_path)
+    wish = Wish(Objective(0.99, 5.0), drop=1.0, time_s=0.1)
+    with opened(model, model.versions[1], device, wish, lambda *_: None) as session:
+        session.run()
+        applied = apply_choice(session, model, Full(INT8, "", 1.0), ["for the test"])
+    assert [path.name for path in applied.files] == ["model.int8.onnx", "model.toml"]
+    with Runtime(tmp_path / "models") as runtime:
+        (served,) = runtime.models()
+        assert (served["state"], served["backend"], served["precision"]) == ("ready", "onnxruntime", "int8")
+
+
+def test_what_can_be_tried_of_a_version_is_known_by_its_files(tmp_path: Path) -> None:
+    mlp(tmp_path / "net" / "1")
+    from_onnx(mlp_int8(tmp_path / "net" / "1"), tmp_path / "net" / "1", "model.int8.xml")
+    (tmp_path / "net" / "1" / "model.int8.onnx").unlink()
+    model = scan(tmp_path).models["net"]
+    offers, _ = offers_of(model.versions[1], _device(tmp_path).profile.backends)
+    assert offers["openvino"].has_plain
+    assert "int8" in offers["openvino"].variants
+
+
+def test_a_variant_is_whole_or_not_there(tmp_path: Path) -> None:
+    source = mlp_int8(tmp_path / "made")
+    with pytest.raises(StorageFailed):
+        place([source], source / "1")  # below a file
+    (tmp_path / "1").mkdir()
+    (placed,) = place([source], tmp_path / "1")
+    assert placed.read_bytes() == source.read_bytes()
+    assert [path.name for path in (tmp_path / "1").iterdir()] == ["model.int8.onnx"]
+
+
+def test_a_model_that_is_a_file_has_no_place_for_settings(tmp_path: Path) -> None:
+    mlp(tmp_path / "made").rename(tmp_path / "net.onnx")
+    with pytest.raises(ConfigError, match=r"move it to net/1/, or look only, with --dry-run"):
+        check_can_apply(_model(tmp_path, "net"))
+
+
+def _model(models: Path, name: str) -> ModelFolder:
+    return scan(models).models[name]
+
+
+def _device(folder: Path) -> Device:
+    config, facts = Config(models=str(folder / "models"), profile="x86-generic"), detect()
+    return Device(facts, effective_profile(config, facts), config, folder / "state")

@@ -1,0 +1,1 @@
+"""Conversions, for real where their libraries are installed (`make test-converters`), else skipped with the reason."""

@@ -1,0 +1,171 @@
+"""From a model to its engine as a daemon does it, with the real library in the real child process, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from edge_runtime.backends import tensorrt_backend
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.tensorrt_backend import TensorRtBackend
+from edge_runtime.backends.tensorrt_order import Gpu
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.errors import LoadFailed, NotBuiltYet
+from edge_runtime.serving.engine_store import EngineStore
+from tests.contract.running_daemon import put_model
+from tests.models import onnx_models
+from tests.tensorrt.real_library import TARGET, gpus_there, needs_rtx
+
+pytestmark = needs_rtx
+
+no_gpu = pytest.mark.skipif(bool(gpus_there()), reason="here is a GPU: the engine would be loaded, not refused")
+
+
+@contextmanager
+def device(state: Path, gpu: Gpu = TARGET) -> Iterator[tuple[TensorRtBackend, SimpleQueue[tuple[str, str]], list[str]]]:
+    """A backend with its engines in a folder, what builds ended with, and what was told of them."""
+    ends: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    words: list[str] = []
+    store = EngineStore(state)
+    store.tell(lambda *said: ends.put(said), lambda _, said: words.append(said))
+    try:
+        yield TensorRtBackend(store, lambda: [gpu]), ends, words
+    finally:
+        store.close()
+
+
+def build(state: Path, artifact: Path, options: LoadOptions | None = None, gpu: Gpu = TARGET) -> bool:
+    """Have a model's engine there; whether it had to be built."""
+    with device(state, gpu) as (backend, ends, _):
+        backend.prepare(artifact, options or LoadOptions(), threading.Event())
+        return not ends.empty()
+
+
+def test_an_engine_is_built_once_and_found_by_the_next_process(tmp_path: Path) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    assert build(tmp_path / "state", artifact)
+    assert len(list((tmp_path / "state").glob("*.engine"))) == 1
+    assert not build(tmp_path / "state", artifact)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("driver", "CUDA 13010; another driver"), ("name", "Another GPU"), ("target", "SM120")]
+)
+def test_another_device_or_driver_builds_anew(tmp_path: Path, field: str, value: str) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    assert build(tmp_path / "state", artifact)
+    changed = dataclasses.replace(TARGET, **{field: value})
+    assert build(tmp_path / "state", artifact, gpu=changed)
+    assert len(list((tmp_path / "state").glob("*.engine"))) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [LoadOptions(max_rows=4), LoadOptions(extra={"tf32": "1"}), LoadOptions(extra={"workspace_mb": "64"})]
+)
+def test_other_options_build_another_engine(tmp_path: Path, options: LoadOptions) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    assert build(tmp_path / "state", artifact)
+    assert build(tmp_path / "state", artifact, options)
+
+
+def test_other_weights_build_another_engine_and_another_place_does_not(tmp_path: Path) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    assert build(tmp_path / "state", artifact)
+    content = bytearray(artifact.read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model.onnx").write_bytes(content)
+    assert not build(tmp_path / "state", tmp_path / "elsewhere" / "model.onnx")
+    where = content.rfind(onnx_models.mlp_weights()[0].tobytes()[:32])
+    assert where > 0
+    content[where + 2] ^= 1  # the last bits of a weight's fraction
+    artifact.write_bytes(content)
+    assert build(tmp_path / "state", artifact)
+
+
+def test_a_damaged_engine_is_built_again(tmp_path: Path) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    build(tmp_path / "state", artifact)
+    (kept,) = (tmp_path / "state").glob("*.engine")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-100] + bytes(100))
+    assert build(tmp_path / "state", artifact)
+    assert len(kept.read_bytes()) == len(whole)
+
+
+@pytest.mark.parametrize("name", ["model.plan", "model.engine", "model.trt"])
+def test_an_engine_from_elsewhere_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    artifact = onnx_models.mlp(tmp_path / "m")
+    build(tmp_path / "state", artifact)
+    (kept,) = (tmp_path / "state").glob("*.engine")
+    (tmp_path / name).write_bytes(kept.read_bytes()[48:])
+    with device(tmp_path / "state") as (backend, _, _), pytest.raises(LoadFailed) as raised:
+        backend.load(tmp_path / name, LoadOptions())
+    assert f"{name} is refused: an engine fits one GPU, driver and version of TensorRT" in raised.value.message
+    (tmp_path / "model.onnx").write_bytes(kept.read_bytes()[48:])
+    with device(tmp_path / "state") as (backend, _, _), pytest.raises(LoadFailed):
+        backend.load(tmp_path / "model.onnx", LoadOptions())
+
+
+def test_what_the_library_refuses_is_told_with_its_reason_and_not_tried_again(tmp_path: Path) -> None:
+    artifact = onnx_models.identity(tmp_path / "m", "BYTES")
+    for _ in range(2):
+        with device(tmp_path / "state") as (backend, ends, _), pytest.raises(LoadFailed) as raised:
+            backend.prepare(artifact, LoadOptions(), threading.Event())
+        assert not isinstance(raised.value, NotBuiltYet)
+        assert "cannot read model.onnx" in raised.value.message
+    assert ends.empty()
+
+
+def test_closing_leaves_no_process_and_no_half_engine(tmp_path: Path) -> None:
+    artifact = onnx_models.wide(tmp_path / "m", 2048)
+    with device(tmp_path / "state") as (backend, _, _), pytest.raises(NotBuiltYet):
+        backend.load(artifact, LoadOptions())
+    assert not list((tmp_path / "state").glob("*.engine"))
+    assert build(tmp_path / "state", artifact)
+
+
+@no_gpu
+def test_a_daemon_serves_meanwhile_and_goes_on_where_the_engine_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All real but the GPU: ONNX Runtime serves, the engine is built, and CUDA then says that there is no driver."""
+    monkeypatch.setattr(tensorrt_backend, "find_gpus", lambda: (TARGET,))
+    ended = threading.Event()
+    put_model(tmp_path / "models", "m", onnx_models.mlp)
+    config = Config(state=str(tmp_path / "state"), watch=False, calibrate=False, profile="nvidia-dgpu")
+    with Runtime(tmp_path / "models", config=config) as runtime:
+        core = runtime.core
+        (entry,) = runtime.models()
+        assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
+        assert "tensorrt: its engine is" in entry["reason"]
+        core.engines.tell(lambda *said: (core.loader.engine_done(*said), ended.set()), core.loader.engine_progress)
+        if core.engines.wait(_only_key(core.engines), threading.Event()):
+            ended.wait(60)
+        runtime.load("m")  # after what the loader was told
+        (entry,) = runtime.models()
+        assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
+        assert "tensorrt: " in entry["reason"]
+        assert "CUDA" in entry["reason"]
+    assert len(list((tmp_path / "state" / "engines").glob("*.engine"))) == 1
+
+
+def _only_key(store: EngineStore) -> str:
+    (key,) = store._keys.values()
+    return key
+
+
+@no_gpu
+def test_without_a_gpu_the_next_backend_serves_and_the_reason_says_why(tmp_path: Path) -> None:
+    put_model(tmp_path / "models", "m", onnx_models.mlp)
+    config = Config(state=str(tmp_path / "state"), watch=False, calibrate=False, profile="nvidia-dgpu")
+    with Runtime(tmp_path / "models", config=config) as runtime:
+        (entry,) = runtime.models()
+        assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
+        assert "tensorrt: CUDA cannot find a GPU" in entry["reason"]
