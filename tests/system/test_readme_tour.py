@@ -98,7 +98,8 @@ def test_a_command_of_the_tour_succeeds_and_says_something(command: str, tour: P
     ids=["client", "in process", "json"],
 )
 def test_a_program_of_the_tour_prints_its_answer(block: int, says: str, tour: Path) -> None:
-    program = blocks("python")[block].replace("/tmp/tour", str(tour))
+    # What the tour asks for in 20 ms is refused, rightly, on a machine that is busy with something else.
+    program = re.sub(r'(timeout_ms"?[=:] ?)\d+', r"\g<1>20000", blocks("python")[block].replace("/tmp/tour", str(tour)))
     printed = run([sys.executable, "-W", "error", "-c", program], tour)
     assert re.search(says, printed.replace("\n ", " "), re.MULTILINE), printed
 
