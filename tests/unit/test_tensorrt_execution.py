@@ -250,7 +250,8 @@ def test_a_dla_takes_one_row_in_f16_and_says_that_it_is_one(tmp_path: Path, pape
     kept = Kept()
     backend = TensorRtBackend(kept, lambda: [ORIN])
     instance = backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="DLA:1", precision="f16"))
-    assert (instance.device, instance.spec.max_rows, kept.orders[0].dla_core) == ("DLA:1", 1, 1)
+    assert (instance.device, instance.spec.inputs[0].shape, kept.orders[0].dla_core) == ("DLA:1", (1, 16), 1)
+    np.testing.assert_allclose(instance.run({"x": inputs(1)})[0], answer(inputs(1)), rtol=1e-5)
     instance.close()
     with pytest.raises(BackendUnavailable, match="a DLA runs f16 and int8"):
         backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="DLA:1"))
