@@ -72,7 +72,7 @@ TORCH_INDEX ?=
 test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
 	@timeout --signal=INT --kill-after=30s 12m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
 
-$(CONVERT_READY): requirements-convert.lock pyproject.toml
+$(CONVERT_READY): requirements-convert.lock
 	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
 	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements-convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
 	  exit 1

@@ -48,9 +48,14 @@ class SklearnModel:
         if len(found) == 1:
             return rows_first(found)
         label, scores = found
-        if scores.ndim == 1:  # the decision of two classes, which ONNX gives for both
-            scores = np.stack([-scores, scores], axis=1)
-        return [label.astype(object) if label.dtype.kind in "US" else label, scores]
+        return [_words(label) if label.dtype.kind in "US" else label, *rows_first([scores])]
+
+
+def _words(label: Array) -> Array:
+    """Text as edge-runtime has it: bytes."""
+    found = np.empty(label.shape, object)
+    found[:] = [str(word).encode() for word in label]
+    return found
 
 
 def convert(source: Path, target: Path, shapes: Shapes) -> Original:
@@ -87,7 +92,8 @@ def convert_model(model: Any, target: Path) -> Original:
     count = getattr(model, "n_features_in_", None)
     if not isinstance(count, int) or count < 1:
         raise ConversionFailed(f"{type(model).__name__} does not say how many features it takes; wanted a fitted model")
-    options = {id(model): {"zipmap": False}} if _is_classifier(model) else None
+    has_chances = _is_classifier(model) and hasattr(model, "predict_proba")
+    options = {id(model): {"zipmap": False}} if has_chances else None
     try:
         with whole(target) as output:
             made = converter.convert_sklearn(

@@ -33,7 +33,7 @@ class XgboostModel:
         self.described = f"XGBoost {xgboost.__version__}"
         self._xgboost = xgboost
         self._booster = booster
-        self._objective = str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+        self._objective = objective_of(booster)
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """See Original."""
@@ -72,6 +72,8 @@ def convert_model(model: Any, target: Path) -> Original:
     booster = model if isinstance(model, xgboost.Booster) else model.get_booster()
     plain = booster.copy()
     plain.feature_names = None  # onnxmltools wants f0, f1 …; the order is what counts
+    if objective_of(plain) == "multi:softmax":  # of which onnxmltools writes margins as chances
+        plain.set_param({"objective": "multi:softprob"})
     try:
         with whole(target) as output:
             made = tools.convert_xgboost(
@@ -85,6 +87,11 @@ def convert_model(model: Any, target: Path) -> Original:
     except Exception as error:
         raise ConversionFailed(f"onnxmltools cannot write this booster: {reason_of(error)}") from error
     return XgboostModel(xgboost, booster)
+
+
+def objective_of(booster: Any) -> str:
+    """What a booster was trained for, in XGBoost's word."""
+    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
 
 
 def _labelled(chances: Array) -> list[Array]:

@@ -43,8 +43,9 @@ def opset_of(model: Any) -> int:
 
 
 def opsets_of(model: Any) -> str:
-    """All versions as a person reads them: "17, ai.onnx.ml 3"."""
-    each = sorted((entry.domain, entry.version) for entry in model.opset_import)
+    """The versions of all operators in its graph, as a person reads them: "17, ai.onnx.ml 3"."""
+    used = {"" if node.domain == "ai.onnx" else node.domain for node in model.graph.node}
+    each = sorted((entry.domain, entry.version) for entry in model.opset_import if entry.domain in used)
     return ", ".join(str(version) if domain in ("", "ai.onnx") else f"{domain} {version}" for domain, version in each)
 
 

@@ -68,7 +68,7 @@ def serve(artifact: Path) -> Served:
     try:
         return Served(backend(name).load(artifact, options), described)
     except BackendError as error:
-        raise ConversionFailed(f"{described} cannot load {artifact.name}: {error.message}") from error
+        raise ConversionFailed(error.message) from error
 
 
 def rows_first(arrays: Sequence[Array]) -> list[Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -217,9 +217,18 @@ def _spec(
         missing = {tensor.name for tensor in wanted} - {tensor.name for tensor in there}
         if missing:
             raise LoadFailed(f"the engine has no {kind} {min(missing)!r}; TensorRT left it out, since nothing uses it")
+    if order.dla_core is not None:
+        return ModelSpec(_one_row(declared.inputs), _one_row(declared.outputs))
     bounds = {name: shapes[2][0] for name, shapes in order.shapes.items() if shapes[2]}
     rows = [bounds[tensor.name] for tensor in declared.inputs if tensor.has_dynamic_axis_0 and tensor.name in bounds]
     return ModelSpec(declared.inputs, declared.outputs, min(rows, default=None))
+
+
+def _one_row(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """As a DLA takes them: one size only."""
+    return tuple(
+        replace(tensor, shape=(1, *tensor.shape[1:])) if tensor.has_dynamic_axis_0 else tensor for tensor in tensors
+    )
 
 
 def _in_order(wanted: Sequence[TensorSpec], there: Sequence[EngineTensor]) -> tuple[EngineTensor, ...]:

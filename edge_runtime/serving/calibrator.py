@@ -84,6 +84,7 @@ class Calibrator:
         servable = loaded.servable
         curve: Curve | None = None
         rows = servable.max_rows if servable.batches else 1
+        rows = min(rows, servable.spec.max_rows or rows)
         for times in measure(servable.layouts.narrow, rows, loaded.first_runs.length, servable.settings.warmup.shapes):
             curve = Curve(times)
             if is_interrupted():

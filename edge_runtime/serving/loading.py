@@ -220,12 +220,12 @@ class VersionLoader:
         metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
+        _check_range(instance, first, options)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
-        max_rows = min(max_rows, instance.spec.max_rows or max_rows)
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         layout = Layout(
-            run_in_order(instance),
+            run_in_order(instance, batches=first.batches and instance.spec.may_batch),
             threads=options.threads,
             concurrency=min(instance.concurrency, options.concurrency),
             run_times=LatencyModel(first.times),
@@ -234,7 +234,7 @@ class VersionLoader:
             model,
             layout,
             BatchLimits(
-                max_rows=first_batch_limit(settings, first, max_rows),
+                max_rows=min(first_batch_limit(settings, first, max_rows), instance.spec.max_rows or max_rows),
                 max_delay_s=settings.max_queue_delay_ms / 1e3,
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
             ),
@@ -271,6 +271,20 @@ def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
         for each in passed
         if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
     ]
+
+
+def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> None:
+    """Raise LoadFailed where a model's open axis 0 is no rows, and what was compiled takes only so much of it by guess.
+
+    A request is run alone then, as long as it is, and one that another backend answers would fail.
+    """
+    bound = instance.spec.max_rows
+    if bound is None or first.batches or options.max_rows is not None or "max_shapes" in options.extra:
+        return
+    raise LoadFailed(
+        f"axis 0 of its inputs is no rows that can be run together, and it was built for at most {bound} there: say "
+        "how long it can be, with max_batch_rows or max_shapes"
+    )
 
 
 def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) -> int:

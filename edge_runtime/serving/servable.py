@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Literal, Protocol
 
+import numpy as np
+
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
@@ -189,15 +191,29 @@ class Servable:
         return Answer(outputs, started_s - request.arrived_s, finished_s - started_s, request.rows)
 
 
-def run_in_order(instance: Instance) -> Callable[[Sequence[Array]], list[Array]]:
-    """An instance's run as the dispatcher wants it: arrays in the model's order, no names."""
+def run_in_order(instance: Instance, *, batches: bool = False) -> Callable[[Sequence[Array]], list[Array]]:
+    """An instance's run as the dispatcher wants it: arrays in the model's order, no names.
+
+    batches: rows do not influence each other, so that more of them than the instance takes are run in pieces.
+    """
     names = [spec.name for spec in instance.spec.inputs]
     run = instance.run
 
     def run_arrays(arrays: Sequence[Array]) -> list[Array]:
         return run(dict(zip(names, arrays, strict=True)))
 
-    return run_arrays
+    most = instance.spec.max_rows
+    if most is None or not batches:
+        return run_arrays
+
+    def run_in_pieces(arrays: Sequence[Array]) -> list[Array]:
+        rows = arrays[0].shape[0]
+        if rows <= most:
+            return run_arrays(arrays)
+        pieces = [run_arrays([array[start : start + most] for array in arrays]) for start in range(0, rows, most)]
+        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+    return run_in_pieces
 
 
 def row_bytes(spec: ModelSpec) -> int:

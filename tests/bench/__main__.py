@@ -19,7 +19,15 @@ from typing import Any
 import psutil
 import zmq
 
-from tests.bench import mqtt_scenarios, quiet_scenarios, restart_scenarios, scenarios, swap_scenarios, update_scenarios
+from tests.bench import (
+    mqtt_scenarios,
+    quiet_scenarios,
+    restart_scenarios,
+    scenarios,
+    swap_scenarios,
+    tune_scenarios,
+    update_scenarios,
+)
 from tests.bench.bars import MAX_GENERATOR_SHARE, Figures, rows, table, write_json
 from tests.bench.load import Generator, find_generator
 from tests.bench.scenarios import HERE, Bench, say
@@ -31,7 +39,7 @@ UPDATES = {
     **quiet_scenarios.SCENARIOS,
     **restart_scenarios.SCENARIOS,
 }
-SCENARIOS = {**scenarios.SCENARIOS, **mqtt_scenarios.SCENARIOS, **UPDATES}
+SCENARIOS = {**scenarios.SCENARIOS, **mqtt_scenarios.SCENARIOS, **UPDATES, **tune_scenarios.SCENARIOS}
 QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *UPDATES)
 
 BUSY_SHARE = 0.05

@@ -91,6 +91,21 @@ def _image_bars() -> list[Bar]:
     return bars
 
 
+def _tune_bars() -> list[Bar]:
+    bars = []
+    for name in ("mobilenetv2", "resnet18"):
+        key, what = f"tune.{name}", f"tune, {name}, 16 in flight"
+        bars.append(Bar(f"{key}.ratio", f"{what}: chosen ÷ ONNX Runtime f32's best layout, served", "≥", 2.2, 3.0))
+        bars.append(Bar(f"{key}.served_ratio", f"{what}: chosen, served ÷ raw", "≥", 0.78, 0.9))
+        bars.append(Bar(f"{key}.agreement", f"tune, {name}: agrees with f32 (random weights, noise)"))
+    bars.append(Bar("tune.small5ms.served_ratio", "tune, small input, 16 in flight: served ÷ raw", "≥", 0.95))
+    bars.append(Bar("tune.digits.drop", "tune, digits, 0.5 % allowed: labels given up", "≤", 0.005))
+    bars.append(Bar("tune.digits.int8_drop", "tune, digits: labels that int8 gives up on held-out images", "≤", 0.005))
+    bars.append(Bar("tune.digits.exact_is_f32", "tune, digits, nothing allowed: an f32 choice", "=", 1))
+    bars.append(Bar("tune.digits.exact_gain", "tune, digits, nothing allowed: chosen ÷ untuned", "≥", 1.0))
+    return bars
+
+
 def _poisson_bars(
     key: str, what: str, goodput: float, goodput_reach: float, refused_ms: float, reach_ms: float
 ) -> list[Bar]:
@@ -222,6 +237,7 @@ BARS: tuple[Bar, ...] = (
     Bar(
         "cold.mobilenetv2.cached_s", "cold start to first answer, mobilenetv2, calibration cached", "≤", 0.5, None, "s"
     ),
+    *_tune_bars(),
     Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
     Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
     Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),

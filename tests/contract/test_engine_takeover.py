@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_runtime.config.settings import Config
@@ -14,7 +15,9 @@ from edge_runtime.errors import EdgeRuntimeError, NotBuiltYet, NotReady
 from edge_runtime.serving.engine_store import EngineStore
 from tests.contract import updated_device
 from tests.contract.release_kits import WORKERS, Hammer, answer_of, put_adder, release, runtime, states
+from tests.contract.running_daemon import put_model
 from tests.fakes.slow_compiler import SlowCompiler
+from tests.models import onnx_models
 
 PROFILE = "nvidia-dgpu"
 """TensorRT first, then what serves meanwhile."""
@@ -169,6 +172,31 @@ def test_a_release_takes_its_engine_over_when_it_has_been_kept(tmp_path, compile
         exchange.commit()
         finish(rt, compiler, str(tmp_path / "r1" / "m" / "2" / "model.onnx"))
         assert (entry(rt, 2)["backend"], answer_of(rt)) == ("tensorrt", (2, 2))
+
+
+def test_a_model_whose_axis_0_is_no_rows_keeps_its_backend_until_its_length_is_said(tmp_path, compiler):
+    put_model(tmp_path / "models", "m", onnx_models.running_sum)
+    x = np.ones((100, 4), np.float32)
+    with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
+        finish(rt, compiler, artifact(tmp_path))
+        assert entry(rt)["backend"] == "onnxruntime"
+        assert "axis 0 of its inputs is no rows that can be run together" in entry(rt)["reason"]
+        assert rt.infer("m", {"x": x})["y"][-1, 0] == 100
+    (tmp_path / "models" / "m" / "model.toml").write_text('[options]\n"tensorrt.max_shapes" = "x:1000x4"\n')
+    with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
+        assert entry(rt)["backend"] == "tensorrt"
+
+
+@pytest.mark.parametrize("toml", ["", WORKERS], ids=["inline", "workers"])
+def test_requests_of_more_rows_than_the_engine_takes_are_run_in_pieces(tmp_path, compiler, toml):
+    put_adder(tmp_path / "models", 1, toml=toml)
+    with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
+        finish(rt, compiler, artifact(tmp_path))
+        assert entry(rt)["backend"] == "tensorrt"
+        for rows in (32, 33, 100):
+            x = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+            np.testing.assert_array_equal(rt.infer("m", {"x": x})["y"], x + 1)
+        assert compiler.most_rows == 32
 
 
 def test_a_version_that_was_unloaded_by_hand_is_not_brought_back(tmp_path, compiler):

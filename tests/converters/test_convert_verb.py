@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from edge_runtime.cli.main import main
@@ -172,6 +173,23 @@ def test_an_interrupted_conversion_leaves_nothing(run: Run, tmp_path: Path) -> N
         child.stderr.read()
         assert child.wait() == 130
     assert left(tmp_path) == ["model.onnx"]
+
+
+def test_a_killed_conversion_leaves_no_process_no_artifact_and_no_hindrance(run: Run, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "edge_runtime", "convert", "model.onnx", "--to", "openvino"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    with child:
+        assert child.stderr is not None
+        converting: list[psutil.Process] = []
+        while not converting and child.poll() is None:
+            converting = psutil.Process(child.pid).children()
+        child.kill()
+        child.stderr.read()
+    assert psutil.wait_procs(converting, timeout=10)[1] == []
+    assert [name for name in left(tmp_path) if not name.startswith(".")] == ["model.onnx"]
+    assert run("model.onnx", "--to", "openvino")[0] == 0
 
 
 def test_each_converter_is_a_program_of_its_own(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

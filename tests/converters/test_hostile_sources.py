@@ -202,3 +202,16 @@ def test_a_truncated_file_of_any_library_is_refused(source: SourceFormat, share:
     cut = Path(f"cut{whole.suffix}")
     cut.write_bytes(content[: int(len(content) * share)])
     refused(cut, "cut")
+
+
+def test_a_model_that_wants_more_memory_than_there_is_fails_in_its_own_process() -> None:
+    size = helper.make_tensor("size", TensorProto.INT64, [1], [1 << 42])
+    graph = helper.make_graph(
+        [helper.make_node("ConstantOfShape", ["size"], ["big"]), helper.make_node("ReduceSum", ["big"], ["sum"]),
+         helper.make_node("Add", ["x", "sum"], ["y"])],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])], [size],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    Path("model.onnx").write_bytes(model.SerializeToString())
+    refused(Path("model.onnx"), "model.onnx|memory", "ort")

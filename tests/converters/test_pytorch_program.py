@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,7 @@ from edge_runtime_converters.onnx_from_pytorch import convert
 from edge_runtime_converters.pytorch_program import write_safe_program
 from edge_runtime_converters.source_format import SourceFormat
 from edge_runtime_converters.wish import Wish
-from tests.converters.programs import WEIGHTS, Json, change_program, program, write_archive, write_program
+from tests.converters.programs import PROGRAM, WEIGHTS, Json, change_program, program, write_archive, write_program
 from tests.converters.sources import needs, source_of
 
 CALL = "__import__('pathlib').Path('canary').touch()"
@@ -234,3 +235,44 @@ def test_no_hostile_program_leaves_a_trace(
     with pytest.raises(ConversionFailed):
         convert(path, tmp_path / "model.onnx", {})
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]
+
+
+# ---- every string ---------------------------------------------------------------------------------------------------
+
+
+def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where every string of a document is; a key's place ends in None."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key, None)
+            yield from strings(inner, (*path, key))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from strings(inner, (*path, place))
+    elif isinstance(value, str):
+        yield path
+
+
+def with_source(path: tuple[Any, ...]) -> Json:
+    """A sound program with Python source in one of its strings."""
+    document: Any = program()
+    inner = document
+    for step in path[:-1] if path[-1] is not None else path[:-2]:
+        inner = inner[step]
+    if path[-1] is None:
+        inner[f"{path[-2]}; {CALL}"] = inner.pop(path[-2])
+    else:
+        inner[path[-1]] = f"{inner[path[-1]]}; {CALL}"
+    return cast("Json", document)
+
+
+@pytest.mark.parametrize("path", list(strings(PROGRAM)), ids=lambda path: ".".join(map(str, path))[-60:])
+def test_python_source_in_any_string_never_reaches_pytorch(path: tuple[Any, ...], tmp_path: Path) -> None:
+    source = write_program(tmp_path / "model.pt2", with_source(path))
+    try:
+        write_safe_program(source, tmp_path / "safe.pt2")
+    except ConversionFailed:
+        return
+    # It was in what the copy leaves out.
+    with zipfile.ZipFile(tmp_path / "safe.pt2") as archive:
+        assert b"__import__" not in b"".join(map(archive.read, archive.namelist()))

@@ -9,12 +9,14 @@ recorded, what is given back. It follows CUDA's documentation, not its speed; te
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from edge_runtime.backends.tensorrt_library import Library, traits_of
 from tests.models.onnx_models import mlp_weights
 
 OK, NO_MEMORY = 0, 2
@@ -130,9 +132,60 @@ class PaperEngine:
         self.cuda, self.most, self.spend = cuda, most, spend
         self.contexts = 0
 
+    num_io_tensors = 2
+    device_memory_size_v2 = 4096
+
     def create_execution_context(self) -> PaperContext:
         self.contexts += 1
         return PaperContext(self)
+
+    def get_tensor_name(self, index: int) -> str:
+        return ("y", "x")[index]  # in no particular order, as an engine's are
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "input" if name == "x" else "output"
+
+    def get_tensor_location(self, name: str) -> str:
+        return "device"
+
+    def get_tensor_dtype(self, name: str) -> str:
+        return "float"
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1, 16 if name == "x" else 4)
+
+    def create_engine_inspector(self) -> Any:
+        layer = {"LayerType": "gemm", "Inputs": [{"Datatype": "Float"}]}
+        return SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": [layer]}))
+
+
+def paper_tensorrt(engine: PaperEngine | None) -> Library:
+    """A library whose runtime makes that engine of any bytes; None: it refuses them, with a reason."""
+
+    class Logger:
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    class Runtime:
+        num_DLA_cores = 0
+
+        def __init__(self, logger: Any) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, data: bytes) -> PaperEngine | None:
+            if engine is None:
+                self._logger.log(Logger.ERROR, "the paper is torn")
+            return engine
+
+    module = SimpleNamespace(
+        ILogger=Logger,
+        Runtime=Runtime,
+        TensorIOMode=SimpleNamespace(INPUT="input"),
+        TensorLocation=SimpleNamespace(DEVICE="device"),
+        DataType=SimpleNamespace(FLOAT="float", HALF="half"),
+        LayerInformationFormat=SimpleNamespace(JSON="json"),
+        init_libnvinfer_plugins=lambda logger, namespace: True,
+    )
+    return Library(module, "tensorrt", "10.3.0", traits_of("tensorrt", "10.3.0"))  # type: ignore[arg-type]
 
 
 class PaperContext:

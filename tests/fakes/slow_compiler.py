@@ -7,6 +7,7 @@ built is tests/tensorrt's to show.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
@@ -22,12 +23,16 @@ class SlowInstance:
     device = "GPU:0"
     concurrency = 1
 
-    def __init__(self, real: Instance, off: float) -> None:
+    def __init__(self, real: Instance, compiler: SlowCompiler) -> None:
         self._real = real
-        self._off = off
-        self.spec, self.precision, self.memory_bytes = real.spec, real.precision, real.memory_bytes
+        self._compiler = compiler
+        self._off = compiler.off
+        self.spec = replace(real.spec, max_rows=32)
+        self.precision, self.memory_bytes = real.precision, real.memory_bytes
 
     def run(self, inputs: Tensors, outputs: list[str] | None = None) -> list[Array]:
+        rows = next(iter(inputs.values())).shape[0]
+        self._compiler.most_rows = max(self._compiler.most_rows, rows)
         return [array + self._off if self._off else array for array in self._real.run(inputs, outputs)]
 
     def bind(self, max_rows: int) -> None:
@@ -48,6 +53,7 @@ class SlowCompiler:
         self.failed: dict[str, str] = {}
         self.off = 0.0
         self.loads = 0
+        self.most_rows = 0
         self.waits: list[str] = []
 
     def probe(self) -> Probe:
@@ -60,7 +66,7 @@ class SlowCompiler:
         if path not in self.built:
             raise NotBuiltYet("its engine is being built (0%)")
         self.loads += 1
-        return SlowInstance(backend("onnxruntime").load(artifact, LoadOptions()), self.off)
+        return SlowInstance(backend("onnxruntime").load(artifact, LoadOptions()), self)
 
     def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
         self.waits.append(str(artifact.absolute()))

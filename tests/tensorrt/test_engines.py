@@ -137,7 +137,6 @@ def test_a_daemon_serves_meanwhile_and_goes_on_where_the_engine_cannot_be_loaded
 ) -> None:
     """All real but the GPU: ONNX Runtime serves, the engine is built, and CUDA then says that there is no driver."""
     monkeypatch.setattr(tensorrt_backend, "find_gpus", lambda: (TARGET,))
-    ended = threading.Event()
     put_model(tmp_path / "models", "m", onnx_models.mlp)
     config = Config(state=str(tmp_path / "state"), watch=False, calibrate=False, profile="nvidia-dgpu")
     with Runtime(tmp_path / "models", config=config) as runtime:
@@ -145,20 +144,14 @@ def test_a_daemon_serves_meanwhile_and_goes_on_where_the_engine_cannot_be_loaded
         (entry,) = runtime.models()
         assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
         assert "tensorrt: its engine is" in entry["reason"]
-        core.engines.tell(lambda *said: (core.loader.engine_done(*said), ended.set()), core.loader.engine_progress)
-        if core.engines.wait(_only_key(core.engines), threading.Event()):
-            ended.wait(60)
-        runtime.load("m")  # after what the loader was told
+        artifact = tmp_path / "models" / "m" / "1" / "model.onnx"
+        TensorRtBackend(core.engines).prepare(artifact, LoadOptions(), threading.Event())
+        runtime.load("m")
         (entry,) = runtime.models()
         assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
         assert "tensorrt: " in entry["reason"]
         assert "CUDA" in entry["reason"]
     assert len(list((tmp_path / "state" / "engines").glob("*.engine"))) == 1
-
-
-def _only_key(store: EngineStore) -> str:
-    (key,) = store._keys.values()
-    return key
 
 
 @no_gpu

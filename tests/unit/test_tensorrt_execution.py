@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge_runtime.backends import tensorrt_cuda, tensorrt_execution
+from edge_runtime.backends import tensorrt_backend, tensorrt_cuda, tensorrt_execution
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.tensorrt_backend import TensorRtBackend
 from edge_runtime.backends.tensorrt_cuda import Cuda
 from edge_runtime.backends.tensorrt_execution import EngineTensor, Execution
 from edge_runtime.backends.tensorrt_instance import LoadedEngine, TensorRtInstance
-from edge_runtime.backends.tensorrt_order import Gpu
-from edge_runtime.errors import RunFailed
+from edge_runtime.backends.tensorrt_order import EngineOrder, Gpu
+from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from tests.fakes.paper_gpu import PaperCuda, PaperEngine
+from tests.fakes.paper_gpu import PaperCuda, PaperEngine, paper_tensorrt
+from tests.models import onnx_models
 from tests.models.onnx_models import mlp_weights
 
 MOST = 8
@@ -192,3 +196,79 @@ def test_a_gpu_without_memory_is_a_reason_and_leaves_nothing(cuda: PaperCuda) ->
         instance_on(cuda)
     gc.collect()
     assert not cuda.streams
+
+
+class Kept:
+    """Engines that are there; which were asked for."""
+
+    def __init__(self) -> None:
+        self.orders: list[EngineOrder] = []
+
+    def engine(self, order: EngineOrder, key: str) -> bytes:
+        self.orders.append(order)
+        return b"an engine"
+
+    def wait(self, key: str, stop: object) -> bool:
+        return True
+
+
+ORIN = Gpu(0, "Orin", "8.7", "none", is_integrated=True)
+CARD = Gpu(1, "Card", "8.9", "none")
+
+
+@pytest.fixture
+def paper(cuda: PaperCuda, monkeypatch: pytest.MonkeyPatch) -> PaperEngine:
+    engine = PaperEngine(cuda, 32)
+    monkeypatch.setattr(tensorrt_backend, "import_tensorrt", lambda: paper_tensorrt(engine))
+    cuda.cudaSetDevice = lambda index: (0,)  # type: ignore[attr-defined]
+    return engine
+
+
+def test_a_loaded_engine_is_described_as_the_model_declares_itself(tmp_path: Path, paper: PaperEngine) -> None:
+    kept = Kept()
+    instance = TensorRtBackend(kept, lambda: [ORIN]).load(onnx_models.mlp(tmp_path), LoadOptions())
+    assert instance.spec.inputs == (TensorSpec("x", "FP32", (-1, 16)),)
+    assert instance.spec.outputs == (TensorSpec("y", "FP32", (-1, 4)),)
+    assert instance.spec.max_rows == 32
+    assert (instance.device, instance.precision, instance.concurrency) == ("GPU:0", "f32", 1)
+    assert instance.memory_bytes >= 4096 + 32 * 20 * 4
+    np.testing.assert_allclose(instance.run({"x": inputs(5)})[0], answer(inputs(5)), rtol=1e-5)
+    instance.close()
+    assert kept.orders[0].shapes == {"x": ((1, 16), (8, 16), (32, 16))}
+
+
+def test_the_second_gpu_is_used_where_it_is_asked_for(tmp_path: Path, paper: PaperEngine) -> None:
+    backend = TensorRtBackend(Kept(), lambda: [ORIN, CARD])
+    instance = backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="GPU:1"))
+    assert instance.device == "GPU:1"
+    instance.close()
+    with pytest.raises(BackendUnavailable, match="there is no GPU 2; CUDA finds 0, 1"):
+        backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="GPU:2"))
+
+
+def test_a_dla_takes_one_row_in_f16_and_says_that_it_is_one(tmp_path: Path, paper: PaperEngine) -> None:
+    kept = Kept()
+    backend = TensorRtBackend(kept, lambda: [ORIN])
+    instance = backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="DLA:1", precision="f16"))
+    assert (instance.device, instance.spec.inputs[0].shape, kept.orders[0].dla_core) == ("DLA:1", (1, 16), 1)
+    np.testing.assert_allclose(instance.run({"x": inputs(1)})[0], answer(inputs(1)), rtol=1e-5)
+    instance.close()
+    with pytest.raises(BackendUnavailable, match="a DLA runs f16 and int8"):
+        backend.load(onnx_models.mlp(tmp_path), LoadOptions(device="DLA:1"))
+
+
+def test_an_engine_that_the_library_refuses_is_a_reason(tmp_path: Path, cuda: PaperCuda, monkeypatch) -> None:
+    monkeypatch.setattr(tensorrt_backend, "import_tensorrt", lambda: paper_tensorrt(None))
+    with pytest.raises(LoadFailed, match="cannot load the engine that it built: the paper is torn"):
+        TensorRtBackend(Kept(), lambda: [ORIN]).load(onnx_models.mlp(tmp_path), LoadOptions())
+
+
+def test_a_full_gpu_is_a_failed_load(tmp_path: Path, paper: PaperEngine) -> None:
+    paper.cuda.limit_bytes = 16
+    with pytest.raises(LoadFailed, match="CUDA cannot pin"):
+        TensorRtBackend(Kept(), lambda: [ORIN]).load(onnx_models.mlp(tmp_path), LoadOptions())
+
+
+def test_devices_are_probed(paper: PaperEngine) -> None:
+    probe = TensorRtBackend(Kept(), lambda: [CARD]).probe()
+    assert (probe.is_available, probe.version, probe.devices) == (True, "10.3.0", ("GPU:1",))

@@ -1,0 +1,67 @@
+"""PyTorch programs as people export them: fixed rows, several inputs by name, half-open shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_runtime_converters.conversion import convert
+from edge_runtime_converters.wish import Wish
+from tests.converters.sources import FEATURES, needs, network, present
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def torch() -> Any:
+    present("onnxscript")
+    return needs("torch")[0]
+
+
+def test_a_program_of_fixed_rows_converts_and_the_report_says_that_it_will_not_batch(
+    torch: Any, tmp_path: Path
+) -> None:
+    program = torch.export.export(network(torch), (torch.zeros(2, FEATURES),))
+    torch.export.save(program, str(tmp_path / "model.pt2"))
+    report = convert(Wish(source=str(tmp_path / "model.pt2"), target="onnx"))
+    assert report.is_near_enough
+    assert any("axis 0 is not open" in note for note in report.notes)
+
+
+def test_several_inputs_by_name_and_several_outputs_keep_their_places(torch: Any, tmp_path: Path) -> None:
+    class Mixed(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, left: Any, *, ids: Any, right: Any) -> Any:
+            return {"sum": left + right, "parts": (left * 2, ids + 1)}
+
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(
+        Mixed(), (torch.zeros(2, 3),), {"ids": torch.zeros(2, 4, dtype=torch.int64), "right": torch.ones(2, 3)},
+        dynamic_shapes={"left": {0: rows}, "ids": {0: rows}, "right": {0: rows}},
+    )  # fmt: skip
+    torch.export.save(program, str(tmp_path / "model.pt2"))
+    random = np.random.default_rng(2)
+    np.savez(
+        tmp_path / "data.npz", left=random.random((5, 3), np.float32), right=random.random((5, 3), np.float32),
+        ids=random.integers(0, 9, (5, 4)),
+    )  # fmt: skip
+    report = convert(Wish(source=str(tmp_path / "model.pt2"), target="onnx", data=str(tmp_path / "data.npz")))
+    assert report.is_near_enough, report.faults
+    assert report.rows == 5
+    assert len(report.outputs) == 3
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, that TorchScript is not for new models
+def test_torchscript_of_two_outputs_is_told_its_shapes(torch: Any, tmp_path: Path) -> None:
+    class Two(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, scale: Any) -> Any:
+            return x * scale, x.sum(1)
+
+    torch.jit.trace(Two(), (torch.zeros(2, 3), torch.ones(3))).save(str(tmp_path / "model.pt"))
+    report = convert(
+        Wish(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,3", "scale=3"), tolerance=1e-5)
+    )
+    assert report.is_near_enough, report.faults
+    assert [output.name for output in report.outputs] == ["output_0", "output_1"]
