@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 UP, DOWN = 1.2, 0.75
-"""Steps of the bracket: a quick look is right within a fifth more often than not. Each failure makes the next step down
-larger, since it was wrong then."""
+"""Steps of the bracket: a quick look is right within a fifth more often than not. Each step makes the next
+one the same way larger, since it was wrong then."""
 
 PRECISION = 1.05
 """The search ends when the lowest rate that failed is so near the highest that did not: noise is about as large."""
 
-MAX_PROBES = 10
+MAX_PROBES = 12
 """Enough to come down from the first guess to a hundredth of it and to close in from there."""
 
 
@@ -27,6 +27,7 @@ class RateSearch:
         self._first = first
         self._probes = 0
         self._failures = 0
+        self._successes = 0
 
     def next_rate(self) -> float | None:
         """The rate to offer next; None when the search is over."""
@@ -35,7 +36,7 @@ class RateSearch:
         if self._probes == 0:
             return self._first
         if math.isinf(self._failed):
-            return self.best * UP
+            return self.best * UP**self._successes
         if self.best == 0.0:
             return self._failed * DOWN**self._failures
         if self._failed / self.best <= PRECISION:
@@ -46,6 +47,7 @@ class RateSearch:
         """What a rate gave."""
         self._probes += 1
         if is_met:
+            self._successes += 1
             self.best = max(self.best, rate)
         else:
             self._failures += 1

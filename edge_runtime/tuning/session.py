@@ -311,7 +311,9 @@ class Session:
         return result
 
     def _measured_fully(self, candidate: Candidate) -> Full:
-        guess = self.results.quick[candidate].rate
+        look = self.results.quick[candidate]
+        # A busy device may have answered nothing of many in that short time.
+        guess = max(look.rate, 0.5 / look.alone_s) if look.alone_s else look.rate
         try:
             with self._serving(candidate) as (daemon, frames):
                 until_s = self._began_s + self.wish.time_s
