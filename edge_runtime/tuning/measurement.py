@@ -92,7 +92,8 @@ def measure_fully(
     memory_bytes = served.memory_bytes()
     if best is None:
         return Full(candidate, probes=tuple(probes), memory_bytes=memory_bytes)
-    return Full(candidate, "", best.rate, best.p50_s, best.p99_s, memory_bytes, tuple(probes))
+    is_cut = search.next_rate() is not None
+    return Full(candidate, "", best.rate, best.p50_s, best.p99_s, memory_bytes, tuple(probes), is_cut)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Summary:
     @property
     def gain(self) -> float | None:
         """The chosen rate in terms of what serves without tuning; None where that keeps no objective."""
-        if self.choice is None or self.baseline is None or not self.baseline.rate:
+        if self.choice is None or self.baseline is None or not self.baseline.rate or self.baseline.is_cut:
             return None
         return self.choice.rate / self.baseline.rate
 
@@ -109,6 +109,8 @@ def _full_row(space: Space, known: Results, full: Full, choice: Full | None, fro
         verdict = full.reason
     elif not full.rate:
         verdict = f"never keeps {space.objective}"
+    elif full.is_cut:
+        verdict = "cut short by the time"
     else:
         verdict = "front" if full.candidate.key in front else ""
     return Row(

@@ -67,7 +67,10 @@ class Probe(Struct, frozen=True):
 
 
 class Full(Struct, frozen=True):
-    """The highest rate of a candidate at which it keeps the objective; 0 where it never does. probes: all, in order."""
+    """The highest rate of a candidate at which it keeps the objective; 0 where it never does. probes: all, in order.
+
+    is_cut: the time was over before the search was, so that the rate may be higher.
+    """
 
     candidate: Candidate
     reason: str = ""
@@ -76,6 +79,7 @@ class Full(Struct, frozen=True):
     p99_s: float = 0.0
     memory_bytes: int = 0
     probes: tuple[Probe, ...] = ()
+    is_cut: bool = False
 
 
 class Results(Struct, frozen=True):

@@ -321,7 +321,8 @@ class Session:
                 result = measure_fully(candidate, daemon, frames, objective, guess=guess, until_s=until_s)
         except (ServingFailed, EdgeRuntimeError) as error:
             return Full(candidate, str(error))
-        self._keep(result, candidate.engine, candidate.key)
+        if not result.is_cut:
+            self._keep(result, candidate.engine, candidate.key)
         return result
 
     @contextmanager

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -233,3 +235,21 @@ def test_hostile_data_ends_it_before_anything_is_measured(site: Path, capsys: py
     assert (status, found["error"]["code"]) == (1, "tensor_mismatch")
     assert "a.npy" in found["error"]["message"]
     assert results(site) == {}
+
+
+def test_the_readmes_commands_of_tune_work(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme[readme.index("\n## The fastest way on this device") : readme.index("\n## The rules that keep")]
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    assert len(commands) == 2
+    shutil.copytree(DIGITS, tmp_path / "models" / "digits")
+    for line in commands:
+        program, *rest = shlex.split(line.replace("/tmp/tour", str(tmp_path)))
+        asked = [str(Path(sys.executable).with_name(program)), *rest]
+        if program == "edge-runtime":
+            asked = [*asked, "--force", "--time", "4s", "--slo", "p99=5s"]
+        done = subprocess.run(
+            asked, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "# tune: chosen on" in (tmp_path / "models" / "digits" / "model.toml").read_text()
