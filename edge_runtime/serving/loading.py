@@ -144,7 +144,8 @@ class VersionLoader:
             )
             note = "; ".join(worth_telling(passed, instance.device))
             return Loaded(servable, backend, artifact, options, first_runs, may_widen, note)
-        raise LoadFailed("; ".join(map(str, passed)))
+        # What was tried comes before what is not even installed: the first words are what a person acts on.
+        raise LoadFailed("; ".join(map(str, sorted(passed, key=lambda each: each.is_absent))))
 
     def suffixes(self) -> frozenset[str]:
         """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
