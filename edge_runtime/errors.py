@@ -138,6 +138,13 @@ class AddressTaken(ConfigError):
     retryable = True
 
 
+class StateTaken(ConfigError):
+    """Another daemon has the state folder; name another, or try again when it has ended."""
+
+    code = "state_taken"
+    retryable = True
+
+
 class StorageFailed(EdgeRuntimeError):
     """The disk did not keep something: full, failing or not writable; the message says what is there now."""
 

@@ -164,7 +164,9 @@ def _range(limits: Sequence[msgspec.Meta]) -> str:
             (limit.gt, ", above {}"), (limit.ge, ", {} or more"), (limit.lt, ", below {}"), (limit.le, ", {} or less"),
         ):  # fmt: skip
             if bound is not None:
-                words += sentence.format(f"{bound:_.12g}")
+                words += sentence.format(f"{bound:_}" if isinstance(bound, int) else f"{bound:_.12g}")
+        if limit.min_length is not None:
+            words += ", not empty"
         if limit.pattern is not None:
             words += f" like {limit.pattern}"
     return words

@@ -94,7 +94,8 @@ def parse_broker_url(url: str, key: str = "mqtt.url") -> BrokerAddress:
     if parts.password is not None:
         # Never echoed: it would end up in logs and process listings.
         raise ConfigError(f"{key}: a password in a URL is seen by everybody who lists processes; use password_file")
-    if parts.scheme not in SCHEMES or not parts.hostname or parts.query or parts.fragment or port == 0:
+    # A mark with nothing behind it leaves an empty part, as no mark does.
+    if parts.scheme not in SCHEMES or not parts.hostname or set("?#") & set(url) or port == 0:
         raise ConfigError(f"{key}: got {url!r}, {wanted}")
     device = unquote(parts.path.strip("/"))
     if "/" in device:

@@ -11,7 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 Priority = Annotated[int, Meta(ge=1, le=9)]
-Positive = Annotated[int, Meta(ge=1)]
+Place = Annotated[str, Meta(min_length=1)]
+"""A path; an empty one would be the folder that the daemon happens to be started in."""
+
+LARGEST = 10**15
+"""No device counts or holds more, in bytes, rows or runs: a number beyond is a slip, and those of TOML have no end."""
+
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+VersionNumber = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 # 1e9 is 31 years or 11 days: it keeps TOML's `inf` and `nan` out, which no wait can use.
@@ -25,7 +32,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     latest: Positive | None = None
     all: bool = False
-    specific: tuple[Positive, ...] = ()
+    specific: tuple[VersionNumber, ...] = ()
 
     def __post_init__(self) -> None:
         said = [name for name in ("latest", "all", "specific") if getattr(self, name)]
@@ -96,6 +103,13 @@ class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
     send_bound_bytes: Positive = 64 << 20
     curve: Curve | None = None
     insecure: bool = False
+
+    def __post_init__(self) -> None:
+        named = [*self.endpoints, *([self.control] if self.control is not None else [])]
+        # A port that the system chooses is another one each time.
+        twice = {each for each in named if named.count(each) > 1 and not each.endswith((":*", ":0"))}
+        if twice:
+            raise ValueError(f"{min(twice)!r} is named twice; each of endpoints and control is an address of its own")
 
 
 class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,7 +193,7 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     trial_s, trial_memory_bytes: limits of the child process that tries it first; memory None: the memory for models.
     """
 
-    root_file: str
+    root_file: Place
     url: str | None = None
     folder: str | None = None
     group: str = "default"
@@ -192,8 +206,8 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     poll_jitter: Annotated[float, Meta(ge=0, le=1)] = 0.2
     wake_jitter_s: NotNegative = 10.0
     min_check_s: NotNegative = 30.0
-    cap_bytes_per_s: Annotated[int, Meta(ge=1024)] | None = None
-    reserve_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
+    cap_bytes_per_s: Annotated[int, Meta(ge=1024, le=LARGEST)] | None = None
+    reserve_bytes: Annotated[int, Meta(ge=0, le=LARGEST)] = 256 << 20
     observe: Literal["swap", "shadow", "canary"] = "swap"
     window_s: NotNegative = 60.0
     failure_share: Annotated[float, Meta(ge=0, le=1)] = 0.02
@@ -251,8 +265,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     this long for admitted requests. watch: take versions that appear in the folder. python_models: allow `model.py`.
     """
 
-    models: str = "models"
-    state: str | None = None
+    models: Place = "models"
+    state: Place | None = None
     profile: str | None = None
     zmq: ZmqSettings = ZmqSettings()
     mqtt: MqttSettings | None = None

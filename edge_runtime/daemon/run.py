@@ -23,7 +23,8 @@ from edge_runtime import __version__
 from edge_runtime.config.endpoints import control_endpoint_beside, default_infer_endpoint
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import Core, assemble_core
-from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.daemon.state_lock import StateLock
+from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
@@ -67,6 +68,7 @@ class Daemon:
         self._core = core
         self._notifier = Notifier()
         self._self_check = SelfCheck(core.servables, core.clock, self._notifier.watchdog_interval_s or 0.0)
+        self._state_lock = StateLock(core.state, may_share=config.state is None and config.update is None)
         self._context = new_context()
         self._loop = IoLoop(core.metrics)
         self._host = HostProbe()
@@ -109,6 +111,7 @@ class Daemon:
         infer, control = _addresses(self._config)
         self._start_zap()
         self._bind(control, is_control=True)
+        self._state_lock.take()
         self._start_metrics()
         self._io_thread = threading.Thread(
             target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
@@ -167,6 +170,7 @@ class Daemon:
             self._metrics_server.close()
         self._context.term()
         self._loop.close()
+        self._state_lock.release()
         log.info("stopped", extra={"drained": is_drained})
 
     def _stop_admitting(self) -> None:
@@ -324,7 +328,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
                 _reload(daemon, read_config or (lambda: config))
         except ConfigError as error:
             log.error(error.message)
-            return EXIT_FAILED if isinstance(error, AddressTaken) else EXIT_CONFIG
+            return EXIT_FAILED if error.retryable else EXIT_CONFIG
         finally:
             if daemon is not None:
                 daemon.stop()

@@ -149,7 +149,8 @@ class VersionLoader:
             )
             note = "; ".join(worth_telling(passed, instance.device))
             return Loaded(servable, backend, artifact, options, first_runs, may_widen, note)
-        raise failed("; ".join(map(str, passed)))
+        # What was tried comes before what is not even installed: the first words are what a person acts on.
+        raise failed("; ".join(map(str, sorted(passed, key=lambda each: each.is_absent))))
 
     def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
         """Have compiled what `load` would need, and wait for it, or until `stop` is set. Not on the loader's thread.

@@ -177,8 +177,8 @@ def _shown(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A message whose lines stay lines, but whose other control characters are shown, not obeyed."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+    """A message whose control characters are shown, not obeyed: a line break that came with it makes no record."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.manifest import Assignment, Manifest
 from edge_runtime.serving.loader import Loader
@@ -48,6 +48,7 @@ from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import State
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.trial import TrialReport
+from edge_runtime.update.trust import TrustedSet, update_start
 from edge_runtime.update.tuf_client import METADATA_LIMITS, TufClient
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Updater:
         """folder: for this object alone. wait: waits so many seconds, True when the daemon stops, as `stop` says too.
 
         prepare: has built what this device runs a release with, before it is tried. Raises ConfigError: the root file
-        cannot be read.
+        cannot be read, or is none.
         """
         self.device = device
         self._settings = settings
@@ -363,4 +364,11 @@ def _read_root(path: str) -> bytes:
         raise ConfigError(
             f"update.root_file: {path} has {len(data)} bytes; wanted a root file of at most {MAX_ROOT_BYTES}"
         )
+    try:
+        TrustedSet(data, update_start())
+    except TrustError as error:
+        raise ConfigError(
+            f"update.root_file: {path} is no root of trust: {error.message}; wanted the 1.root.json that the "
+            "repository's owner gave you"
+        ) from None
     return data

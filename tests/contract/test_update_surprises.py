@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.repository.manifest import Assignment, decode_assignments, encode_assignments
 from edge_runtime.update.journal import DATABASE
 from tests.contract.updated_device import Fleet
@@ -29,6 +29,23 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def state(fleet: Fleet) -> Path:
     return fleet.folder / "state" / "update"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"root:x:0:0:root:/root:/bin/bash\n", "root: Failed to deserialize JSON"), (None, "wanted 'root'")],
+    ids=["no metadata", "metadata of another role"],
+)
+def test_a_root_file_that_is_none_is_a_wrong_setting_from_the_start(
+    content: bytes | None, reason: str, fleet: Fleet
+) -> None:
+    file = fleet.folder / "wrong.json"
+    file.write_bytes(content if content is not None else fleet.site.repository.published["timestamp"][-1])
+    with pytest.raises(ConfigError) as caught, fleet.device(root_file=str(file)):
+        pass
+    assert caught.value.message.startswith(f"update.root_file: {file} is no root of trust: ")
+    assert reason in caught.value.message
+    assert "wanted the 1.root.json" in caught.value.message
 
 
 def test_a_redirect_to_no_address_is_a_failed_check_that_status_tells(fleet: Fleet) -> None:

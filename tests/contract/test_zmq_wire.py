@@ -14,7 +14,7 @@ import zmq
 from edge_runtime.config.settings import Config, Curve, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.run import Daemon
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, StateTaken
 from tests.contract.running_daemon import (
     RawClient,
     error_code,
@@ -412,6 +412,47 @@ def test_a_seconddaemon_here_on_the_same_endpoint_is_refused(daemon_here, models
         second.stop()
     with RawClient(path) as client:
         assert client.result("live") is True
+
+
+def test_a_second_daemon_on_the_same_state_folder_is_refused_until_the_first_has_stopped(models, tmp_path):
+    state = str(tmp_path / "first" / "state")
+    config = Config(models=str(models), state=state, zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/second.sock",)))
+    with running_daemon(models, tmp_path / "first") as first:
+        second = Daemon(config, assemble_core(config))
+        try:
+            with pytest.raises(StateTaken, match=rf"state: '{state}' is another daemon's.*--state"):
+                second.start()
+        finally:
+            second.stop()
+        with RawClient(first.endpoints[1]) as client:
+            assert client.result("ready") is True
+    third = Daemon(config, assemble_core(config))
+    try:
+        third.start()
+        with RawClient(third.endpoints[1]) as client:
+            assert client.result("ready") is True
+    finally:
+        third.stop()
+
+
+def test_daemons_whose_state_folder_nobody_named_share_it_and_say_so(models, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, second = (
+        Config(models=str(models), zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/{name}/i.sock",)))
+        for name in ("first", "second")
+    )
+    daemons = [Daemon(first, assemble_core(first)), Daemon(second, assemble_core(second))]
+    try:
+        for daemon in daemons:
+            daemon.start()
+        assert "another daemon keeps its measurements here too" in caplog.messages
+        with RawClient(daemons[1].endpoints[1]) as client:
+            assert client.result("ready") is True
+    finally:
+        for daemon in daemons:
+            daemon.stop()
 
 
 def test_a_stale_socket_is_replaced_and_permissions_are_for_owner_and_group(models, tmp_path):

@@ -250,6 +250,20 @@ def test_an_address_that_another_has_ends_with_status_1_so_that_it_is_tried_agai
         assert first.stop() == 0
 
 
+def test_a_state_folder_that_another_has_ends_with_status_1_and_is_free_when_that_one_was_killed(folder):
+    elsewhere = ("--control", f"{folder}/second.sock")
+    with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        client.ask(header(), b"1", X)
+        with DaemonProcess(folder, *elsewhere) as second:
+            assert second.process.wait(START_S) == 1
+        assert "is another daemon's; give each a folder of its own (--state)" in (folder / "log").read_text()
+        first.process.kill()
+        first.process.wait()
+    with DaemonProcess(folder, *elsewhere) as third, RawClient(third.endpoint) as client:
+        client.ask(header(), b"2", X)
+        assert third.stop() == 0
+
+
 def wait_for(is_so) -> None:
     """Look until it is so; what is waited for takes about a second, the bound is a hang's."""
     end_s = time.monotonic() + ANSWER_S

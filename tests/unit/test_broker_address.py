@@ -29,7 +29,7 @@ def test_a_url_says_host_port_tls_user_and_device(url: str, address: BrokerAddre
 @pytest.mark.parametrize(
     "url",
     ["", "broker", "http://x", "mqtt://", "mqtt://x:0", "mqtt://x:99999", "mqtt://x:y", "mqtt://x/a/b", "mqtt://x?a=1",
-     "mqtt://x#f", "mqtt://[::1"],
+     "mqtt://x#f", "mqtt://x/a b+#", "mqtt://x/a?", "mqtt://[::1"],
 )  # fmt: skip
 def test_another_url_is_refused_with_the_form_that_is_wanted(url: str) -> None:
     with pytest.raises(ConfigError, match=r"mqtt\.url.*wanted mqtt\[s\]"):

@@ -129,11 +129,21 @@ def test_an_editors_mark_at_the_beginning_is_read_over(file: Path) -> None:
         ("drain_s = 0", "drain_s: got 0, wanted a number, above 0"),
         ("drain_s = inf", "drain_s: got inf, wanted a number, above 0"),
         ("drain_s = nan", "drain_s: got nan, wanted a number, above 0"),
+        ('models = ""', "models: got '', wanted text, not empty"),
+        ("[limits]\nqueue_rows = 100000000000000000000000",
+         "limits.queue_rows: got 100000000000000000000000, wanted an integer, 1 or more, 1_000_000_000_"),
+        ('[zmq]\nendpoints = ["ipc:///a", "ipc:///b", "ipc:///a"]', "zmq: 'ipc:///a' is named twice"),
+        ('[zmq]\nendpoints = ["ipc:///a"]\ncontrol = "ipc:///a"', "zmq: 'ipc:///a' is named twice"),
         ("models = 1979-05-27", "models: got datetime.date(1979, 5, 27), wanted text"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_said_with_file_key_got_and_wanted(text: str, said: str, file: Path) -> None:
     assert config_error(file, text).startswith(f"{file}: {said}")
+
+
+def test_a_port_that_the_system_chooses_may_be_asked_for_twice(file: Path) -> None:
+    file.write_text('[zmq]\nendpoints = ["tcp://127.0.0.1:*", "tcp://127.0.0.1:*"]')
+    assert len(load_config(file, {}).zmq.endpoints) == 2
 
 
 def test_every_mistake_is_said_at_once(file: Path) -> None:

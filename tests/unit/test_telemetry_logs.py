@@ -100,6 +100,13 @@ def test_control_characters_of_a_client_cannot_reach_the_terminal() -> None:
     assert "\x1b" not in line
 
 
+def test_a_line_break_in_a_message_makes_no_second_record() -> None:
+    out = written(LogSettings(format="text"))
+    log.warning("not served: %s", "/models/new\n12:00:00.000 info    all is well\r\u2028")
+    (line,) = out.lines()
+    assert r"new\n12:00:00.000 info    all is well\r\u2028" in line
+
+
 def test_an_exception_is_kept_with_its_record() -> None:
     out = written()
     try:
