@@ -17,7 +17,7 @@ from edge_runtime.tuning.results import Accuracy, EngineResult, Full, Quick, Res
 class Row:
     """One candidate as it is shown. rate, p50_s, p99_s: at the objective where is_full, else of a quick look.
 
-    verdict: "chosen", "front", or why it is not chosen.
+    verdict: "chosen", "front", or why it is not chosen. is_cut: the time was over before the highest rate was found.
     """
 
     candidate: Candidate
@@ -29,6 +29,7 @@ class Row:
     memory_bytes: int
     accuracy: Accuracy | None
     verdict: str
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _full_row(space: Space, known: Results, full: Full, choice: Full | None, fro
         verdict = "front" if full.candidate.key in front else ""
     return Row(
         full.candidate, engine.runs_in, True, full.rate, full.p50_s, full.p99_s, full.memory_bytes, engine.accuracy,
-        verdict,
+        verdict, full.is_cut,
     )  # fmt: skip
 
 
@@ -166,6 +167,7 @@ def _row_json(row: Row) -> Mapping[str, Any]:
         if accuracy is None
         else {name: getattr(accuracy, name) for name in (*accuracy.__struct_fields__, "drop")},
         "verdict": row.verdict,
+        "is_cut": row.is_cut,
     }
 
 

@@ -228,6 +228,9 @@ class Session:
             known.engines[engine] = compared
         elif step.kind == "quick" and (look := self._kept(Quick, engine, candidate.key)) is not None:
             known.quick[candidate] = look
+            # Known in full from an earlier tune, it is an answer whatever comes first in this one.
+            if (full := self._kept(Full, engine, candidate.key)) is not None:
+                known.full[candidate] = full
         elif step.kind == "full" and (full := self._kept(Full, engine, candidate.key)) is not None:
             known.full[candidate] = full
         else:
@@ -239,13 +242,17 @@ class Session:
         share = 1 - self._left_s() / self.wish.time_s
         if step.kind == "engine":
             self._show(f"comparing {_told(engine)}", "", share)
-            known.engines[engine] = self._compared(engine)
+            known.engines[engine] = compared = self._compared(engine)
+            self._keep(compared, engine, engine.key)
         elif step.kind == "quick":
             self._show(f"looking at {_told(engine)}", candidate.layout.key, share)
-            known.quick[candidate] = self._measured_quickly(candidate)
+            known.quick[candidate] = look = self._measured_quickly(candidate)
+            self._keep(look, engine, candidate.key)
         else:
             self._show(f"measuring {_told(engine)}", candidate.layout.key, share)
-            known.full[candidate] = self._measured_fully(candidate)
+            known.full[candidate] = full = self._measured_fully(candidate)
+            if not full.is_cut:
+                self._keep(full, engine, candidate.key)
 
     def _kept(self, kind: type[T], engine: Engine, subject: str) -> T | None:
         if self.wish.is_fresh:
@@ -255,8 +262,10 @@ class Session:
         except EdgeRuntimeError:
             return None
 
-    def _keep(self, result: msgspec.Struct, engine: Engine, subject: str) -> None:
-        self._journal.write(result, subject, self._digest_of_variant(engine))
+    def _keep(self, result: EngineResult | Quick | Full, engine: Engine, subject: str) -> None:
+        """For the next tune, once it is among the results of this one. What failed is tried again then."""
+        if not result.reason:
+            self._journal.write(result, subject, self._digest_of_variant(engine))
 
     def _digest_of_variant(self, engine: Engine) -> str:
         """Of a variant's graph, whether it lies in the version or was made; the model itself is in every name."""
@@ -283,9 +292,7 @@ class Session:
         datatypes = {form.name: form.datatype for form in ran.finding.outputs}
         reference = self._reference_outputs(engine, ran.outputs)
         accuracy = compare(datatypes, reference, ran.outputs, self.samples.judging.labels, self.wish.scores)
-        result = EngineResult(engine, "", ran.finding.precision, graph.name, accuracy)
-        self._keep(result, engine, engine.key)
-        return result
+        return EngineResult(engine, "", ran.finding.precision, graph.name, accuracy)
 
     def _reference_outputs(self, engine: Engine, outputs: list[dict[str, Array]]) -> list[dict[str, Array]]:
         """What the model as it is answers; run once more where it was compared in an earlier tune."""
@@ -304,11 +311,9 @@ class Session:
     def _measured_quickly(self, candidate: Candidate) -> Quick:
         try:
             with self._serving(candidate) as (daemon, frames):
-                result = look_quickly(candidate, daemon, frames, self.wish.objective)
+                return look_quickly(candidate, daemon, frames, self.wish.objective)
         except (ServingFailed, EdgeRuntimeError) as error:
             return Quick(candidate, str(error))
-        self._keep(result, candidate.engine, candidate.key)
-        return result
 
     def _measured_fully(self, candidate: Candidate) -> Full:
         look = self.results.quick[candidate]
@@ -318,12 +323,9 @@ class Session:
             with self._serving(candidate) as (daemon, frames):
                 until_s = self._began_s + self.wish.time_s
                 objective = self.wish.objective
-                result = measure_fully(candidate, daemon, frames, objective, guess=guess, until_s=until_s)
+                return measure_fully(candidate, daemon, frames, objective, guess=guess, until_s=until_s)
         except (ServingFailed, EdgeRuntimeError) as error:
             return Full(candidate, str(error))
-        if not result.is_cut:
-            self._keep(result, candidate.engine, candidate.key)
-        return result
 
     @contextmanager
     def _serving(self, candidate: Candidate) -> Iterator[tuple[Served, list[bytes]]]:

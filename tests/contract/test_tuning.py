@@ -81,10 +81,14 @@ def results(site: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (site / "state" / "tuning" / "results").glob("*.json")}
 
 
-def measured(found: dict[str, Any]) -> set[tuple[Any, ...]]:
-    """What was measured at the objective, with the rate: two measurements never give the same."""
-    keys = ("backend", "precision", "threads", "instances", "max_batch_rows", "rate", "p99_ms")
-    return {tuple(row[key] for key in keys) for row in found["rows"] if row["at_objective"]}
+def measured(found: dict[str, Any]) -> dict[tuple[Any, ...], tuple[bool, float, float]]:
+    """What was measured to its end, by candidate: whether at the objective, and what; no two measurements agree."""
+    keys = ("backend", "precision", "threads", "instances", "max_batch_rows")
+    return {
+        tuple(row[key] for key in keys): (row["at_objective"], row["rate"], row["p99_ms"])
+        for row in found["rows"]
+        if not row["is_cut"]
+    }
 
 
 def test_a_choice_is_measured_written_with_its_reasons_and_served(
@@ -115,7 +119,13 @@ def test_a_choice_is_measured_written_with_its_reasons_and_served(
         path: written for path, written in results(site).items() if path in kept
     }
     # What was measured before is not measured again, though model.toml says now what was chosen.
-    assert measured(found) <= measured(again)
+    before, after = measured(found), measured(again)
+    assert kept
+    for candidate, (at_objective, *figures) in before.items():
+        if candidate in after and after[candidate][0] == at_objective:
+            assert [*after[candidate][1:]] == figures
+        else:
+            assert not at_objective
     assert not list((site / "state" / "tuning").glob("now/*"))
 
 
