@@ -90,3 +90,12 @@ def _command(child: psutil.Process) -> str:
         return " ".join(child.cmdline()) or child.name()
     except psutil.Error:
         return "ended, never waited for"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    """Name each failure when it happens: a run that is cut off never comes to its summary."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and reporter is not None:
+        said = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+        reporter.write_line("\n".join(["", f"{report.when} failed: {report.nodeid}", *said[:6]]))

@@ -32,6 +32,20 @@ EXTRAS = ("onnxruntime", "mqtt", "update", "prometheus")
 MAINTAINER = "edge-runtime maintainers <maintainers@edge-runtime.invalid>"
 LIMIT_S = 600.0
 
+DOCUMENTS = (
+    "README.md",
+    "deploy/runbook.md",
+    "deploy/broker",
+    "deploy/repository",
+    "deploy/monitoring",
+    "deploy/containers",
+    "cross/README.md",
+    "cross/debian.lock",
+    "demo/README.md",
+    "tests/bench/results",
+)
+"""What the README sends a reader to, and what those name; below /usr/share/doc as here, so that links hold."""
+
 COMPLETIONS = {
     "bash": "bash-completion/completions/edge-runtime",
     "zsh": "zsh/vendor-completions/_edge-runtime",
@@ -140,11 +154,12 @@ def _lay_out_service(root: Path, version: str, epoch: int) -> None:
         (units, [UNITS / "edge-runtime.service", UNITS / "edge-runtime-retry.timer"]),
         (shared / "drop-ins", sorted((UNITS / "drop-ins").glob("*.conf"))),
         (root / "etc/edge-runtime", [HERE / "config.toml"]),
-        (documents, [ROOT / "README.md", HERE / "copyright"]),
+        (documents, [HERE / "copyright"]),
     ):
         target.mkdir(parents=True)
         for file in files:
             shutil.copyfile(file, target / file.name)
+    _lay_out_documents(documents)
     overrides = root / "usr/share/lintian/overrides/edge-runtime"
     overrides.parent.mkdir(parents=True)
     shutil.copyfile(HERE / "lintian-overrides", overrides)
@@ -153,6 +168,17 @@ def _lay_out_service(root: Path, version: str, epoch: int) -> None:
         ("NEWS.gz", (ROOT / "CHANGELOG.md").read_text("utf-8")),
     ):
         (documents / name).write_bytes(gzip.compress(text.encode(), 9, mtime=epoch))
+
+
+def _lay_out_documents(target: Path) -> None:
+    for name in DOCUMENTS:
+        source = ROOT / name
+        files = sorted(source.rglob("*")) if source.is_dir() else [source]
+        for file in files:
+            if file.is_file() and not file.name.startswith("."):
+                place = target / file.relative_to(ROOT)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
 
 
 def _lay_out_words(root: Path, version: str, epoch: int) -> None:
@@ -227,7 +253,8 @@ def _make_plain(root: Path, epoch: int) -> None:
     """Modes and times that do not depend on who builds, and when."""
     for path in [root, *sorted(root.rglob("*"))]:
         if not path.is_symlink():
-            is_script = path.parent.name in {"bin", "DEBIAN"} and path.is_file() and path.read_bytes()[:2] == b"#!"
+            is_program = path.parent.name in {"bin", "DEBIAN"} or path.suffix == ".sh"
+            is_script = is_program and path.is_file() and path.read_bytes()[:2] == b"#!"
             path.chmod(0o755 if path.is_dir() or is_script else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
 

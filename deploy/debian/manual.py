@@ -32,6 +32,7 @@ PLACES = {
     "/run/edge-runtime/infer.sock": "where the service is asked, by members of the group edge-runtime",
     "/usr/share/edge-runtime/drop-ins": "drop-ins of the service for what some devices have",
     "/usr/share/doc/edge-runtime/README.md": "the handbook",
+    "/usr/share/doc/edge-runtime/deploy/runbook.md": "what to do when something breaks",
 }
 
 SHARED_GROUP = "daemon"

@@ -8,6 +8,7 @@ Everything here runs on the loop's own thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ import numpy.typing as npt
 from edge_runtime.client import frames
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
 from edge_runtime.client.frames import Frame, Options
-from edge_runtime.client.link import lost, no_reply
+from edge_runtime.client.lateness import LOOK_S, LOOKS, no_reply
+from edge_runtime.client.link import closed, lost
 from edge_runtime.client.zmq_client import (
     DEFAULT_WAIT_S,
     LOAD_WAIT_S,
@@ -236,13 +238,12 @@ class _AsyncLink:
 
     async def ask(self, header: bytes, tensors: Sequence[Frame], wait_s: float) -> list[Any]:
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + wait_s
         await self._open(loop)
-        await self._within(self._slots.acquire(), end_s, wait_s)
+        await self._slot(wait_s)
         number = next(self._numbers).to_bytes(8, "little")
         try:
             if self._is_closed:
-                raise _closed()
+                raise closed()
             if not self._channel.send(number, header, tensors):
                 await self._connect(min(CONNECT_LIMIT_S, wait_s))
                 if not self._channel.send(number, header, tensors):
@@ -251,17 +252,19 @@ class _AsyncLink:
             self._slots.release()
             raise
         future: asyncio.Future[list[Any]] = loop.create_future()
-        self._pending[number] = future, loop.call_at(end_s, self._expire, number, wait_s)
+        # From now: what waited long for its slot, or a connection, has to be given time for its answer, too.
+        end_s = loop.time() + wait_s
+        self._pending[number] = future, loop.call_at(end_s, self._look_late, number, wait_s, end_s, LOOKS)
         self._look_again()
         return await future
 
     def close(self) -> None:
         self._is_closed = True
         for number in list(self._pending):
-            self._settle(number, error=_closed())
+            self._settle(number, error=closed())
         for waiter in self._connected:
             if not waiter.done():
-                waiter.set_exception(_closed())
+                waiter.set_exception(closed())
         if self._loop is not None:
             self._loop.remove_reader(self._channel.fd)
             self._channel.close()
@@ -269,7 +272,7 @@ class _AsyncLink:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._is_closed:
-            raise _closed()
+            raise closed()
         if self._loop is loop:
             return
         if self._loop is not None:
@@ -298,7 +301,7 @@ class _AsyncLink:
         """As `Channel.wait_connected`."""
         for patience_s in self._channel.patience(limit_s):
             if self._is_closed:
-                raise _closed()
+                raise closed()
             self._channel.dial()
             if await self._is_connected(patience_s):
                 return True
@@ -307,7 +310,7 @@ class _AsyncLink:
     async def _is_connected(self, limit_s: float) -> bool:
         """Whether a connection that somebody asked for is there within so many seconds."""
         if self._is_closed:
-            raise _closed()
+            raise closed()
         if self._channel.events() & POLLOUT:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -326,16 +329,17 @@ class _AsyncLink:
             return self._channel.missing()
         return await asyncio.wait_for(asyncio.to_thread(self._channel.missing), 2 * PROBE_LIMIT_S)
 
-    async def _within(self, turn: Any, end_s: float, wait_s: float) -> None:
+    async def _slot(self, wait_s: float) -> None:
         if not self._slots.locked():
-            await turn
+            await self._slots.acquire()
             return
-        try:
-            await asyncio.wait_for(turn, end_s - asyncio.get_running_loop().time())
-        except (TimeoutError, asyncio.TimeoutError):
-            raise TimeoutError(
-                f"as many requests as this client may have were in flight for {wait_s:.3f} s; raise max_in_flight"
-            ) from None
+        for limit_s in (wait_s, LOOKS * LOOK_S):  # again: where the loop was held up, replies are yet to be taken
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._slots.acquire(), limit_s)
+                return
+        raise TimeoutError(
+            f"as many requests as this client may have were in flight for {wait_s:.3f} s; raise max_in_flight"
+        )
 
     def _take(self) -> None:
         """Take the replies that are there; called by the loop when the socket has news."""
@@ -382,9 +386,14 @@ class _AsyncLink:
         else:
             future.set_result(reply or [])
 
-    def _expire(self, number: bytes, wait_s: float) -> None:
-        self._settle(number, error=no_reply(self._channel.endpoint, wait_s))
-
-
-def _closed() -> ConnectionError:
-    return ConnectionError("the client is closed; make a new one")
+    def _look_late(self, number: bytes, wait_s: float, end_s: float, looks_left: int) -> None:
+        """Its time was over at `end_s`: after so many further looks its reply is missing (lateness.py)."""
+        self._take()  # the loop may have been held up
+        if (found := self._pending.get(number)) is None or self._loop is None:
+            return
+        if looks_left:
+            timer = self._loop.call_later(LOOK_S, self._look_late, number, wait_s, end_s, looks_left - 1)
+            self._pending[number] = found[0], timer
+            return
+        late_s = self._loop.time() - end_s - LOOKS * LOOK_S
+        self._settle(number, error=no_reply(self._channel.endpoint, wait_s, late_s))

@@ -23,6 +23,7 @@ from typing import Any
 
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, Channel
 from edge_runtime.client.frames import Frame
+from edge_runtime.client.lateness import LOOK_S, LOOKS, SecondLooks, no_reply
 from edge_runtime.errors import QueueFull
 
 NEVER_S = float("inf")
@@ -35,7 +36,7 @@ class _Asked:
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
-        self.deadline_s = time.monotonic() + wait_s
+        self.deadline_s = NEVER_S  # until it is sent
         self.number = b""
         self.is_done = False
         self.leads = False  # its caller reads for all, or was told to
@@ -47,11 +48,15 @@ class _Asked:
 
 
 class Link:
-    """Thread-safe requests over one channel. Opens it at the first use; `close` is idempotent."""
+    """Thread-safe requests over one channel. Opens it at the first use; `close` is idempotent.
 
-    def __init__(self, channel: Channel, max_in_flight: int) -> None:
+    monotonic_s: the clock that deadlines are judged by; asked from every thread that uses the link.
+    """
+
+    def __init__(self, channel: Channel, max_in_flight: int, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
         self._max_in_flight = max_in_flight
+        self._now_s = monotonic_s
         self._lock = threading.Lock()
         self._numbers = count(1)
         self._pending: dict[bytes, _Asked] = {}
@@ -60,6 +65,7 @@ class Link:
         self._is_read = False  # Invariant: true while one thread reads or has been told to, so never with two
         self._earliest_s = NEVER_S  # no pending deadline is before this
         self._reader_wakes_s = NEVER_S
+        self._second_looks = SecondLooks()
         self._poll: select.poll | None = None
         self._wake_fd = -1
         self._is_open = False
@@ -77,8 +83,8 @@ class Link:
     def ask(self, header: bytes, tensors: Sequence[Frame], wait_s: float) -> list[Any]:
         """Send one request and wait for its reply's frames.
 
-        Raises TimeoutError after wait_s seconds, ConnectionError when nobody answers at the endpoint or the
-        connection is lost meanwhile.
+        Raises TimeoutError when wait_s seconds went by without a slot, or since it was sent; ConnectionError when
+        nobody answers at the endpoint or the connection is lost meanwhile.
         """
         asked = _Asked(wait_s)
         try:
@@ -159,6 +165,8 @@ class Link:
             self._connect(asked)
             if not self._channel.send(number, header, tensors):
                 raise lost(self.endpoint)
+        # Only now: what waited long for its slot has to be given time for its answer, too.
+        asked.deadline_s = self._now_s() + asked.wait_s
         self._pending[number] = asked
         if asked.deadline_s < self._earliest_s:
             self._earliest_s = asked.deadline_s
@@ -170,7 +178,7 @@ class Link:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConnectionError("the client is closed; make a new one")
+            raise closed()
         if self._is_open:
             return
         missing = self._channel.missing()
@@ -201,19 +209,23 @@ class Link:
                 f"{self._max_in_flight} requests are in flight, as many as this client may have, and a future's "
                 "callback cannot wait for one of them; submit from another thread or raise max_in_flight"
             )
+        end_s, looks_left = self._now_s() + asked.wait_s, LOOKS
         while len(self._pending) >= self._max_in_flight:
             slot = threading.Lock()
             slot.acquire()
             self._slots.append(slot)
             self._lock.release()
             try:
-                is_free = slot.acquire(timeout=max(asked.deadline_s - time.monotonic(), 0.0))
+                is_free = slot.acquire(timeout=max(end_s - self._now_s(), LOOK_S))
             finally:
                 self._lock.acquire()
                 if slot in self._slots:
                     self._slots.remove(slot)
             self._check_open()
-            if not is_free and len(self._pending) >= self._max_in_flight:
+            if is_free:
+                continue
+            looks_left -= 1  # the reading thread may have been held up as this one was
+            if not looks_left and len(self._pending) >= self._max_in_flight:
                 raise TimeoutError(
                     f"{self._max_in_flight} requests were in flight for {asked.wait_s:.3f} s, as many as this client "
                     "may have; raise max_in_flight, or ask less often"
@@ -236,7 +248,7 @@ class Link:
                     continue  # the reply to a request that was given up
                 asked.frames = frames
                 self._finish(asked, finished)
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if now_s >= self._earliest_s:
             finished += self._expire(now_s)
         return finished
@@ -259,10 +271,18 @@ class Link:
         return finished
 
     def _expire(self, now_s: float) -> list[_Asked]:
-        finished: list[_Asked] = []
-        for number in [number for number, asked in self._pending.items() if asked.deadline_s <= now_s]:
-            finished += self._fail([number], no_reply(self.endpoint, self._pending[number].wait_s))
-        self._earliest_s = min((asked.deadline_s for asked in self._pending.values()), default=NEVER_S)
+        """Every reply that was there is taken: fail what is overdue and was looked for often enough."""
+        pending, finished = self._pending, []
+        if now_s < self._second_looks.due_s:
+            return []
+        self._earliest_s = min((asked.deadline_s for asked in pending.values()), default=NEVER_S)
+        missed_s = self._second_looks.judge(now_s, self._earliest_s)
+        if missed_s is None:
+            return []
+        for number in [number for number, asked in pending.items() if asked.deadline_s <= missed_s]:
+            asked = pending[number]
+            finished += self._fail([number], no_reply(self.endpoint, asked.wait_s, missed_s - asked.deadline_s))
+        self._earliest_s = min((asked.deadline_s for asked in pending.values()), default=NEVER_S)
         return finished
 
     def _pass_reading(self) -> None:
@@ -296,7 +316,7 @@ class Link:
                         until.leads = False
                     self._pass_reading()
                 else:
-                    self._reader_wakes_s = self._earliest_s
+                    self._reader_wakes_s = max(self._earliest_s, self._second_looks.due_s)
                 if until is not None:
                     for asked in finished:
                         self._work.put(asked)  # under the lock: `close` puts the end behind them
@@ -305,7 +325,7 @@ class Link:
                 _complete(asked)
             if leaves:
                 return
-            left_s = self._reader_wakes_s - time.monotonic()
+            left_s = self._reader_wakes_s - self._now_s()
             for fd, _ in poll.poll(max(left_s * 1e3 + 1, 0)):
                 if fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
@@ -338,19 +358,16 @@ class Link:
             self._is_open = False
 
 
+def closed() -> ConnectionError:
+    """What those are told who come after `close`."""
+    return ConnectionError("the client is closed; make a new one")
+
+
 def lost(endpoint: str) -> ConnectionError:
     """What those are told whose answer went with the connection."""
     return ConnectionError(
         f"the connection to {endpoint} was lost before an answer was there: the daemon stopped, or a tensor was larger "
         "than its max_frame_bytes; it is safe to ask again"
-    )
-
-
-def no_reply(endpoint: str, waited_s: float) -> TimeoutError:
-    """What a caller is told when nothing came back in time."""
-    return TimeoutError(
-        f"no reply from {endpoint} within {waited_s:.3f} s; the daemon is stuck, "
-        "overloaded or gone: see `edge-runtime status`"
     )
 
 

@@ -56,8 +56,9 @@ class Client:
     timeout_ms: for requests that name none; None: the model's default. max_in_flight: requests on their way at once.
 
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError when
-    nothing came within timeout_ms + 1 s (30 s when there is no timeout at all); ConnectionError when nobody listens,
-    at once, or the connection is lost before the answer.
+    nothing came within timeout_ms + 1 s of sending (30 s when there is no timeout at all), or when no request less was
+    in flight for as long before; ConnectionError when nobody listens, at once, or the connection is lost before the
+    answer.
 
         with Client() as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=20)["scores"]
@@ -137,9 +138,9 @@ class Client:
         """Send a request and return at once; the future gets what `infer` would return or raise. Thread: any.
 
         Arrays of 256 KiB or more are sent from where they are: leave them unchanged until the future is done. Blocks
-        while `max_in_flight` requests are pending (TimeoutError after this one's own wait). Callbacks run on the
-        client's thread and should be short; there a full client raises QueueFull instead of blocking. Cancelling a
-        future discards its answer; the daemon still runs it.
+        while `max_in_flight` requests are pending (TimeoutError after this one's own wait; that for its reply begins
+        when it is sent). Callbacks run on the client's thread and should be short; there a full client raises QueueFull
+        instead of blocking. Cancelling a future discards its answer; the daemon still runs it.
         """
         options = self._options(version, outputs, timeout_ms, priority, timing)
         header, tensors = self._encode(model, inputs, options, parameters)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
+from edge_runtime.repository.conversion_advice import conversion_advice
 from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
@@ -72,6 +73,13 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         found = artifact_candidates(version.files, name)
         if len(found) > 1:
             return f"{version.path} holds {' and '.join(found)}; which one is the artifact? Name it {name}"
+    for name in sorted(version.files):
+        advice = conversion_advice(str(version.files[name]))
+        if advice is not None:
+            files = ", ".join(sorted(version.files))
+            return f"{version.path} holds {files}; wanted {' or '.join(wanted)}; {name} {advice}"
+    if not version.files and version.problems:
+        return "; ".join(map(str, version.problems))
     there = ", ".join(sorted(version.files)) or "nothing"
     backends = ", ".join(dict.fromkeys(want.backend for want in wants))
     reason = f"{version.path} holds {there}; wanted {' or '.join(wanted)} for {backends}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from edge_runtime.config.loading import load_model_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.repository.conversion_advice import conversion_advice
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     NAME_RULE,
@@ -48,6 +49,8 @@ MAX_VERSION_FILES = 4096
 """Files of one version that are watched: a model split into one file a tensor has fewer, a wrong mount has more."""
 
 CODE_FILE = "model.py"
+
+IS_A_FOLDER = "is a folder; wanted a file of that name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class _Files:
     """Plain files of one folder while it is read: their names, stamps of everything below, and what is wrong."""
 
     names: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
     stamps: list[Stamp] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -167,6 +171,7 @@ class _Walk:
             return None
         versions: dict[int, VersionFolder] = {}
         settings_entry: os.DirEntry[str] | None = None
+        said_before = len(self._problems)
         others: list[os.DirEntry[str]] = []
         for entry in entries:
             number = parse_version(entry.name)
@@ -183,8 +188,9 @@ class _Walk:
         elif (version := self._flat_version(name, path, others, known)) is not None:
             versions[version.number] = version
         else:
-            problems.extend(_not_a_version(others))
-            if not any(entry.path in self._unreadable for entry in entries):
+            problems.extend(list(_to_be_converted(others)) or _not_a_version(others))
+            has_said_why = bool(problems) or len(self._problems) > said_before
+            if not has_said_why and not any(entry.path in self._unreadable for entry in entries):
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
         return self._with_settings(name, path, settings_entry, dict(sorted(versions.items())), tuple(problems))
 
@@ -223,7 +229,7 @@ class _Walk:
         before = known.versions.get(number) if known is not None else None
         if before is not None and before.fingerprint == fingerprint and _is_as_before(before, path, files):
             return before
-        problems = (*files.problems, *_artifact_problems(path, files.names))
+        problems = (*files.problems, *_artifact_problems(path, files.names), *_folder_problems(path, files))
         paths = {file: Path(path, file) for file in sorted(files.names)}
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
 
@@ -265,6 +271,8 @@ class _Walk:
                 owned[owner].append(entry)
             elif suffix_of(entry.name) == ".xml":
                 self._report(entry.path, f"an OpenVINO IR needs its weights, {weights_name(entry.name)}, beside it")
+            elif (advice := conversion_advice(entry.path)) is not None:
+                self._report(entry.path, advice)
         for stem in sorted(owned):
             files = owned[stem]
             if not is_model_name(stem):
@@ -310,6 +318,8 @@ class _Walk:
                 return
             try:
                 if entry.is_dir(follow_symlinks=False):
+                    if not prefix:
+                        files.folders.append(entry.name)
                     self._read_folder(entry, files, prefix, depth)
                     continue
                 is_plain = entry.is_file(follow_symlinks=False)
@@ -415,7 +425,22 @@ def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
 def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
     for entry in entries:
         if not is_ignored(entry.name) and _is_folder(entry):
-            yield Problem(Path(entry.path), "is not a version; wanted a positive integer without leading zeros")
+            reason = "is not a version; wanted a positive integer without leading zeros"
+            yield Problem(Path(entry.path), IS_A_FOLDER if _is_artifact_name(entry.name) else reason)
+
+
+def _to_be_converted(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+    for entry in entries:
+        advice = None if is_ignored(entry.name) or _is_folder(entry) else conversion_advice(entry.path)
+        if advice is not None:
+            yield Problem(Path(entry.path), advice)
+
+
+def _folder_problems(path: str, files: _Files) -> Iterator[Problem]:
+    """Folders that have an artifact's name, where no file has."""
+    if not any(map(_is_artifact_name, files.names)):
+        for name in filter(_is_artifact_name, sorted(files.folders)):
+            yield Problem(Path(path, name), IS_A_FOLDER)
 
 
 def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:

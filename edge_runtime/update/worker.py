@@ -26,7 +26,8 @@ from edge_runtime.update.updater import Updater
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
-"""Between tries to open the journal, on a disk that was full, most likely."""
+"""Between tries to open the journal, on a disk that was full, most likely. Whoever asks for something has it tried
+at once: that is who has made room."""
 
 ONLY_IMPORTS = (
     "[update] names no repository, so there is nowhere to look: updates come by `edge-runtime update import DIR` only; "
@@ -59,6 +60,7 @@ class UpdateWorker:
         self._orders = Orders()
         self._is_woken = threading.Event()
         self._trouble: EdgeRuntimeError | None = None
+        self._reopen_due_s = math.inf
         self._thread: threading.Thread | None = None
         self._schedule = Schedule(
             settings.poll_s, settings.poll_jitter, settings.wake_jitter_s, settings.min_check_s, due_s=math.inf
@@ -139,8 +141,7 @@ class UpdateWorker:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._open() and not self._stop.wait(REOPEN_S):
-            pass
+        self._open()
         try:
             while not self._stop.is_set():
                 self._step()
@@ -161,6 +162,7 @@ class UpdateWorker:
             self._trouble = UpdateError(f"what is kept of updates makes no sense: {type(error).__name__}: {error}")
             return False
         finally:
+            self._reopen_due_s = self._clock.monotonic_s() + REOPEN_S
             self.has_opened.set()
         self._trouble = None
         return True
@@ -172,14 +174,17 @@ class UpdateWorker:
         return round(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0), 1)
 
     def _step(self) -> None:
-        """Do what was asked for, or look when it is time, however often somebody wakes this."""
-        left_s = self._schedule.due_s - self._clock.monotonic_s()
+        """Do what was asked for, or look (or open) when it is time, however often somebody wakes this."""
+        is_open = self._trouble is None
+        left_s = (self._schedule.due_s if is_open else self._reopen_due_s) - self._clock.monotonic_s()
         step = self._orders.next(min(left_s, threading.TIMEOUT_MAX)) if left_s > 0 else None
         try:
             if step is not None:
                 step()
-            else:
+            elif is_open:
                 self._look(installs=self._settings.auto)
+            else:
+                self._open()
         except Exception:
             log.exception("a step of the updater failed")
 
@@ -200,16 +205,13 @@ class UpdateWorker:
         return self.updater.check(source, installs=True).as_json()
 
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
-        if self._trouble is not None:
-            done(self._trouble)
-            return
         if self.updater.is_rolling_out:
             done(UpdateError("a release is under way; `edge-runtime update status` says which, and how far it is"))
             return
 
         def answer() -> None:
             try:
-                result: Any = work()
+                result: Any = work() if self._trouble is None or self._open() else self._trouble
             except EdgeRuntimeError as error:
                 result = error
             except Exception as error:

@@ -25,6 +25,20 @@ def fleet(tmp_path: Path) -> Fleet:
     return fleet
 
 
+def test_whoever_asks_after_the_disk_was_mended_does_not_wait_for_the_next_try(fleet: Fleet) -> None:
+    journal = fleet.folder / "state" / "update" / "journal"
+    journal.rename(journal.with_name("kept"))
+    journal.write_text("in the way")
+    with fleet.device() as device:
+        with pytest.raises(StorageFailed, match="Not a directory"):
+            device.apply()
+        assert device.status()["state"] == "broken"
+        journal.unlink()
+        journal.with_name("kept").rename(journal)
+        assert device.outcome()[0] == "installed"
+        assert device.status()["state"] == "idle"
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
 def test_an_update_on_a_disk_that_fails_now_and_then_leaves_what_serves_and_the_next_completes(
     fleet: Fleet, tmp_path: Path, error: int

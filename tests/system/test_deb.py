@@ -85,7 +85,8 @@ def test_the_package_holds_what_is_needed_to_serve_and_nothing_of_the_builders(p
     assert {line.split()[1] for line in listing} == {"root/root"}
     assert {"./usr/bin/edge-runtime", "./etc/edge-runtime/config.toml"} <= names
     assert "./usr/lib/systemd/system/edge-runtime.service" in names
-    assert not [name for name in names if name.endswith((".pyc", ".pyi", "/RECORD")) or "/tests/" in name]
+    assert not [name for name in names if name.endswith((".pyc", ".pyi", "/RECORD"))]
+    assert not [name for name in names if "/tests/" in name and not name.startswith("./usr/share/doc/")]
     inside = {name.partition("/site-packages/")[2] for name in names}
     assert not [name for name in inside if any(fnmatch(name, pattern) for pattern in LEFT_OUT)]
     assert not [name for name in names if re.search(r"/(pip|setuptools|pytest|onnx|openvino)(-|/)", name)]
@@ -98,6 +99,20 @@ def test_the_package_brings_a_manual_page_that_renders_without_a_warning(package
         if shutil.which(checker[0]) is not None:
             done = subprocess.run(checker, input=page, capture_output=True, timeout=60, check=False)
             assert (done.stderr if checker[0] == "groff" else done.stdout) == b"", done
+
+
+def test_every_document_that_one_in_the_package_links_to_is_there(package: Path, tmp_path: Path) -> None:
+    dpkg_deb("--extract", package, tmp_path)
+    documents = tmp_path / "usr/share/doc/edge-runtime"
+    links = {
+        (page, link)
+        for page in documents.rglob("*.md")
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    }
+    assert (documents / "README.md", "deploy/runbook.md") in links
+    assert [f"{page}: {link}" for page, link in sorted(links) if not (page.parent / link).exists()] == []
+    assert (documents / "deploy/broker/mosquitto.conf").is_file()
+    assert os.access(documents / "deploy/broker/make-certificates.sh", os.X_OK), "its README runs it"
 
 
 def test_shells_find_what_they_complete_where_they_look_for_it(package: Path, tmp_path: Path) -> None:

@@ -70,6 +70,23 @@ def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: 
         loader().candidates(folder, folder.versions[1])
 
 
+def test_what_another_library_saved_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    file = tmp_path / "m" / "1" / "model.pt"
+    file.write_bytes(b"PK")
+    folder = scan(tmp_path).models["m"]
+    said = rf"1 holds model\.pt; wanted .*; model\.pt is a PyTorch model: edge-runtime convert {file} --to onnx$"
+    with pytest.raises(LoadFailed, match=said):
+        loader().candidates(folder, folder.versions[1])
+
+
+def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
+    folder = scan(tmp_path).models["m"]
+    with pytest.raises(LoadFailed, match=r"model m version 1: .*/1/model\.onnx: is a folder; wanted a file"):
+        loader().candidates(folder, folder.versions[1])
+
+
 # ---- what a healthy model's owner is told ---------------------------------------------------------------------------
 
 

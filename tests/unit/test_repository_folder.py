@@ -102,13 +102,32 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
         (["my model/1/model.onnx"], "my model", "the folder's name is no model name"),
         (["my model.onnx"], "my model.onnx", "'my model' is no model name"),
         (["net.xml"], "net.xml", "needs its weights, net.bin, beside it"),
+        (["m.pt"], "m.pt", "is a PyTorch model: edge-runtime convert {root}/m.pt --to onnx"),
+        (
+            ["my m.tflite"],
+            "my m.tflite",
+            "is a TensorFlow Lite model: edge-runtime convert '{root}/my m.tflite' --to openv",
+        ),
+        (["m.keras"], "m.keras", "is a Keras model: where it was made, model.export('FOLDER')"),
+        (["m.pkl"], "m.pkl", "is a pickle (of scikit-learn?), which holds code"),
+        (["tfl/model.tflite"], "tfl/model.tflite", "edge-runtime convert {root}/tfl/model.tflite --to openvino"),
+        (["xgb/model.ubj", "xgb/notes/a.txt"], "xgb/model.ubj", "is an XGBoost model: edge-runtime convert"),
+        (["sm/saved_model.pb", "sm/variables/x"], "sm/saved_model.pb", "edge-runtime convert {root}/sm --to openvino"),
+        (["digits/1/model.onnx/graph"], "digits/1/model.onnx", "is a folder; wanted a file of that name"),
+        (["digits/model.onnx/graph"], "digits/model.onnx", "is a folder; wanted a file of that name"),
         (["digits.onnx", "digits.toml"], "digits.toml", "settings belong in digits/model.toml"),
     ],
 )
 def test_what_is_not_served_is_a_problem_that_says_why(root: Path, files: list[str], at: str, reason: str) -> None:
     put(root, *files)
     found = problems(scan(root), root)
-    assert reason in found[at]
+    assert reason.replace("{root}", str(root)) in found[at]
+    assert list(found) == [at], "one reason is enough"
+
+
+def test_a_folder_beside_the_artifact_may_have_any_name(root: Path) -> None:
+    put(root, "digits/1/model.onnx", "digits/1/weights.onnx/w0", "digits/1/model.pt")
+    assert problems(scan(root), root) == {}
 
 
 def test_a_model_folder_without_versions_is_known_but_has_none(root: Path) -> None:
