@@ -42,6 +42,7 @@ DOCUMENTS = (
     "cross/README.md",
     "cross/debian.lock",
     "demo/README.md",
+    "device_profiles/README.md",
     "tests/bench/results",
 )
 """What the README sends a reader to, and what those name; below /usr/share/doc as here, so that links hold."""
