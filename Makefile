@@ -41,7 +41,7 @@ demo-device: $(READY) nspawn ## boot a Debian device in a container: install, se
 	@$(RUN) -m demo.device_demo $(ARGS)
 
 test: $(READY) mosquitto file-systems emulator mmdebstrap promtool ## all tests (ARGS="-k words -x" is passed to pytest)
-	@timeout --signal=INT --kill-after=30s 40m $(RUN) -m pytest $(ARGS)
+	@timeout --signal=INT --kill-after=30s 45m $(RUN) -m pytest $(ARGS)
 
 # One for each environment, since its packages are for that one's Python.
 TENSORRT := build/tensorrt/$(notdir $(VENV))
