@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,8 @@ def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_the_loop_
                 asked = asyncio.ensure_future(client.infer("silent", {"x": X}, timeout_ms=60_000))
                 await arrived(server, 1)
             with FakeServer(path):  # and this loop was busy meanwhile
+                with contextlib.suppress(ConnectionError):  # lost, where libzmq has not seen the old daemon go yet
+                    await client.infer("echo", {"x": X})
                 np.testing.assert_array_equal((await client.infer("echo", {"x": X}))["x"], X)
                 with pytest.raises(ConnectionError, match="lost before an answer"):
                     await asyncio.wait_for(asked, 10)
