@@ -80,9 +80,22 @@ def _quantised(model: Any, calibration: Iterable[Mapping[str, Array]] | None) ->
     samples = [dict(sample) for sample in itertools.islice(calibration or (), MAX_SAMPLES)]
     if not samples:
         raise ConversionFailed("int8 wants samples to calibrate with; got none")
+    _fold(model)
     with _quiet():
         nncf = import_library("nncf", EXTRA)
         return nncf.quantize(model, nncf.Dataset(samples), subset_size=len(samples))
+
+
+def _fold(model: Any) -> None:
+    """Compute what does not depend on the inputs; in place.
+
+    The ONNX frontend writes a grouped convolution's weights as a computation, and NNCF then leaves the convolution in
+    f32: MobileNetV2 on two cores ran 481 images/s so, and 746 folded (OpenVINO 2026.4, NNCF 3.4).
+    """
+    passes = import_library("openvino.passes", EXTRA)
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())
+    manager.run_passes(model)
 
 
 @contextlib.contextmanager

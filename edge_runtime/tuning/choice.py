@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.tuning.plan import Space, is_eligible
+from edge_runtime.tuning.rate_search import PRECISION
 from edge_runtime.tuning.results import Full, Results
 
-TIE = 0.97
-"""A candidate has to be at least so much quicker to be chosen over one that is more exact or simpler: less is noise."""
+TIE = 1 / PRECISION
+"""Above this share of the highest rate, what is more exact or simpler is chosen: they were not told apart."""
 
 
 @dataclass(frozen=True, slots=True)

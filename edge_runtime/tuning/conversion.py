@@ -44,6 +44,9 @@ _RECIPES = {
 }
 """Best first. TensorRT is left out: it takes no uint8 activations, which CPUs are quickest with."""
 
+MAKERS = ("nncf", "onnxruntime", "openvino")
+"""Packages that decide what is made: with another version of one, an int8 model is made again."""
+
 
 def recipe_for(backend: str) -> Recipe | None:
     """How an int8 model for a backend can be made here; None where it cannot."""

@@ -26,7 +26,7 @@ from edge_runtime.tensors import Array
 from edge_runtime.tuning.accuracy import compare
 from edge_runtime.tuning.arrays_file import write_arrays
 from edge_runtime.tuning.candidates import PLAIN, Candidate, Engine, engines
-from edge_runtime.tuning.conversion import digest_of
+from edge_runtime.tuning.conversion import MAKERS, digest_of
 from edge_runtime.tuning.engine_artifacts import (
     Artifact,
     EngineArtifacts,
@@ -155,7 +155,8 @@ class Session:
         source = digest_of_version(self.version)
         data = digest_of((sha256_of_file(inputs), sha256_of_file(calibration), str(samples.judging.labels)))
         kept = None if self.device.state is None else self.device.state / "tuning"
-        made_in = (kept or self._root) / "made" / digest_of((source, data))[:32]
+        makers = (edge_runtime.__version__, *backend_versions(MAKERS))
+        made_in = (kept or self._root) / "made" / digest_of((source, data, *makers))[:32]
         self._artifacts = EngineArtifacts(self.version, made_in, lambda: calibration)
         self._journal = Journal(None if kept is None else kept / "results", self._about(source, data))
         rows = self.device.profile.batching.max_batch_rows if described.batches else 1

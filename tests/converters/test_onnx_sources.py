@@ -15,7 +15,7 @@ from edge_runtime_converters.int8_from_onnx import quantise
 from edge_runtime_converters.openvino_from_onnx import convert as to_openvino
 from edge_runtime_converters.original import serve
 from edge_runtime_converters.wish import Wish
-from tests.converters.sources import DIGITS, images
+from tests.converters.sources import DIGITS, images, needs, present
 
 
 def dense(path: Path, opset: int) -> Path:
@@ -82,3 +82,41 @@ def test_an_artifact_that_was_there_is_as_it_was_after_a_failure(tmp_path: Path)
     with pytest.raises(ConversionFailed):
         quantise(DIGITS, tmp_path / "model.onnx", [])
     assert (tmp_path / "model.onnx").read_text() == "mine"
+
+
+def grouped(path: Path) -> Path:
+    """A depthwise convolution over digits of 8 x 8, between two plain ones, as mobile networks have."""
+    random = np.random.default_rng(2)
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.3, shape).astype(np.float32), name)
+        for name, shape in (("w1", (8, 1, 3, 3)), ("w2", (8, 1, 3, 3)), ("w3", (2, 8, 1, 1)))
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["image", "w1"], ["a"], pads=[1, 1, 1, 1]),
+            helper.make_node("Conv", ["a", "w2"], ["b"], pads=[1, 1, 1, 1], group=8),
+            helper.make_node("Conv", ["b", "w3"], ["scores"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["rows", 1, 8, 8])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["rows", 2, 8, 8])], weights,
+    )  # fmt: skip
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    return path
+
+
+def test_a_grouped_convolution_runs_in_int8_as_the_others_do(tmp_path: Path) -> None:
+    present("nncf")
+    calibration = [{"image": each["image"].reshape(1, 1, 8, 8)} for each in samples(16)]
+    to_openvino(grouped(tmp_path / "m.onnx"), tmp_path / "m.xml", precision="int8", calibration=calibration)
+    [openvino] = needs("openvino")
+    operators = openvino.Core().read_model(str(tmp_path / "m.xml")).get_ops()
+    inner = [each for each in operators if each.get_type_name() == "GroupConvolution"]
+    assert len(inner) == 1
+    assert inner[0].input_value(0).get_node().get_type_name() == "FakeQuantize"
+    weights = inner[0].input_value(1).get_node()
+    while weights.get_type_name() in ("Multiply", "Subtract", "Convert"):
+        weights = weights.input_value(0).get_node()
+    assert weights.get_element_type() == openvino.Type.i8
