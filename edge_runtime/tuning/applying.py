@@ -43,7 +43,7 @@ def apply_choice(session: Session, model: ModelFolder, choice: Full, why: Sequen
     # Read again: the owner may have written while it was measured.
     text = settings.read_text(encoding="utf-8-sig") if settings.is_file() else ""
     changed = with_choice(text, session.values_of(choice.candidate), why, str(settings))
-    placed = place(session.artifact_of(engine).made, session.version.path)
+    placed = place(session.engines.artifact_of(engine).made, session.version.path)
     write_atomically(settings, changed.encode())
     return Applied((*placed, settings))
 

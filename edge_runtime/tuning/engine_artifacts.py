@@ -5,7 +5,7 @@ Owns: where a variant came from: the version, or a conversion kept beside the jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,23 +29,33 @@ class Artifact:
 
 
 class EngineArtifacts:
-    """Looks up a version's files. made_in: the folder of conversions of this version with these inputs."""
+    """Looks up a version's files.
 
-    def __init__(self, version: VersionFolder, made_in: Path, calibration: Callable[[], Path]) -> None:
+    made_in: the folder of conversions of this version with these inputs. calibration: a file of samples.
+    """
+
+    def __init__(self, version: VersionFolder, made_in: Path, calibration: Path) -> None:
         self._version = version
         self._made_in = made_in
         self._calibration = calibration
 
     def of(self, engine: Engine) -> Artifact:
         """The engine's artifact, made now if need be. Raises LoadFailed, ConversionFailed, StorageFailed."""
-        own = _find(self._version, engine.backend, engine.precision)
-        if own is not None and (engine.precision != INT8 or variant_of(own.name) == INT8):
+        own = own_graph(self._version, engine)
+        if own is not None:
             return Artifact(own)
         recipe, source = recipe_for(engine.backend), plain_onnx(self._version)
         if engine.precision != INT8 or recipe is None or source is None:
             raise LoadFailed(f"version {self._version.number} has no {engine.precision or 'plain'} file for it")
-        made = convert(recipe, source, self._calibration(), self._made_in)
+        made = convert(recipe, source, self._calibration, self._made_in)
         return Artifact(made[0], made)
+
+
+def own_graph(version: VersionFolder, engine: Engine) -> Path | None:
+    """The file of the version that an engine loads; None where there is none and one would have to be made."""
+    found = _find(version, engine.backend, engine.precision)
+    is_it = found is not None and (engine.precision != INT8 or variant_of(found.name) == INT8)
+    return found if is_it else None
 
 
 def plain_onnx(version: VersionFolder) -> Path | None:

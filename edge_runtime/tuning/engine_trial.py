@@ -7,11 +7,14 @@ from pathlib import Path
 
 import msgspec
 
+from edge_runtime.config.settings import ModelSettings
 from edge_runtime.serving.trial_process import Ended, run_child
 from edge_runtime.tensors import Array
 from edge_runtime.tuning import engine_child
 from edge_runtime.tuning.arrays_file import read_arrays
+from edge_runtime.tuning.candidates import Engine
 from edge_runtime.tuning.engine_child import Finding, Request
+from edge_runtime.tuning.wish import Device
 
 LIMIT_S = 600.0
 """A TensorRT engine takes minutes to build; thousands of runs of a large model on a small board as long."""
@@ -25,16 +28,50 @@ class Ran:
     outputs: list[dict[str, Array]]
 
 
-def run_engine(request: Request, limit_s: float = LIMIT_S) -> Ran:
-    """Load and run; a child that crashes, or is not done in time, is a finding with a fault."""
-    ended = run_child(engine_child.__name__, msgspec.json.encode(request), limit_s=limit_s)
-    finding = _finding(ended, limit_s)
-    if finding.fault or not request.outputs:
-        return Ran(finding, [])
-    try:
-        return Ran(finding, read_arrays(Path(request.outputs)))
-    except (OSError, ValueError) as error:
-        return Ran(Finding(fault=f"its outputs were lost: {error}"), [])
+@dataclass(frozen=True, slots=True)
+class EngineTrial:
+    """Tries engines on a device. A child that crashes, or is not done in time, is a finding with a fault."""
+
+    device: Device
+    settings: ModelSettings
+
+    def look(self, engine: Engine, graph: Path) -> Finding:
+        """Load an engine and run it once."""
+        return self._found(self._request(engine, graph))
+
+    def run(self, engine: Engine, graph: Path, inputs: Path, outputs: Path) -> Ran:
+        """Load it and run a file of samples. outputs: a file for the time being."""
+        request = self._request(engine, graph)
+        request = msgspec.structs.replace(request, inputs=str(inputs.absolute()), outputs=str(outputs.absolute()))
+        finding = self._found(request)
+        if finding.fault:
+            return Ran(finding, [])
+        try:
+            return Ran(finding, read_arrays(outputs))
+        except (OSError, ValueError) as error:
+            return Ran(Finding(fault=f"its outputs were lost: {error}"), [])
+        finally:
+            outputs.unlink(missing_ok=True)
+
+    def _found(self, request: Request) -> Finding:
+        ended = run_child(engine_child.__name__, msgspec.json.encode(request), limit_s=LIMIT_S)
+        try:
+            return msgspec.json.decode(ended.answer, type=Finding)
+        except msgspec.DecodeError:
+            return Finding(fault=why_ended(ended, LIMIT_S))
+
+    def _request(self, engine: Engine, graph: Path) -> Request:
+        profile = self.device.profile
+        choice = next((each for each in profile.backends if each.name == engine.backend), None)
+        extra = {} if choice is None else dict(choice.extra)
+        return Request(
+            backend=engine.backend,
+            artifact=str(graph.absolute()),
+            device=engine.device,
+            precision=engine.precision,
+            threads=profile.limits.cores,
+            settings=msgspec.structs.replace(self.settings, options={**extra, **self.settings.options}),
+        )
 
 
 def why_ended(ended: Ended, limit_s: float) -> str:
@@ -46,10 +83,3 @@ def why_ended(ended: Ended, limit_s: float) -> str:
     if ended.signal:
         return f"ended the process that tried it ({ended.signal})"
     return f"the process that tried it ended without a word: {ended.said or 'nothing was printed'}"
-
-
-def _finding(ended: Ended, limit_s: float) -> Finding:
-    try:
-        return msgspec.json.decode(ended.answer, type=Finding)
-    except msgspec.DecodeError:
-        return Finding(fault=why_ended(ended, limit_s))

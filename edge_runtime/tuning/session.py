@@ -21,22 +21,20 @@ from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
 from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.names import variant_of
-from edge_runtime.tensors import Array
-from edge_runtime.tuning.accuracy import compare
 from edge_runtime.tuning.arrays_file import write_arrays
 from edge_runtime.tuning.candidates import PLAIN, Candidate, Engine, engines
 from edge_runtime.tuning.conversion import MAKERS, digest_of
 from edge_runtime.tuning.engine_artifacts import (
-    Artifact,
     EngineArtifacts,
     backend_versions,
     digest_of_version,
     offers_of,
+    own_graph,
     settings_precision,
 )
-from edge_runtime.tuning.engine_child import Finding, Request
-from edge_runtime.tuning.engine_trial import run_engine
+from edge_runtime.tuning.engine_child import Finding
+from edge_runtime.tuning.engine_comparison import EngineComparison, Judgement
+from edge_runtime.tuning.engine_trial import EngineTrial
 from edge_runtime.tuning.journal import Journal
 from edge_runtime.tuning.measurement import frames_of, look_quickly, measure_fully
 from edge_runtime.tuning.plan import Space, Step, has_answer, next_step
@@ -81,17 +79,14 @@ class Session:
         self.notes: list[str] = []
         self.samples: Samples | None = None
         self.space: Space | None = None
+        self._engines: EngineComparison | None = None
         self._model = model
         self._root = root
         self._show = show
         self._settings_text = _settings_text(model)
         self._bench = Workbench(root / "bench", version)
-        self._artifacts: EngineArtifacts | None = None
-        self._made: dict[Engine, Artifact] = {}
-        self._reference: list[dict[str, Array]] | None = None
-        self._described: Finding | None = None
+        self._trial = EngineTrial(device, model.settings)
         self._journal = Journal(None, ())
-        self._digests: dict[Path, str] = {}
         self._began_s = 0.0
 
     def run(self) -> None:
@@ -106,12 +101,11 @@ class Session:
             if not self._recall(step):
                 self._take(step)
 
-    def artifact_of(self, engine: Engine) -> Artifact:
-        """The file that an engine loads, as it lies in the version or was made. Raises EdgeRuntimeError."""
-        if engine not in self._made:
-            assert self._artifacts is not None
-            self._made[engine] = self._artifacts.of(engine)
-        return self._made[engine]
+    @property
+    def engines(self) -> EngineComparison:
+        """What is known of each engine's files and answers, once `run` began."""
+        assert self._engines is not None
+        return self._engines
 
     def values_of(self, candidate: Candidate) -> dict[str, Value | None]:
         """What `model.toml` is to say for a candidate; None for what is left to the daemon."""
@@ -145,8 +139,7 @@ class Session:
                 + "".join(f"; {note}" for note in notes)
             )
         self._bench.lay_out()
-        described = self._describe(found)
-        self._described = described
+        described = self._describe(found[0])
         samples = self._read_samples(described)
         inputs = self._root / "judging.npz"
         write_arrays(inputs, samples.judging.inputs)
@@ -157,7 +150,11 @@ class Session:
         kept = None if self.device.state is None else self.device.state / "tuning"
         makers = (edge_runtime.__version__, *backend_versions(MAKERS))
         made_in = (kept or self._root) / "made" / digest_of((source, data, *makers))[:32]
-        self._artifacts = EngineArtifacts(self.version, made_in, lambda: calibration)
+        self._engines = EngineComparison(
+            found[0], described, Judgement(inputs, samples.judging.labels, self.wish.scores),
+            trial=self._trial, artifacts=EngineArtifacts(self.version, made_in, calibration),
+            bench=self._bench, root=self._root,
+        )  # fmt: skip
         self._journal = Journal(None if kept is None else kept / "results", self._about(source, data))
         rows = self.device.profile.batching.max_batch_rows if described.batches else 1
         self.space = Space(tuple(found), self.device.profile.limits.cores, rows, self.wish.objective, self.wish.drop)
@@ -169,11 +166,13 @@ class Session:
                 f"the device was busy when this began (load {load:.1f} on {cores} cores): rates may be higher without"
             )
 
-    def _describe(self, found: list[Engine]) -> Finding:
+    def _describe(self, first: Engine) -> Finding:
         """What the model takes and gives, by the engine that all others are compared with."""
-        finding = run_engine(self._request(found[0], self._made_graph(found[0]))).finding
+        graph = own_graph(self.version, first)
+        assert graph is not None, "an engine leads only where the version has its file"
+        finding = self._trial.look(first, self._bench.folder / graph.name)
         if finding.fault:
-            raise LoadFailed(f"{self._model.name}: {found[0].backend} cannot serve it as it is: {finding.fault}")
+            raise LoadFailed(f"{self._model.name}: {first.backend} cannot serve it as it is: {finding.fault}")
         return finding
 
     def _read_samples(self, described: Finding) -> Samples:
@@ -243,7 +242,7 @@ class Session:
         share = 1 - self._left_s() / self.wish.time_s
         if step.kind == "engine":
             self._show(f"comparing {_told(engine)}", "", share)
-            known.engines[engine] = compared = self._compared(engine)
+            known.engines[engine] = compared = self.engines.compare(engine)
             self._keep(compared, engine, engine.key)
         elif step.kind == "quick":
             self._show(f"looking at {_told(engine)}", candidate.layout.key, share)
@@ -259,55 +258,14 @@ class Session:
         if self.wish.is_fresh:
             return None
         try:
-            return self._journal.read(kind, subject, self._digest_of_variant(engine))
+            return self._journal.read(kind, subject, self.engines.digest_of(engine))
         except EdgeRuntimeError:
             return None
 
     def _keep(self, result: EngineResult | Quick | Full, engine: Engine, subject: str) -> None:
         """For the next tune, once it is among the results of this one. What failed is tried again then."""
         if not result.reason:
-            self._journal.write(result, subject, self._digest_of_variant(engine))
-
-    def _digest_of_variant(self, engine: Engine) -> str:
-        """Of a variant's graph, whether it lies in the version or was made; the model itself is in every name."""
-        graph = self._made_graph(engine)
-        if variant_of(graph.name) and graph not in self._digests:
-            self._digests[graph] = sha256_of_file(graph)
-        return self._digests.get(graph, "")
-
-    def _compared(self, engine: Engine) -> EngineResult:
-        assert self.samples is not None
-        try:
-            graph = self._made_graph(engine)
-        except EdgeRuntimeError as error:
-            return EngineResult(engine, error.message)
-        outputs = self._root / f"{engine.key}.npz"
-        ran = run_engine(self._request(engine, graph, outputs))
-        outputs.unlink(missing_ok=True)
-        if ran.finding.fault:
-            return EngineResult(engine, ran.finding.fault, artifact=graph.name)
-        ours = "" if self._described is None else self._described.interface
-        if ran.finding.interface != ours:
-            reason = f"takes and gives {ran.finding.interface}, the model as it is {ours}"
-            return EngineResult(engine, reason, artifact=graph.name)
-        datatypes = {form.name: form.datatype for form in ran.finding.outputs}
-        reference = self._reference_outputs(engine, ran.outputs)
-        accuracy = compare(datatypes, reference, ran.outputs, self.samples.judging.labels, self.wish.scores)
-        return EngineResult(engine, "", ran.finding.precision, graph.name, accuracy)
-
-    def _reference_outputs(self, engine: Engine, outputs: list[dict[str, Array]]) -> list[dict[str, Array]]:
-        """What the model as it is answers; run once more where it was compared in an earlier tune."""
-        assert self.space is not None
-        first = self.space.engines[0]
-        if engine == first:
-            self._reference = outputs
-        if self._reference is None:
-            file = self._root / "reference.npz"
-            ran = run_engine(self._request(first, self._made_graph(first), file))
-            if ran.finding.fault:
-                raise LoadFailed(f"{first.backend}: {ran.finding.fault}")
-            self._reference = ran.outputs
-        return self._reference
+            self._journal.write(result, subject, self.engines.digest_of(engine))
 
     def _measured_quickly(self, candidate: Candidate) -> Quick:
         try:
@@ -331,7 +289,7 @@ class Session:
     @contextmanager
     def _serving(self, candidate: Candidate) -> Iterator[tuple[Served, list[bytes]]]:
         assert self.samples is not None
-        self._made_graph(candidate.engine)
+        self.engines.graph_of(candidate.engine)  # made and on the bench
         values = {**self.values_of(candidate), "on_demand": None, "pinned": None}
         self._bench.set_up(with_choice(self._settings_text, values, (), "model.toml"))
         name = self._model.name
@@ -350,30 +308,6 @@ class Session:
             limits=LimitSettings(
                 limits.memory_bytes, limits.cores, limits.queue_rows, limits.queue_bytes, limits.max_run_ms
             ),
-        )
-
-    def _made_graph(self, engine: Engine) -> Path:
-        """Where an engine's artifact lies on the bench, brought there first if it was made."""
-        if engine.precision == PLAIN and self._artifacts is None:
-            self._artifacts = EngineArtifacts(self.version, self._root / "none", lambda: self._root / "none")
-        if engine not in self._made:
-            artifact = self.artifact_of(engine)
-            self._bench.add(artifact.made)
-        return self._bench.folder / self._made[engine].graph.name
-
-    def _request(self, engine: Engine, graph: Path, outputs: Path | None = None) -> Request:
-        choice = next((each for each in self.device.profile.backends if each.name == engine.backend), None)
-        extra = {} if choice is None else dict(choice.extra)
-        settings = msgspec.structs.replace(self._model.settings, options={**extra, **self._model.settings.options})
-        return Request(
-            backend=engine.backend,
-            artifact=str(graph.absolute()),
-            device=engine.device,
-            precision=engine.precision,
-            threads=self.device.profile.limits.cores,
-            settings=settings,
-            inputs="" if outputs is None else str((self._root / "judging.npz").absolute()),
-            outputs="" if outputs is None else str(outputs.absolute()),
         )
 
 
