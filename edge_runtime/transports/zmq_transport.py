@@ -211,7 +211,7 @@ class Endpoint:
             try:
                 _send(socket, identity, MORE_NOBLOCK)
             except zmq.ZMQError:
-                self._dropped(len(frames))
+                self._dropped()
                 continue
             _send(socket, header, MORE)
             _send(socket, request_id, MORE)
@@ -229,12 +229,12 @@ class Endpoint:
         nbytes = sum(len(frame) for frame in frames)
         is_tracked = nbytes >= TRACKED_BYTES
         if is_tracked and not self._unsent.has_room(peer, nbytes):
-            self._dropped(1)
+            self._dropped()
             return
         try:
             _send(socket, peer, MORE_NOBLOCK)
         except zmq.ZMQError:
-            self._dropped(1)
+            self._dropped()
             return
         for part in envelope[1:]:
             _send(socket, part, MORE)
@@ -269,8 +269,9 @@ class Endpoint:
             log.exception("a message was not answered")
             self._loop.counters.count("io_errors")
 
-    def _dropped(self, count: int) -> None:
-        self._loop.counters.count("replies_dropped", count)
+    def _dropped(self) -> None:
+        """One reply, of however many frames."""
+        self._loop.counters.count("replies_dropped")
 
     def sweep(self) -> None:
         """Forget replies that were sent. Called at each beat."""
