@@ -148,11 +148,9 @@ def _check_nobody_serves() -> None:
     endpoint = client_endpoint(None)
     if not endpoint.startswith("ipc://"):
         return
-    try:
-        with Client(endpoint) as client:
-            client.is_live()
-    except (ConnectionError, TimeoutError):
-        return
+    with Client(endpoint) as client:
+        if not client.is_live():
+            return
     raise ConfigError(
         f"a daemon serves at {endpoint}: what it does would disturb the figures. Stop it meanwhile, or measure beside "
         "it with --force"
