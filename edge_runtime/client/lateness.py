@@ -3,10 +3,14 @@
 A process that was held up past a deadline (short of CPU, stopped, its loop busy) finds the clock run out and nothing
 read: the reply lies in the kernel, and libzmq's thread has yet to run. So silence is believed only after further looks
 (measured, after 1.2 s of SIGSTOP with 256 in flight: each such reply came 2 to 13 ms after its future had failed).
-Pure: told the time, does no I/O. Called by link.py with its lock held, and by asyncio_client.py.
+Does no I/O: `SecondLooks` is told the time, `acquire` waits for another thread. Called by link.py with its lock held,
+by asyncio_client.py, and for MQTT by mqtt_link.py and mqtt_in_flight.py.
 """
 
 from __future__ import annotations
+
+import threading
+from typing import Protocol
 
 LOOK_S = 0.010
 """Between two looks: the time libzmq's thread gets to bring what came."""
@@ -53,6 +57,23 @@ class SecondLooks:
     def _end(self) -> None:
         self._left = 0
         self.due_s = ALWAYS_S
+
+
+class Gate(Protocol):
+    """A lock or semaphore that another thread opens."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See threading.Lock."""
+        ...
+
+
+def acquire(gate: Gate, limit_s: float) -> bool:
+    """Wait so long for what another thread opens, then look LOOKS times more: it may have been held up as this one was.
+
+    Whether it opened. limit_s: cut to what a thread can wait; below 0 it is 0.
+    """
+    is_open = gate.acquire(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX))
+    return is_open or any(gate.acquire(timeout=LOOK_S) for _ in range(LOOKS))
 
 
 def no_reply(endpoint: str, waited_s: float, behind_s: float = 0.0) -> TimeoutError:

@@ -20,6 +20,7 @@ from edge_runtime.client import frames
 from edge_runtime.client.device_listing import DeviceListing
 from edge_runtime.client.devices import AWAY, Device
 from edge_runtime.client.frames import Frame, Options
+from edge_runtime.client.mqtt_in_flight import InFlight
 from edge_runtime.client.mqtt_link import MqttLink
 from edge_runtime.client.mqtt_requests import MAX_EXPIRY_S, Request
 from edge_runtime.config.broker import BrokerAccess, broker_access
@@ -108,7 +109,7 @@ class MqttClient:
             _reply_topic(reply_topic, access.address.username or access.username or client_id, self._prefix),
             self._topics,
             qos=qos,
-            max_in_flight=max_in_flight,
+            in_flight=InFlight(max_in_flight),
         )
         self._listing = DeviceListing(lambda filters: self._link.retained(filters, RETAINED_LIMIT_S), self._prefix)
         self._encoder = frames.RequestEncoder()

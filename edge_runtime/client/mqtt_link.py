@@ -1,15 +1,12 @@
 """Requests and replies between many threads and one device behind a broker.
 
-Owns: what is pending, how many may be, and what becomes of it when an answer comes, time is up or the connection goes.
-The transport's thread reads and writes; whoever asked waits for it, except that a future is completed on that thread.
-
-Invariant: whoever takes a request out of `_pending` ends it, and nobody else does.
+Owns: the connection, and what the broker tells beside replies. The transport's thread reads and writes; whoever asked
+waits for it, except that a future is completed on that thread. What is in flight is mqtt_in_flight.py's.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -18,6 +15,8 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
+from edge_runtime.client.lateness import acquire
+from edge_runtime.client.mqtt_in_flight import Asked, InFlight
 from edge_runtime.client.mqtt_requests import (
     Part,
     Request,
@@ -28,12 +27,10 @@ from edge_runtime.client.mqtt_requests import (
     why_no_reply,
 )
 from edge_runtime.config.broker import BrokerAccess
-from edge_runtime.errors import QueueFull
 from edge_runtime.transports.mqtt_connection import Session, Subscription
 from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
 from edge_runtime.transports.mqtt_transport import MqttTransport
-from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.topics import DeviceTopics
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
@@ -42,32 +39,13 @@ RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
 OUTBOX_BYTES = 1 << 62
 """No bound here: what is in flight is bounded in requests, and none may be dropped without a word."""
 
-WITHDRAWN_S = -math.inf
-"""A message that expired here is not sent any more: its caller has been told that it failed."""
-
-
-class _Asked:
-    """One request in flight. When it has ended, exactly one of `payload` and `error` is set."""
-
-    __slots__ = ("deadline_s", "decode", "error", "future", "gate", "message", "number", "payload", "topic", "wait_s")
-
-    def __init__(self, topic: str, wait_s: float) -> None:
-        self.topic = topic
-        self.wait_s = wait_s
-        self.deadline_s = time.monotonic() + wait_s
-        self.number = b""
-        self.message: Outgoing | None = None
-        self.payload = b""
-        self.error: Exception | None = None
-        self.gate: threading.Lock | None = None
-        self.future: Future[Any] | None = None
-        self.decode: Callable[[list[Part]], Any] | None = None
-
 
 class MqttLink:
     """Thread-safe requests through one broker, and what it retains. Connects at the first use; `close` is idempotent.
 
     device: whose status is followed; None where only `retained` is used. qos: of requests, and so of their replies.
+    in_flight: this link's own. monotonic_s: the clock that deadlines are judged by; asked from every thread that uses
+    the link.
     """
 
     def __init__(
@@ -78,20 +56,20 @@ class MqttLink:
         device: DeviceTopics | None,
         *,
         qos: int,
-        max_in_flight: int,
+        in_flight: InFlight,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reply_topic = reply_topic
         self.device_status = ""
         self._access = access
         self._client_id = client_id
         self._device = device
-        self._max_in_flight = max_in_flight
+        self._now_s = monotonic_s
         # From where nobody can guess it: other clients and devices may know the reply topic.
         self._numbers = count(int.from_bytes(os.urandom(7), "big"))
-        self._pending: dict[bytes, _Asked] = {}
+        self._in_flight = in_flight
         self._fetch: _Fetch | None = None
         self._may_fetch = threading.Lock()  # two at once would be a burst of twice the size, and each have the other's
-        self._slots = threading.Semaphore(max_in_flight)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._transport: MqttTransport | None = None
@@ -117,22 +95,23 @@ class MqttLink:
     def ask(self, request: Request, wait_s: float) -> list[Part]:
         """Send one request and wait for its reply: header, an empty id, tensors.
 
-        Raises TimeoutError after wait_s seconds, ConnectionError when there is no broker or the connection is lost
-        meanwhile, TensorMismatch for what the broker does not take, RuntimeError inside a future's callback.
+        Raises TimeoutError when wait_s seconds went by without a slot, or since it was sent; ConnectionError when there
+        is no broker or the connection is lost meanwhile, TensorMismatch for what the broker does not take, RuntimeError
+        inside a future's callback.
         """
         self._check_may_wait()
-        asked = _Asked(request.topic, wait_s)
+        asked = Asked(request.topic, wait_s)
         asked.gate = gate = threading.Lock()
         gate.acquire()
         self._start(asked, request)
         try:
-            is_over = gate.acquire(timeout=_limit_s(asked.deadline_s))
-            if not is_over and self._give_up(asked):
+            is_over = acquire(gate, wait_s)
+            if not is_over and self._in_flight.give_up(asked):
                 raise self._no_reply(asked)
             if not is_over:
                 gate.acquire()  # its end came just now, and is being told
         except BaseException:  # KeyboardInterrupt, most likely
-            self._give_up(asked)
+            self._in_flight.give_up(asked)
             raise
         if asked.error is not None:
             raise asked.error
@@ -143,7 +122,7 @@ class MqttLink:
 
         Raises as `ask` when it cannot be sent, and QueueFull inside a future's callback, which must not block.
         """
-        asked = _Asked(request.topic, wait_s)
+        asked = Asked(request.topic, wait_s)
         asked.decode = decode
         asked.future = future = Future[Any]()
         self._start(asked, request)
@@ -152,14 +131,14 @@ class MqttLink:
     def retained(self, filters: Sequence[str], limit_s: float) -> list[Inbound]:
         """What the broker retains under some filters, and did not drop on the way; one call after the other.
 
-        Raises ConnectionError, TimeoutError, RuntimeError as `ask`.
+        limit_s: for its turn, for the connection, and for the answer. Raises ConnectionError, TimeoutError and
+        RuntimeError as `ask`.
         """
         self._check_may_wait()
-        end_s = time.monotonic() + limit_s
         if not self._may_fetch.acquire(timeout=limit_s):
             raise self._untold(limit_s)
         try:
-            return self._retained(self._wait_online(end_s), filters, limit_s)
+            return self._retained(self._wait_online(limit_s), filters, limit_s)
         finally:
             self._may_fetch.release()
 
@@ -191,7 +170,7 @@ class MqttLink:
             self._is_online = False
             fetch = self._fetch
             self._changed.notify_all()
-        self._fail_all("closed before an answer was there")
+        self._in_flight.fail_all("closed before an answer was there")
         if fetch is not None:
             fetch.end("the client was closed")
         if self._transport is not None:
@@ -199,46 +178,37 @@ class MqttLink:
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
-    def _start(self, asked: _Asked, request: Request) -> None:
-        self._take_slot(asked)
+    def _start(self, asked: Asked, request: Request) -> None:
+        self._in_flight.take_slot(asked.wait_s, self._may_wait)
         try:
-            transport = self._wait_online(asked.deadline_s)
+            transport = self._wait_online(asked.wait_s)
+            # Only now: what waited long for its slot has to be given time for its answer, too.
+            asked.deadline_s = self._now_s() + asked.wait_s
             asked.number = next(self._numbers).to_bytes(8, "big")
             asked.message = self._packer.pack(transport, request, asked.number, asked.deadline_s)
             with self._lock:
                 self._check_open()
                 if not self._is_online:
                     raise ConnectionError(self._lost(self._reason))
-                self._pending[asked.number] = asked
+                self._in_flight.add(asked)
         except BaseException:
-            self._slots.release()
+            self._in_flight.leave_slot()
             raise
         transport.post(asked.message)
 
-    def _take_slot(self, asked: _Asked) -> None:
-        if self._slots.acquire(blocking=False):
-            return
-        if threading.get_ident() == self._thread_id:
-            raise QueueFull(
-                f"{self._max_in_flight} requests are in flight, as many as this client may have, and a future's "
-                "callback cannot wait for one of them; submit from another thread or raise max_in_flight"
-            )
-        if not self._slots.acquire(timeout=_limit_s(asked.deadline_s)):
-            raise TimeoutError(
-                f"{self._max_in_flight} requests were in flight for {asked.wait_s:.3f} s, as many as this client "
-                "may have; raise max_in_flight, or ask less often"
-            )
-
     def _check_may_wait(self) -> None:
-        if threading.get_ident() == self._thread_id:
+        if not self._may_wait():
             raise RuntimeError(
                 "a future's callback runs on the thread that reads replies, so it cannot wait for one; use submit "
                 "there, or ask from another thread"
             )
 
+    def _may_wait(self) -> bool:
+        return threading.get_ident() != self._thread_id
+
     # ---- the connection ---------------------------------------------------------------------------------------------
 
-    def _wait_online(self, deadline_s: float) -> MqttTransport:
+    def _wait_online(self, limit_s: float) -> MqttTransport:
         """The transport once there is a connection. Raises ConnectionError when the next try to get one fails."""
         if self._is_online:
             assert self._transport is not None
@@ -250,10 +220,9 @@ class MqttLink:
                 transport = self._transport = self._new_transport()
                 transport.start()
             failed = self._failed_attempts
-            may_wait = threading.get_ident() != self._thread_id
             self._changed.wait_for(
                 lambda: self.is_online or self._is_closed or self._failed_attempts > failed,
-                min(CONNECT_LIMIT_S, _limit_s(deadline_s)) if may_wait else 0.0,
+                min(CONNECT_LIMIT_S, limit_s) if self._may_wait() else 0.0,
             )
             self._check_open()
             if not self.is_online:
@@ -313,15 +282,12 @@ class MqttLink:
             self._is_online = False
             self._reason = reason
         self.device_status = ""
-        self._fail_all(self._lost(reason))
+        self._in_flight.fail_all(self._lost(reason))
 
     def beat(self) -> None:
         """See Receiver: futures whose time is up; who waits in `ask` looks at the clock alone."""
-        now_s = time.monotonic()
-        for asked in list(self._pending.values()):
-            if asked.deadline_s <= now_s and asked.future is not None and self._give_up(asked, is_over=False):
-                asked.error = self._no_reply(asked)
-                self._end(asked)
+        for asked in self._in_flight.take_missed(self._now_s()):
+            self._in_flight.fail(asked, self._no_reply(asked))
 
     def _attempt_failed(self, reason: str) -> None:
         with self._changed:
@@ -332,10 +298,7 @@ class MqttLink:
     def _reply(self, number: Any, message: Inbound) -> None:
         if message.retain or type(number) is not bytes:
             return  # nobody's reply is retained; what has no number is no reply of a daemon
-        asked = self._pending.pop(number, None)
-        if asked is not None:  # else its caller gave up, or it came twice, as QoS 1 may
-            asked.payload = message.payload
-            self._end(asked)
+        self._in_flight.answer(number, message.payload)
 
     def _told(self, message: Inbound) -> None:
         if self._device is not None and message.topic == self._device.status:
@@ -344,34 +307,7 @@ class MqttLink:
         if message.retain and fetch is not None:
             fetch.messages.append(message)
 
-    # ---- ends -------------------------------------------------------------------------------------------------------
-
-    def _end(self, asked: _Asked) -> None:
-        """Tell who waits. Only for who took it out of `_pending`."""
-        self._slots.release()
-        if asked.gate is not None:
-            asked.gate.release()
-        else:
-            _complete(asked)
-
-    def _give_up(self, asked: _Asked, *, is_over: bool = True) -> bool:
-        """Take a request back; False when it has ended already. is_over: nobody is to be told."""
-        if self._pending.pop(asked.number, None) is None:
-            return False
-        _withdraw(asked)
-        if is_over:
-            self._slots.release()
-        return True
-
-    def _fail_all(self, reason: str) -> None:
-        for number in list(self._pending):
-            asked = self._pending.pop(number, None)
-            if asked is not None:
-                _withdraw(asked)
-                asked.error = ConnectionError(reason)
-                self._end(asked)
-
-    def _no_reply(self, asked: _Asked) -> TimeoutError:
+    def _no_reply(self, asked: Asked) -> TimeoutError:
         why = why_no_reply(self.device_status, asked.topic, self.reply_topic)
         return TimeoutError(
             f"no reply from {device_of(asked.topic)} through {self.url} within {asked.wait_s:.3f} s; {why}"
@@ -398,30 +334,3 @@ class _NoCounters:
 
     def count(self, name: str, count: int = 1) -> None:
         """See Counters."""
-
-
-def _withdraw(asked: _Asked) -> None:
-    assert asked.message is not None
-    asked.message.expires_s = WITHDRAWN_S
-
-
-def _limit_s(deadline_s: float) -> float:
-    return min(max(deadline_s - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
-
-
-def _complete(asked: _Asked) -> None:
-    """Give a future its result or error; its callbacks run here."""
-    future, decode = asked.future, asked.decode
-    assert future is not None
-    assert decode is not None
-    if not future.set_running_or_notify_cancel():
-        return
-    if asked.error is not None:
-        future.set_exception(asked.error)
-        return
-    try:
-        result = decode(reply_parts(asked.payload))
-    except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
-        future.set_exception(error)
-    else:
-        future.set_result(result)

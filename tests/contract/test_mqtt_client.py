@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,16 @@ import pytest
 
 import edge_runtime
 from edge_runtime.client.mqtt_client import Device, MqttClient
+from edge_runtime.client.mqtt_in_flight import InFlight
+from edge_runtime.client.mqtt_link import MqttLink
+from edge_runtime.client.mqtt_requests import Request
+from edge_runtime.config.broker import broker_access
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
+from edge_runtime.wire.topics import DeviceTopics
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models, python_models
@@ -243,6 +250,32 @@ def test_no_more_are_in_flight_than_allowed_and_callers_wait_their_turn(mute):
             future.result(ANSWER_S)
         client.submit("m", {"x": X})
         mute.request()
+
+
+def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
+    clock = FakeClock()
+
+    class LateSlots(InFlight):
+        def take_slot(self, wait_s, may_wait):
+            super().take_slot(wait_s, may_wait)
+            clock.advance(0.9 * wait_s)
+
+    link = MqttLink(
+        broker_access(MqttSettings(url=mute.url)),
+        "late",
+        "reply/late/1",
+        DeviceTopics("mute"),
+        qos=0,
+        in_flight=LateSlots(1),
+        monotonic_s=clock.monotonic_s,
+    )
+    with closing(link):
+        future = link.submit(Request("edge/mute/infer/m", msgpack.packb({"v": 1})), 1e6, len)
+        clock.advance(0.9e6)
+        for _ in range(2):
+            link.beat()
+        mute.answer(mute.request(), EMPTY)
+        assert future.result(ANSWER_S) > 0
 
 
 def test_a_callback_may_submit_and_close_and_is_told_that_it_cannot_wait(mute):

@@ -16,7 +16,7 @@ from edge_runtime.client import asyncio_client
 from edge_runtime.client.asyncio_client import AsyncClient
 from edge_runtime.client.channel import POLLIN, Channel
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.lateness import LOOK_S, LOOKS, SecondLooks, no_reply
+from edge_runtime.client.lateness import LOOK_S, LOOKS, SecondLooks, acquire, no_reply
 from edge_runtime.client.link import Link
 from tests.fakes.clock import FakeClock
 from tests.fakes.server import FakeServer
@@ -120,6 +120,41 @@ def test_a_reply_that_came_ends_the_looks() -> None:
 def test_a_timeout_says_when_the_client_itself_was_held_up() -> None:
     assert "held up" not in str(no_reply("ipc:///x", 1.05, 0.003))
     assert "this process was held up, too: it looked 0.17 s late" in str(no_reply("ipc:///x", 1.05, 0.173))
+
+
+# ---- waiting for another thread -------------------------------------------------------------------------------------
+
+
+class LateGate:
+    """Opens at one of the looks after the first; keeps how long each was to wait."""
+
+    def __init__(self, opens_at: int) -> None:
+        self._opens_at = opens_at
+        self.waits_s: list[float] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self.waits_s.append(timeout)
+        return len(self.waits_s) == self._opens_at + 1
+
+
+@pytest.mark.parametrize("opens_at", range(LOOKS + 1))
+def test_what_opens_at_one_of_the_looks_was_waited_for(opens_at: int) -> None:
+    gate = LateGate(opens_at)
+    assert acquire(gate, 0.2)
+    assert gate.waits_s == [0.2] + [LOOK_S] * opens_at
+
+
+def test_what_stays_shut_is_left_after_the_last_look() -> None:
+    gate = LateGate(LOOKS + 1)
+    assert not acquire(gate, 0.2)
+    assert len(gate.waits_s) == 1 + LOOKS
+
+
+@pytest.mark.parametrize(("limit_s", "waited_s"), [(-1.0, 0.0), (float("inf"), threading.TIMEOUT_MAX)])
+def test_a_wait_that_no_lock_takes_is_cut_to_one_it_does(limit_s: float, waited_s: float) -> None:
+    gate = LateGate(0)
+    acquire(gate, limit_s)
+    assert gate.waits_s == [waited_s]
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------
