@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -201,6 +202,7 @@ def test_the_package_for_arm64_installs_and_serves_there(folder: Path) -> None:
     install(root, build("arm64", "bookworm", folder, level=None), "--force-depends")
     installed_as_promised(root)
     serves(root)
+    tunes(root)
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------
@@ -243,6 +245,16 @@ def serves(root: DebianRoot) -> None:
     assert (answer["digit"] == digits.labels[:32]).mean() > 0.9
     assert (entry["name"], entry["backend"]) == ("digits", "onnxruntime")
     root.run("rm", "-rf", "/run/edge-runtime")
+
+
+def tunes(root: DebianRoot) -> None:
+    """A tune in little time, which measures one way in full: processes, sockets and facts are those of the device."""
+    wish = ("--slo", "p99=30s", "--time", "5s", "--dry-run", "--json")
+    said = root.run("edge-runtime", "tune", "digits", "--models", f"{STATE}/models", "--state", STATE, *wish)
+    found = json.loads(said[said.index("\n{") :])
+    assert found["choice"]["backend"] == "onnxruntime"
+    assert found["choice"]["rate"] > 0
+    assert found["rows"][0]["accuracy"]["agreement"] == 1.0
 
 
 @contextmanager
