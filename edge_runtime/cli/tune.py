@@ -23,8 +23,9 @@ from edge_runtime.config.endpoints import client_endpoint, state_folder
 from edge_runtime.config.loading import load_config
 from edge_runtime.errors import ConfigError, ModelNotFound
 from edge_runtime.profiles.detect import detect
-from edge_runtime.repository.folder import ModelFolder, VersionFolder, scan
+from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.version_policy import select_versions
+from edge_runtime.repository.walk import scan
 from edge_runtime.tuning.objective import parse_duration, parse_objective, parse_share
 from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, reasons, summarise
 from edge_runtime.tuning.session import Session, opened

@@ -19,7 +19,7 @@ from typing import Any
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.publish.folder import RepositoryFolder
-from edge_runtime.repository.folder import MAX_VERSION_FILES
+from edge_runtime.repository.listing import MAX_VERSION_FILES
 from edge_runtime.repository.names import (
     NAME_RULE,
     SETTINGS_FILE,

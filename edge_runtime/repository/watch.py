@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from edge_runtime.clock import Clock
-from edge_runtime.repository.folder import ModelFolder, Scan, VersionFolder, scan
+from edge_runtime.repository.folder import ModelFolder, Scan, VersionFolder
+from edge_runtime.repository.walk import scan
 
 SETTLE_S = 2.0
 """A copy that pauses for longer is taken half-done, fails to load, and is taken again when it goes on (DESIGN 6)."""

@@ -13,7 +13,8 @@ from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
 from edge_runtime.profiles.detect import detect
-from edge_runtime.repository.folder import ModelFolder, scan
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.walk import scan
 from edge_runtime.tuning.applying import apply_choice, check_can_apply
 from edge_runtime.tuning.arrays_file import write_arrays
 from edge_runtime.tuning.candidates import Candidate, Engine, Layout

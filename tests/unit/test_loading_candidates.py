@@ -16,7 +16,8 @@ from edge_runtime.backends.library_import import not_installed
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.folder import ModelFolder, scan
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.walk import scan
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
 from edge_runtime.telemetry.metrics import Metrics

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.repository.folder import MAX_DEPTH, MAX_VERSION_FILES, Scan, scan
+from edge_runtime.repository.folder import Scan
+from edge_runtime.repository.listing import MAX_DEPTH, MAX_VERSION_FILES
+from edge_runtime.repository.walk import scan
 from tests.fakes.audit import files_touched
 from tests.fakes.rights import open_folder, ordinary_rights
 from tests.unit.test_names import hostile_names

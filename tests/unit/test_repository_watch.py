@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.repository.folder import scan
+from edge_runtime.repository.walk import scan
 from edge_runtime.repository.watch import Change, Watcher
 from tests.fakes.clock import FakeClock
 from tests.fakes.rights import open_folder, ordinary_rights
