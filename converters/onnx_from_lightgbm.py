@@ -58,7 +58,7 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     return convert_model(booster, target)
 
 
-def convert_model(model: Any, target: Path) -> Original:
+def convert_model(model: Any, target: str | Path) -> Original:
     """Write a `lightgbm.Booster` (or a wrapper that has one) as ONNX; returns it.
 
     One input, `features` FP32 [rows, n]. A classifier gives its label and its chances. Raises ConversionFailed.
@@ -68,7 +68,7 @@ def convert_model(model: Any, target: Path) -> Original:
     types = import_library("onnxmltools.convert.common.data_types", EXTRA)
     booster = model if isinstance(model, lightgbm.Booster) else model.booster_
     try:
-        with whole(target) as output:
+        with whole(Path(target)) as output:
             made = tools.convert_lightgbm(
                 booster, initial_types=[(INPUT, types.FloatTensorType([None, booster.num_feature()]))], zipmap=False,
                 target_opset=OPSET,

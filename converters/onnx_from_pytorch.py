@@ -75,22 +75,21 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     return PytorchModule(torch, call)
 
 
-def convert_module(module: Any, example_inputs: Sequence[Any], target: Path) -> Original:
+def convert_module(module: Any, example_inputs: Sequence[Any], target: str | Path) -> Original:
     """Write a `torch.nn.Module` in memory as ONNX with axis 0 of every input open; returns it.
 
-    example_inputs: one tensor an input, at least 2 rows each. The module is put into evaluation. Raises
-    ConversionFailed.
+    example_inputs: one tensor an input, [rows, …]. The module is put into evaluation. Raises ConversionFailed.
     """
     torch = import_torch()
     module.eval()
     is_open = {0: torch.export.Dim.DYNAMIC}
+    # torch.export takes one row for a fixed length, so that it is shown two.
+    examples = tuple(torch.cat((each, each)) if each.shape[:1] == (1,) else each for each in example_inputs)
     try:
-        program = torch.export.export(
-            module, tuple(example_inputs), dynamic_shapes=tuple(is_open for _ in example_inputs), strict=False
-        )
+        program = torch.export.export(module, examples, dynamic_shapes=tuple(is_open for _ in examples), strict=False)
     except Exception as error:
         raise ConversionFailed(f"{type(module).__name__}: torch.export cannot export it: {reason_of(error)}") from error
-    _write(torch, Path(type(module).__name__), target, program)
+    _write(torch, Path(type(module).__name__), Path(target), program)
     return PytorchModule(torch, lambda tensors: module(*tensors))
 
 

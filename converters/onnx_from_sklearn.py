@@ -82,7 +82,7 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     return convert_model(model, target)
 
 
-def convert_model(model: Any, target: Path) -> Original:
+def convert_model(model: Any, target: str | Path) -> Original:
     """Write a fitted estimator or pipeline in memory as ONNX; returns it.
 
     One input, `features` FP32 [rows, n]. A classifier gives its label and its chances. Raises ConversionFailed.
@@ -95,7 +95,7 @@ def convert_model(model: Any, target: Path) -> Original:
     has_chances = _is_classifier(model) and hasattr(model, "predict_proba")
     options = {id(model): {"zipmap": False}} if has_chances else None
     try:
-        with whole(target) as output:
+        with whole(Path(target)) as output:
             made = converter.convert_sklearn(
                 model, initial_types=[(INPUT, types.FloatTensorType([None, count]))], options=options,
                 target_opset=OPSETS,

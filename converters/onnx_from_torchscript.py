@@ -51,7 +51,7 @@ def _check_arguments(module: Any, shapes: Shapes, source: Path) -> None:
     wanted = [value.debugName().split(".")[0] for value in list(module.forward.graph.inputs())[1:]]
     if len(shapes) != len(wanted):
         example = " ".join(f"--shapes {name}=-1,3,224,224" for name in wanted)
-        got = f"got {', '.join(shapes)}" if shapes else "it does not say their shapes itself"
+        got = f"got {', '.join(shapes)}" if shapes else "TorchScript does not say the shapes itself"
         raise ConversionFailed(
             f"{source}: takes {', '.join(wanted)}; {got}. Say them in this order, for example {example}"
         )
@@ -62,7 +62,7 @@ def _check_arguments(module: Any, shapes: Shapes, source: Path) -> None:
 
 def _write(torch: Any, module: Any, source: Path, target: Path, specs: Sequence[TensorSpec]) -> None:
     try:
-        outputs = _open_outputs(torch, module, specs)
+        outputs = _open_outputs(torch, module, source, specs)
         names = [f"output_{place}" for place in range(len(outputs))] if len(outputs) > 1 else ["output"]
         open_axes = {name: {0: "rows"} for name, is_open in zip(names, outputs, strict=True) if is_open}
         open_axes |= {spec.name: {0: "rows"} for spec in specs if spec.has_dynamic_axis_0}
@@ -78,15 +78,27 @@ def _write(torch: Any, module: Any, source: Path, target: Path, specs: Sequence[
         raise ConversionFailed(f"{source}: torch.onnx cannot write it: {reason_of(error)}") from error
 
 
-def _open_outputs(torch: Any, module: Any, specs: Sequence[TensorSpec]) -> list[bool]:
-    """Whether axis 0 of each output follows the rows: seen by running two and three."""
+def _open_outputs(torch: Any, module: Any, source: Path, specs: Sequence[TensorSpec]) -> list[bool]:
+    """Whether axis 0 of each output follows the rows: seen by running two and three. Raises ConversionFailed."""
     lengths = []
     for rows in (2, 3):
-        with torch.inference_mode():
-            found = module(*(_example(torch, spec, rows) for spec in specs))
+        try:
+            with torch.inference_mode():
+                found = module(*(_example(torch, spec, rows) for spec in specs))
+        except Exception as error:
+            said = ", ".join(f"{spec.name}={','.join(map(str, spec.shape))}:{spec.datatype}" for spec in specs)
+            raise ConversionFailed(
+                f"{source}: PyTorch cannot run it with {said}; check --shapes. It said: {_last_words(error)}"
+            ) from error
         leaves, _ = torch.utils._pytree.tree_flatten(found)  # noqa: SLF001 (torch.export's own documentation uses it)
         lengths.append([leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)])
     return [two != three for two, three in zip(*lengths, strict=True)]
+
+
+def _last_words(error: Exception) -> str:
+    """A TorchScript error quotes the program line by line; what was wrong is its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
 
 
 def _example(torch: Any, spec: TensorSpec, rows: int) -> Any:

@@ -61,7 +61,7 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     return convert_model(booster, target)
 
 
-def convert_model(model: Any, target: Path) -> Original:
+def convert_model(model: Any, target: str | Path) -> Original:
     """Write an `xgboost.Booster` (or a wrapper that has one) as ONNX; returns it.
 
     One input, `features` FP32 [rows, n]. A classifier gives its label and its chances. Raises ConversionFailed.
@@ -75,7 +75,7 @@ def convert_model(model: Any, target: Path) -> Original:
     if objective_of(plain) == "multi:softmax":  # of which onnxmltools writes margins as chances
         plain.set_param({"objective": "multi:softprob"})
     try:
-        with whole(target) as output:
+        with whole(Path(target)) as output:
             made = tools.convert_xgboost(
                 plain,
                 initial_types=[(INPUT, types.FloatTensorType([None, booster.num_features()]))],

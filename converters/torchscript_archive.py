@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters.zip_copy import copy_checked
+from edge_runtime_converters.zip_copy import Fate, copy_checked
 
 _DATA = re.compile(r"(data|constants|traced_inputs)(\.pkl|/\d+)|version|byteorder|\.data/(version|serialization_id)")
 _CODE = re.compile(r"code/[\w./-]+\.py")
@@ -32,13 +32,13 @@ _MAX_CODE_BYTES = 64 << 20
 def write_safe_archive(source: Path, target: Path) -> None:
     """Write a copy that only computes. Raises ConversionFailed saying what else is there."""
 
-    def check(name: str, read: Callable[[], bytes]) -> bytes | None:
+    def check(name: str, read: Callable[[], bytes]) -> bytes | Fate | None:
         if _DATA.fullmatch(name):
             return None
         if _CODE.fullmatch(name):
             return _code(name, read())
         if _DROPPED.fullmatch(name):
-            return b""
+            return Fate.LEFT_OUT  # an empty one would fail PyTorch where it says what is wrong
         raise ConversionFailed(
             f"{source}: holds {name[:80]!r}, which is none of TorchScript's own files; save it again"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 from edge_runtime.errors import ConversionFailed
@@ -15,7 +16,14 @@ from edge_runtime.errors import ConversionFailed
 MAX_BYTES = 8_000_000_000
 _BLOCK = 1 << 20
 
-Check = Callable[[str, Callable[[], bytes]], bytes | None]
+
+class Fate(Enum):
+    """What becomes of a member, other than being copied."""
+
+    LEFT_OUT = "left out"
+
+
+Check = Callable[[str, Callable[[], bytes]], bytes | Fate | None]
 """Member name below the archive's top folder, and how to read it whole -> its bytes instead, None to copy it as it is.
 Raises ConversionFailed: this member is refused.
 """
@@ -53,6 +61,8 @@ def _members(archive: zipfile.ZipFile, source: Path) -> list[zipfile.ZipInfo]:
 def _copy(archive: zipfile.ZipFile, clean: zipfile.ZipFile, member: zipfile.ZipInfo, check: Check) -> None:
     name = member.filename.partition("/")[2]
     replaced = check(name, lambda: archive.read(member))
+    if isinstance(replaced, Fate):
+        return
     info = zipfile.ZipInfo(f"model/{name}")
     if replaced is not None:
         clean.writestr(info, replaced)

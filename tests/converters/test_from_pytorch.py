@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.wish import Wish
 from tests.converters.sources import FEATURES, needs, network, present
@@ -65,3 +66,10 @@ def test_torchscript_of_two_outputs_is_told_its_shapes(torch: Any, tmp_path: Pat
     )
     assert report.is_near_enough, report.faults
     assert [output.name for output in report.outputs] == ["output_0", "output_1"]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, that TorchScript is not for new models
+def test_a_shape_that_torchscript_cannot_run_is_named_with_what_pytorch_says(torch: Any, tmp_path: Path) -> None:
+    torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(2, 3)).save(str(tmp_path / "model.pt"))
+    with pytest.raises(ConversionFailed, match=r"cannot run it with x=-1,5:FP32; check --shapes.*shapes cannot be mul"):
+        convert(Wish(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,5",)))

@@ -70,6 +70,12 @@ def test_a_scikit_learn_model_converts(name: str, tmp_path: Path) -> None:
     agrees(onnx_from_sklearn.convert_model(model, tmp_path / "model.onnx"), tmp_path / "model.onnx")
 
 
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    linear, _ = needs("sklearn.linear_model", "skl2onnx")
+    model = linear.LinearRegression().fit(features(), labels(3))
+    agrees(onnx_from_sklearn.convert_model(model, str(tmp_path / "model.onnx")), tmp_path / "model.onnx")
+
+
 def test_a_scikit_learn_model_that_was_not_fitted_is_refused(tmp_path: Path) -> None:
     (linear,) = needs("sklearn.linear_model")
     with pytest.raises(ConversionFailed, match="wanted a fitted model"):
@@ -95,7 +101,7 @@ def test_an_xgboost_booster_converts(objective: str, classes: int, tmp_path: Pat
 def test_an_xgboost_wrapper_for_scikit_learn_converts(tmp_path: Path) -> None:
     xgboost, _, _ = needs("xgboost", "onnxmltools", "sklearn")
     model = xgboost.XGBClassifier(n_estimators=3, max_depth=3, n_jobs=1).fit(features(), labels(3))
-    agrees(onnx_from_xgboost.convert_model(model, tmp_path / "model.onnx"), tmp_path / "model.onnx")
+    agrees(onnx_from_xgboost.convert_model(model, str(tmp_path / "model.onnx")), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(("objective", "classes"), [("multiclass", 10), ("binary", 2), ("regression", 0)])
@@ -109,10 +115,11 @@ def test_a_lightgbm_booster_converts(objective: str, classes: int, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_pytorch_module_converts_with_an_open_batch_axis(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_pytorch_module_converts_with_an_open_batch_axis(tmp_path: Path, rows: int) -> None:
     (torch,) = needs("torch")
     needs("onnxscript")
     tqdm = needs("tqdm")[0].tqdm
     tqdm.monitor_interval = 0  # its thread would outlive the test
-    original = onnx_from_pytorch.convert_module(network(torch), [torch.zeros(2, 64)], tmp_path / "model.onnx")
+    original = onnx_from_pytorch.convert_module(network(torch), [torch.zeros(rows, 64)], str(tmp_path / "model.onnx"))
     assert agrees(original, tmp_path / "model.onnx")
