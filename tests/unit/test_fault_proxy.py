@@ -15,6 +15,9 @@ from tests.fakes.fault_proxy import UNACCEPTABLE_PROTOCOL_VERSION, FaultProxy, p
 SILENCE_S = 0.05
 """How long a side is watched that must see nothing: what passes takes less than 1 ms."""
 
+ANSWER_S = 30.0
+"""How long anything that must happen may take: far above anything but a hang."""
+
 CONNECT_5 = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
 CONNECT_4 = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
 
@@ -81,9 +84,19 @@ def proxy(server):
 
 
 def connect(proxy) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", proxy.port), timeout=ANSWER_S)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
+
+
+def durations_s(step, times=5) -> list[float]:
+    """How long a step takes, each time. What holds of the shortest alone is not for a busy machine to spoil."""
+    found = []
+    for _ in range(times):
+        start_s = time.monotonic()
+        step()
+        found.append(time.monotonic() - start_s)
+    return found
 
 
 def receive(client, count) -> bytes:
@@ -107,7 +120,7 @@ def is_silent(client) -> bool:
     except TimeoutError:
         return True
     finally:
-        client.settimeout(5)
+        client.settimeout(ANSWER_S)
     return False
 
 
@@ -123,7 +136,7 @@ def is_reset(client) -> bool:
 def is_refused(proxy) -> bool:
     """Whether a new connection is reset; the reset may come before connecting has returned."""
     try:
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=ANSWER_S) as client:
             return is_reset(client)
     except ConnectionResetError:
         return True
@@ -145,7 +158,7 @@ def test_the_end_of_a_stream_passes_after_its_bytes(proxy, server):
         client.shutdown(socket.SHUT_WR)
         assert receive(client, 10) == b"last words"
         assert client.recv(1) == b""
-    assert server.ends.get(timeout=5) == "closed"
+    assert server.ends.get(timeout=ANSWER_S) == "closed"
 
 
 def test_cut_resets_both_sides_and_serves_the_next(proxy, server):
@@ -153,7 +166,7 @@ def test_cut_resets_both_sides_and_serves_the_next(proxy, server):
         assert echo(client) == b"hello"
         proxy.cut()
         assert is_reset(client)
-    assert server.ends.get(timeout=5) == "reset"
+    assert server.ends.get(timeout=ANSWER_S) == "reset"
     with connect(proxy) as client:
         assert echo(client) == b"hello"
 
@@ -174,7 +187,7 @@ def test_refuse_resets_new_connections_only_until_accept(proxy):
 def test_a_black_hole_swallows_bytes_and_the_close_of_either_side(proxy, server):
     with connect(proxy) as client:
         assert echo(client) == b"hello"
-        server.got.get(timeout=5)
+        server.got.get(timeout=ANSWER_S)
         proxy.black_hole()
         client.sendall(b"into nothing")
         assert is_silent(client)
@@ -182,7 +195,7 @@ def test_a_black_hole_swallows_bytes_and_the_close_of_either_side(proxy, server)
         server.ends.get(timeout=SILENCE_S)
     assert server.got.empty()
     proxy.heal()
-    assert server.ends.get(timeout=5) == "reset"
+    assert server.ends.get(timeout=ANSWER_S) == "reset"
 
 
 def test_a_connection_that_lost_nothing_in_a_black_hole_outlives_it(proxy):
@@ -202,7 +215,7 @@ def test_a_connection_that_lost_nothing_in_a_black_hole_outlives_it(proxy):
 def test_a_black_hole_upwards_lets_the_server_speak(proxy, server):
     with connect(proxy) as client:
         assert echo(client) == b"hello"
-        server.got.get(timeout=5)
+        server.got.get(timeout=ANSWER_S)
         proxy.black_hole("up")
         server.connections[0].sendall(b"are you there?")
         assert receive(client, 14) == b"are you there?"
@@ -214,10 +227,10 @@ def test_a_black_hole_upwards_lets_the_server_speak(proxy, server):
 def test_a_black_hole_downwards_lets_the_client_speak(proxy, server):
     with connect(proxy) as client:
         assert echo(client) == b"hello"
-        server.got.get(timeout=5)
+        server.got.get(timeout=ANSWER_S)
         proxy.black_hole("down")
         client.sendall(b"hear me")
-        assert server.got.get(timeout=5) == b"hear me"
+        assert server.got.get(timeout=ANSWER_S) == b"hear me"
         assert is_silent(client)
 
 
@@ -225,28 +238,29 @@ def test_delay_holds_each_way_and_keeps_the_order(proxy):
     with connect(proxy) as client:
         assert echo(client) == b"hello"
         proxy.delay(0.15)
-        start_s = time.monotonic()
-        for digit in b"0123456789":
-            client.sendall(bytes([digit]))
-        assert receive(client, 10) == b"0123456789"
-        assert 0.3 <= time.monotonic() - start_s < 1
+
+        def digits() -> None:
+            for digit in b"0123456789":
+                client.sendall(bytes([digit]))
+            assert receive(client, 10) == b"0123456789"
+
+        assert 0.3 <= min(durations_s(digits)) < 1
         proxy.heal()
-        start_s = time.monotonic()
-        assert echo(client) == b"hello"
-        assert time.monotonic() - start_s < 0.3
+        assert min(durations_s(lambda: echo(client))) < 0.3
 
 
 def test_limit_slows_all_connections_together(proxy):
     proxy.limit(100_000)
     payload = bytes(10_000)
     with connect(proxy) as one, connect(proxy) as other:
-        start_s = time.monotonic()
-        one.sendall(payload)
-        other.sendall(payload)
-        assert receive(one, len(payload)) == receive(other, len(payload)) == payload
-        took_s = time.monotonic() - start_s
+
+        def both() -> None:
+            one.sendall(payload)
+            other.sendall(payload)
+            assert receive(one, len(payload)) == receive(other, len(payload)) == payload
+
         # 20 000 bytes up at 100 000 a second; they come down while they still go up.
-        assert 0.19 < took_s < 1
+        assert 0.19 < min(durations_s(both)) < 1
         proxy.heal()
         assert echo(one, payload) == payload
 
@@ -254,9 +268,7 @@ def test_limit_slows_all_connections_together(proxy):
 def test_a_link_slower_than_a_byte_a_slice_still_flows(proxy):
     proxy.limit(50)
     with connect(proxy) as client:
-        start_s = time.monotonic()
-        assert echo(client, b"abc") == b"abc"
-        assert 0.06 < time.monotonic() - start_s < 1
+        assert 0.06 < min(durations_s(lambda: echo(client, b"abc"))) < 1
 
 
 def test_corrupt_flips_one_bit_in_every_nth_byte_over_all_pieces(proxy):
@@ -272,7 +284,7 @@ def test_corrupt_flips_one_bit_in_every_nth_byte_over_all_pieces(proxy):
 def test_hold_accept_takes_connections_and_answers_nothing_for_ever(proxy, server):
     with connect(proxy) as old:
         assert echo(old) == b"hello"
-        server.got.get(timeout=5)
+        server.got.get(timeout=ANSWER_S)
         proxy.hold_accept()
         with connect(proxy) as held:
             held.sendall(b"hello?")
@@ -282,7 +294,7 @@ def test_hold_accept_takes_connections_and_answers_nothing_for_ever(proxy, serve
             assert is_silent(held)
             with connect(proxy) as client:
                 assert echo(client) == b"hello"
-    assert server.got.get(timeout=5) == b"hello"
+    assert server.got.get(timeout=ANSWER_S) == b"hello"
     assert proxy.connections == 3
 
 
@@ -306,7 +318,7 @@ def test_an_old_broker_refuses_mqtt_5_in_its_own_words_and_serves_mqtt_3(server)
             assert echo(client) == b"hello"
         with connect(proxy) as client:
             assert echo(client, b"no MQTT at all") == b"no MQTT at all"
-    assert server.ends.get(timeout=5) == server.ends.get(timeout=5) == "closed"
+    assert server.ends.get(timeout=ANSWER_S) == server.ends.get(timeout=ANSWER_S) == "closed"
 
 
 def test_a_receiver_that_does_not_read_stops_the_sender(proxy):
