@@ -26,6 +26,7 @@ from edge_runtime.profiles.detect import detect
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.version_policy import select_versions
 from edge_runtime.repository.walk import scan
+from edge_runtime.tuning.candidates import MEASURED
 from edge_runtime.tuning.objective import parse_duration, parse_objective, parse_share
 from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, reasons, summarise
 from edge_runtime.tuning.session import Session, opened
@@ -130,6 +131,8 @@ def _model(models: Path, arguments: argparse.Namespace) -> tuple[ModelFolder, Ve
     found = scan(models)
     model = found.models.get(arguments.model)
     if model is None:
+        if models in found.unreadable:
+            raise ModelNotFound("; ".join(map(str, found.problems)))
         there = ", ".join(found.models) or "none"
         hint = nearest(arguments.model, found.models)
         raise ModelNotFound(f"{models} has no model {arguments.model!r}{hint}; it has {there}; --models names another")
@@ -196,7 +199,7 @@ def _picture(session: Session, summary: Summary) -> str:
 def _label(session: Session, candidate: Any) -> str:
     layout = candidate.layout
     said = {"threads": layout.threads, "instances": layout.instances, "rows": layout.max_batch_rows}
-    words = [f"{name} {value}" for name, value in said.items() if value is not None] or ["measured layout"]
+    words = [f"{name} {value}" for name, value in said.items() if value is not None] or ["the daemon's layout"]
     precision = session.results.engines[candidate.engine].runs_in
     return f"{candidate.engine.backend} {precision}, {', '.join(words)}"
 
@@ -222,12 +225,16 @@ def _print_table(summary: Summary, screen: Screen) -> None:
     full = [row for row in summary.rows if row.is_full]
     looks = [row for row in summary.rows if not row.is_full and row.rate][:SHOWN_LOOKS]
     failed = [row for row in summary.rows if not row.is_full and not row.rate]
-    screen.table(COLUMNS, [_cells(row) for row in (*full, *looks, *failed)], right=COLUMNS[2:9])
+    screen.table(COLUMNS, [_cells(row, summary) for row in (*full, *looks, *failed)], right=COLUMNS[2:9])
     if looks:
-        screen.line("~ a quick look, 16 requests in flight; p50 one at a time")
+        screen.line("~ a quick look, 16 requests in flight; p50 one at a time; compare looks with one another only")
+    if any(row.is_cut and row.rate for row in full):
+        screen.line("> the time was over before its highest rate was found; the same command with more --time finds it")
+    if any(row.candidate.layout == MEASURED for row in (*full, *looks)):
+        screen.line("- left to the daemon, which measures what is best")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, summary: Summary) -> list[str]:
     engine, layout = row.candidate.engine, row.candidate.layout
     is_known = bool(row.rate)
     numbers = ("-" if each is None else str(each) for each in (layout.threads, layout.instances, layout.max_batch_rows))
@@ -235,12 +242,12 @@ def _cells(row: Row) -> list[str]:
         " ".join(filter(None, (engine.backend, engine.device if engine.device != "CPU" else ""))),
         row.runs_in or engine.precision or "as it is",
         *numbers,
-        ("" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
+        (">" if row.is_cut else "" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
         ms_text(row.p50_s * 1e3) if is_known else "-",
         ms_text(row.p99_s * 1e3) if is_known else "-",
         size_text(row.memory_bytes) if row.memory_bytes else "-",
         accuracy_text(row.accuracy),
-        {"front": "best in something"}.get(row.verdict, row.verdict),
+        summary.merits_of(row) if row.verdict == "front" else row.verdict,
     ]
 
 
@@ -253,8 +260,11 @@ def _print_words(session: Session, summary: Summary, written: list[Path], screen
         screen.note(_why_none(session, summary))
         return
     gain = "" if summary.gain is None else f", {summary.gain:.2f} times what serves without tuning"
-    rate = f"{rate_text(choice.rate)} requests/s within {session.wish.objective}"
+    rate = f"{'at least ' if choice.is_cut else ''}{rate_text(choice.rate)} requests/s within {session.wish.objective}"
     screen.line(f"{_label(session, choice.candidate)}: {rate}{gain}")
+    if summary.left_out:
+        with_data = "" if session.wish.data is not None else " and --data DIR"
+        screen.note(f"{', '.join(summary.left_out)} looked quicker; --accuracy-drop 0.5%{with_data} lets it be chosen")
     for path in written:
         screen.line(f"written: {path}")
 
@@ -279,8 +289,8 @@ def _data_text(session: Session) -> str:
     if samples is None:
         return ""
     count = len(samples.judging.inputs)
-    what = "made-up inputs" if samples.is_made_up else "inputs" + (" with labels" if samples.labels is not None else "")
-    return f"{count} {what}"
+    what = ("made-up " if samples.is_made_up else "") + ("input" if count == 1 else "inputs")
+    return f"{count} {what}" + (" with labels" if samples.labels is not None else "")
 
 
 def _today() -> str:

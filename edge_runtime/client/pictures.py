@@ -18,6 +18,12 @@ from edge_runtime.tensors import Array, datatype
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".pgm")
 
+PICTURE_NOTE = (
+    "pictures are read at the model's size as pixels / 255 (whole numbers: pixels); a model that was trained on other "
+    "numbers, as by a mean and a deviation, wants its inputs as .npy"
+)
+"""What wrong scaling does to answers is seen in no error, so whoever judges or calibrates by pictures is told."""
+
 MAX_PIXELS = 64 << 20
 """A few kB of PNG can unpack to gigabytes; this is twice what the largest cameras of today take."""
 

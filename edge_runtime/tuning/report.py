@@ -34,11 +34,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came of a tune. choice None: nothing keeps the objective. baseline: what serves without tuning."""
+    """What came of a tune. choice None: nothing keeps the objective. baseline: what serves without tuning.
+
+    left_out: precisions that looked quicker than the choice and could not be chosen, since nothing may be given up.
+    """
 
     rows: tuple[Row, ...]
     choice: Full | None
     baseline: Full | None
+    left_out: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float | None:
@@ -46,6 +50,18 @@ class Summary:
         if self.choice is None or self.baseline is None or not self.baseline.rate or self.baseline.is_cut:
             return None
         return self.choice.rate / self.baseline.rate
+
+    def merits_of(self, row: Row) -> str:
+        """What a row of the front has over the choice, in words."""
+        chosen = next((each for each in self.rows if each.verdict == "chosen"), None)
+        if chosen is None:
+            return ""
+        found = {
+            "quicker": row.rate > chosen.rate,
+            "more exact": _drop_of(row) < _drop_of(chosen),
+            "less memory": row.memory_bytes < chosen.memory_bytes,
+        }
+        return ", ".join(word for word, is_so in found.items() if is_so)
 
 
 def summarise(space: Space, known: Results) -> Summary:
@@ -57,7 +73,8 @@ def summarise(space: Space, known: Results) -> Summary:
     looks = [each for each in known.quick.values() if each.candidate not in known.full]
     quick = sorted((_quick_row(space, known, each) for each in looks), key=lambda row: -row.rate)
     failed = [_failed_row(each) for each in known.engines.values() if each.reason]
-    return Summary((*rows, *quick, *failed), choice, known.full.get(space.baseline))
+    left_out = _left_out(space, known, choice)
+    return Summary((*rows, *quick, *failed), choice, known.full.get(space.baseline), left_out)
 
 
 def reasons(
@@ -67,7 +84,8 @@ def reasons(
     choice = summary.choice
     assert choice is not None
     accuracy = known.engines[choice.candidate.engine].accuracy
-    served = f"{choice.rate:,.1f} requests/s within {objective}: p50 {_ms(choice.p50_s)} ms, p99 {_ms(choice.p99_s)} ms"
+    rate = f"{'at least ' if choice.is_cut else ''}{choice.rate:,.1f} requests/s"
+    served = f"{rate} within {objective}: p50 {_ms(choice.p50_s)} ms, p99 {_ms(choice.p99_s)} ms"
     gain = "" if summary.gain is None else f"; {summary.gain:.2f} times what serves without tuning"
     return (
         f"chosen on {date} by `edge-runtime tune` for {device}",
@@ -102,6 +120,10 @@ def as_json(summary: Summary, space: Space) -> dict[str, Any]:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
+def _drop_of(row: Row) -> float:
+    return 1.0 if row.accuracy is None else row.accuracy.drop
+
+
 def _full_row(space: Space, known: Results, full: Full, choice: Full | None, front: set[str]) -> Row:
     engine = known.engines[full.candidate.engine]
     if choice is not None and full.candidate == choice.candidate:
@@ -122,19 +144,32 @@ def _full_row(space: Space, known: Results, full: Full, choice: Full | None, fro
 
 def _quick_row(space: Space, known: Results, quick: Quick) -> Row:
     engine = known.engines[quick.candidate.engine]
-    verdict = quick.reason or _why_not(space, engine, quick)
+    verdict = quick.reason or _why_not(space, known, quick)
     return Row(
         quick.candidate, engine.runs_in, False, quick.rate, quick.alone_s, quick.p99_s, quick.memory_bytes,
         engine.accuracy, verdict,
     )  # fmt: skip
 
 
-def _why_not(space: Space, engine: EngineResult, quick: Quick) -> str:
+def _why_not(space: Space, known: Results, quick: Quick) -> str:
+    engine = known.engines[quick.candidate.engine]
     if not is_eligible(engine, space.drop):
         return f"gives up {engine.accuracy.drop:.2%}" if engine.accuracy is not None and space.drop else "not exact"
     if quick.alone_s > space.objective.limit_s:
         return "one request alone takes longer"
-    return "slower"
+    # Looks are compared with looks: under an objective what is looked at serves less.
+    measured = [look.rate for each in known.full if (look := known.quick.get(each)) is not None]
+    return "slower look" if any(rate >= quick.rate for rate in measured) else "not measured yet"
+
+
+def _left_out(space: Space, known: Results, choice: Full | None) -> tuple[str, ...]:
+    """What would have been quicker than the choice, had anything been given up."""
+    chosen = None if choice is None else known.quick.get(choice.candidate)
+    if space.drop > 0 or chosen is None:
+        return ()
+    looks = [each for each in known.quick.values() if not each.reason and each.rate > chosen.rate]
+    inexact = [each for each in looks if not is_eligible(known.engines.get(each.candidate.engine), space.drop)]
+    return tuple(dict.fromkeys(known.engines[each.candidate.engine].runs_in for each in inexact))
 
 
 def _failed_row(engine: EngineResult) -> Row:

@@ -16,6 +16,7 @@ from typing import IO
 import numpy as np
 
 from edge_runtime.client.input_files import INPUT_SUFFIXES, json_value, tensor_from_file, tensor_from_json
+from edge_runtime.client.pictures import PICTURE_NOTE, PICTURE_SUFFIXES
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.warmup import make_inputs
@@ -131,6 +132,8 @@ def read_labels(path: Path) -> tuple[int, ...]:
 
 def _all_samples(path: Path, spec: ModelSpec, note: Note) -> Iterator[Sample]:
     for file in _files(path):
+        if file.suffix.lower() in PICTURE_SUFFIXES:
+            note(PICTURE_NOTE)
         try:
             sample = _read(file, spec, note)
         except TensorMismatch as error:
@@ -190,7 +193,8 @@ def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sa
 def _open(file: Path) -> IO[bytes]:
     """A plain file of bounded size, open. Raises TensorMismatch."""
     if not file.is_file():
-        raise TensorMismatch(f"{file}: is no plain file; name a folder of inputs, or one file")
+        got = "is no plain file" if file.exists() else "is not there"
+        raise TensorMismatch(f"{file}: {got}; name a folder of inputs, or one file")
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise TensorMismatch(f"{file}: is over {MAX_FILE_BYTES} bytes; use several files")

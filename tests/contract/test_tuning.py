@@ -245,6 +245,12 @@ def test_a_model_that_is_not_there_is_named_with_the_nearest(site: Path, capsys:
     assert "did you mean 'digits'?" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+def test_a_models_folder_that_is_not_there_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = tune(site, capsys, *WIDE, "--models", str(site / "elsewhere"))
+    assert (status, found["error"]["code"]) == (1, "model_not_found")
+    assert f"{site / 'elsewhere'}: no such folder" in found["error"]["message"]
+
+
 def test_hostile_data_ends_it_before_anything_is_measured(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "data" / "a.npy").write_bytes(b"\x93NUMPY\x01\x00")
     status, found = tune(site, capsys, *WIDE, "--data", str(site / "data"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import xml.etree.ElementTree as ET
 import zipfile
@@ -232,6 +233,20 @@ def test_another_number_of_labels_than_inputs_is_refused(tmp_path: Path) -> None
     (tmp_path / "labels.txt").write_text("1\n2\n")
     with pytest.raises(TensorMismatch, match="has 2 labels for 3 inputs"):
         read(tmp_path / "x.npy", labels=tmp_path / "labels.txt")
+
+
+def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TensorMismatch, match=r"gone\.npy: is not there"):
+        read_samples(tmp_path / "gone.npy", ONE, None, lambda _: None)
+
+
+def test_whoever_judges_by_pictures_is_told_how_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 2 255\n\x00\x01\x02\xff")
+    notes: list[str] = []
+    spec = ModelSpec((TensorSpec("image", "FP32", (-1, 1, 2, 2)),), ())
+    with contextlib.suppress(TensorMismatch):  # that Pillow is not installed
+        read_samples(tmp_path, spec, None, notes.append)
+    assert any("pixels / 255" in note for note in notes)
 
 
 def test_an_empty_folder_is_no_data(tmp_path: Path) -> None:
