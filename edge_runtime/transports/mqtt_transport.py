@@ -1,7 +1,8 @@
 """A broker's client on a thread of its own: messages in, messages out, over every loss of the connection.
 
-Owns: the thread, the connection of the moment, what is retained, and the outbox. Knows no model and decodes nothing:
-what a message means is asked of the `Receiver`, which is called between reads and never inside paho.
+Owns: the thread, the connection of the moment, what is retained, and the outbox; mqtt_attempts.py owns what came of the
+attempts to connect. Knows no model and decodes nothing: what a message means is asked of the `Receiver`, which is called
+between reads and never inside paho.
 
 A thread of its own, rather than the I/O thread's poll: connecting, TLS and name look-ups block, and must never hold up
 ZeroMQ. It answers by itself, with no hand-over to the I/O thread: in a prototype of an echo, 64 in flight on 2 cores,
@@ -22,7 +23,8 @@ from typing import Protocol
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import ConfigError
-from edge_runtime.transports.backoff import STEADY_S, Backoff
+from edge_runtime.transports.backoff import Backoff
+from edge_runtime.transports.mqtt_attempts import Attempts
 from edge_runtime.transports.mqtt_connection import NO_LIMIT, MqttConnection, Session
 from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, connect_failure
@@ -39,9 +41,6 @@ OUTBOX_BYTES = 16 << 20
 BEAT_S = 0.25
 LINGER_S = 2.0
 """How long `close` tries to send what was posted."""
-
-SUSPECT_CONNECTIONS = 3
-"""So many connections that ended within seconds, one after the other, are no accident."""
 
 
 class Counters(Protocol):
@@ -96,16 +95,14 @@ class MqttTransport:
         log_level: how loudly the log says that there is no broker.
         """
         self.access = access
-        self.reason = "not connected yet"
         self.packet_limit = NO_LIMIT
         self._session = session
         self._receiver = receiver
         self._counters = counters
         self._clock = clock or SystemClock()
-        self._backoff = Backoff(reconnect_min_s, reconnect_max_s, jitter)
+        self._attempts = Attempts(session.client_id, Backoff(reconnect_min_s, reconnect_max_s, jitter), log_level)
         self._outbox = Outbox(outbox_bytes, lambda what, count: counters.count(f"mqtt_replies_{what}", count))
         self._attempt_failed = attempt_failed or (lambda _: None)
-        self._log_level = log_level
         self._retained: dict[str, Outgoing] = {}
         self._inbox: list[Inbound] = []
         self._posted: deque[Outgoing] = deque()
@@ -113,14 +110,12 @@ class MqttTransport:
         self._wake_fd = -1
         self._wake_lock = threading.Lock()
         self._connection: MqttConnection | None = None
-        self._protocol = 5
         self._is_first = True
         self._is_online = False
         self._is_stopping = False
         self._frees_itself = False  # closed on the thread, which then gives its descriptor back
         self._linger_end_s = float("inf")
         self._online_s = 0.0
-        self._short_connections = 0
         self._must_read = False
         self._beat_due_s = 0.0
         self._keep_alive_due_s = 0.0
@@ -160,9 +155,14 @@ class MqttTransport:
         return self._is_online
 
     @property
+    def reason(self) -> str:
+        """Why there is no connection; "" while there is one."""
+        return self._attempts.reason
+
+    @property
     def protocol(self) -> int:
         """MQTT's protocol level: 5, or 4 for 3.1.1, which is used once a broker has refused 5."""
-        return self._protocol
+        return self._attempts.protocol
 
     def post(self, message: Outgoing) -> None:
         """Publish a message; it waits while the broker is away, within the outbox's bounds."""
@@ -194,7 +194,7 @@ class MqttTransport:
             if connection is not None:
                 self._converse(connection)
             if not self._is_stopping:
-                self._idle(self._backoff.next_s())
+                self._idle(self._attempts.next_wait_s())
         if self._frees_itself:
             self._free()
 
@@ -203,13 +203,17 @@ class MqttTransport:
         connection: MqttConnection | None = None
         try:
             connection = MqttConnection(
-                self.access, self._session, self._inbox.append, protocol=self._protocol, is_first=self._is_first
+                self.access,
+                self._session,
+                self._inbox.append,
+                protocol=self._attempts.protocol,
+                is_first=self._is_first,
             )
             connection.open()
         except (OSError, ValueError, ConfigError) as error:
             if connection is not None:
                 connection.break_off()
-            self._say(connect_failure(error, self.access))
+            self._attempts.failed(connect_failure(error, self.access))
             self._counters.count("mqtt_connect_failures")
             self._attempt_failed(self.reason)
             return None
@@ -254,7 +258,7 @@ class MqttTransport:
         self._is_first = False
         self.packet_limit = connection.packet_limit
         self._counters.count("mqtt_connections")
-        self.reason = ""
+        self._attempts.succeeded()
         self._online_s = self._clock.monotonic_s()
         self._is_online = True
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
@@ -376,39 +380,20 @@ class MqttTransport:
         now_s = self._clock.monotonic_s()
         again = [message for message in connection.in_flight.values() if message.expires_s >= now_s]
         self._outbox.put_back([message for message in again if not message.retain])
-        is_protocol_refused = connection.is_protocol_refused and self._protocol == 5
-        if is_protocol_refused:
-            log.log(
-                self._log_level,
-                "the broker does not speak MQTT 5; going on with 3.1.1, where a request says reply_to inside",
-            )
-            self._protocol = 4
+        goes_on_otherwise = connection.is_protocol_refused and self._attempts.refused_protocol()
         if self._is_stopping:
             return
         connection.end_fetches()
         if not self._is_online:
-            self._say(connection.reason)
+            self._attempts.failed(connection.reason)
             self._counters.count("mqtt_connect_failures")
-            if not is_protocol_refused:
+            if not goes_on_otherwise:
                 self._attempt_failed(connection.reason)
             return
-        self._account_for_loss(connection, now_s - self._online_s)
-        self._say(connection.reason)
+        reason = self._attempts.lost(connection.reason, now_s - self._online_s)
         self._is_online = False
         self._counters.count("mqtt_connections_lost")
-        self._receiver.offline(connection.reason)
-
-    def _account_for_loss(self, connection: MqttConnection, lasted_s: float) -> None:
-        """Begin with short waits again after a good connection; after some bad ones in a row, say what it may be."""
-        self._backoff.lasted(lasted_s)
-        self._protocol = 5  # the next broker there may speak it, whatever this one said
-        self._short_connections = 0 if lasted_s >= STEADY_S else self._short_connections + 1
-        if self._short_connections >= SUSPECT_CONNECTIONS:
-            # Not every broker says which: mosquitto 2.0.11 just closes.
-            connection.reason += (
-                f"; so did the {self._short_connections} before it, within seconds: "
-                f"do two devices have the id {self._session.client_id!r}, or does the broker shed load?"
-            )
+        self._receiver.offline(reason)
 
     def _idle(self, wait_s: float) -> None:
         """Wait for the next try; requests that were admitted still end, and what grows old is dropped."""
@@ -439,12 +424,6 @@ class MqttTransport:
             return
         # By way of `call`, because what was read together with the end is not delivered yet.
         connection.fetch_retained(filters, lambda reason: self.call(lambda: done(reason)))
-
-    def _say(self, reason: str) -> None:
-        """Log why there is no connection, when it is news."""
-        if reason != self.reason:
-            self.reason = reason
-            log.log(self._log_level, "no MQTT broker; trying again and again", extra={"reason": reason})
 
     def _wake(self) -> None:
         with self._wake_lock:
