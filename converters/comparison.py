@@ -63,6 +63,7 @@ class OutputComparison:
     max_distance: float = 0.0
     sum_distance: float = 0.0
     values: int = 0
+    finite: int = 0
     rows: int = 0
     differing: int = 0
     is_judged_by_rows: bool = False
@@ -87,6 +88,7 @@ class OutputComparison:
         distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
         finite = np.abs(wanted[np.isfinite(wanted)])
         self.values += distance.size
+        self.finite += finite.size
         self.sum_distance += float(distance.sum())
         self.max_distance = max(self.max_distance, float(distance.max(initial=0.0)))
         self.largest = max(self.largest, float(finite.max(initial=0.0)))
@@ -175,6 +177,8 @@ def answers(outputs: Sequence[Array], rows: int) -> Array:
 
 def _faults_of(output: OutputComparison, tolerance: Tolerance, *, judge_rows: bool) -> list[str]:
     found: list[str] = []
+    if output.values and not output.finite:
+        found.append(f"{output.name}: all answers of the source are infinite or no number; compare on other data")
     if not output.is_exact and tolerance.largest_error is not None and not output.max_error <= tolerance.largest_error:
         found.append(f"{output.name}: largest error {output.max_error:.2g}; allowed {tolerance.largest_error:g}")
     if not output.is_exact and not output.mean_error <= tolerance.mean_error:

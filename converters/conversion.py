@@ -7,6 +7,7 @@ all the same).
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +21,15 @@ from edge_runtime.errors import ConversionFailed
 from edge_runtime.serving.trial_process import Ended, run_child
 from edge_runtime_converters.conversion_child import Request, Result
 from edge_runtime_converters.matrix import default_output, route, suffix_of
-from edge_runtime_converters.output_files import place, work_folder
+from edge_runtime_converters.output_files import check_free, place, work_folder
 from edge_runtime_converters.report import Report
 from edge_runtime_converters.source_format import SourceFormat, format_of
 from edge_runtime_converters.wish import Wish, absolute, parse_shapes
 
 _CHILD = "edge_runtime_converters.conversion_child"
 _LOOK_S = 0.1
+_FULL_BYTES = 1 << 16
+"""Free space below which a disk counts as full: nothing that a conversion writes in one piece is smaller."""
 
 Show = Callable[[str, float | None], None]
 """What is done now, and its share of 0 to 1 where one is known."""
@@ -47,7 +50,8 @@ def convert(wish: Wish, show: Show = lambda _label, _share: None) -> Report:
         (work / "out").mkdir()
         report = _reported(absolute(wish, output), source_format, work, show)
         if report.is_near_enough or wish.keep:
-            report = msgspec.structs.replace(report, files=tuple(map(str, place(work / "out", output))))
+            placed = place(work / "out", output, may_replace=wish.overwrite)
+            report = msgspec.structs.replace(report, files=tuple(map(str, placed)))
         return msgspec.structs.replace(report, source=wish.source)
 
 
@@ -57,10 +61,9 @@ def _output(wish: Wish, source: Path) -> Path:
     if output.suffix != suffix:
         raise ConversionFailed(f"{output}: wanted a name that ends in {suffix} for {wish.target}")
     for path in (output, output.with_suffix(".bin")) if suffix == ".xml" else (output,):
-        if path.exists() and not wish.overwrite:
-            raise ConversionFailed(
-                f"{path} is there already; name another with --output, or replace it with --overwrite"
-            )
+        if path.is_dir():
+            raise ConversionFailed(f"{path} is a folder; name a file with --output")
+        check_free(path, may_replace=wish.overwrite)
     return output
 
 
@@ -74,7 +77,12 @@ def _reported(wish: Wish, source_format: SourceFormat, work: Path, show: Show) -
             _watch(running, work / "stage", show)
         finally:
             stop.set()  # at Ctrl-C; otherwise it has ended
-    return _result(running.result(), work / "result.json", wish)
+    try:
+        return _result(running.result(), wish)
+    except ConversionFailed as error:
+        if shutil.disk_usage(work).free < _FULL_BYTES:  # what libraries say of a full disk does not tell
+            raise ConversionFailed(f"{error.message}. The disk of {wish.output} is full; free some space") from error
+        raise
 
 
 def _watch(running: Future[Ended], stage: Path, show: Show) -> None:
@@ -84,7 +92,7 @@ def _watch(running: Future[Ended], stage: Path, show: Show) -> None:
             show(label, float(share) if share else None)
 
 
-def _result(ended: Ended, path: Path, wish: Wish) -> Report:
+def _result(ended: Ended, wish: Wish) -> Report:
     if ended.is_late:
         raise ConversionFailed(
             f"{wish.source}: not done after {wish.timeout_s:g} s, so it was ended; give it more with --timeout"
@@ -95,8 +103,8 @@ def _result(ended: Ended, path: Path, wish: Wish) -> Report:
             f"machine out of memory. It said: {ended.said or 'nothing'}"
         )
     try:
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
-    except (OSError, msgspec.MsgspecError) as error:
+        result = msgspec.json.decode(ended.answer, type=Result)
+    except msgspec.MsgspecError as error:
         raise ConversionFailed(
             f"{wish.source}: the conversion ended without a result: {ended.said or 'nothing'}"
         ) from error

@@ -1,12 +1,13 @@
 """The process in which a conversion happens: the steps of its route, then the comparison with the source.
 
 Started by conversion.py as `python -m edge_runtime_converters.conversion_child PARENT`, a request as JSON on stdin;
-leaves the artifact in `out/` of the work folder and what it found in `result.json`. A source that crashes a library,
-hangs it or eats memory does so here.
+leaves the artifact in `out/` of the work folder and answers with what it found as JSON. A source that crashes a
+library, hangs it or eats memory does so here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -23,6 +24,7 @@ from edge_runtime.errors import ConversionFailed, EdgeRuntimeError
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.serving.confinement import confine, limited_memory
 from edge_runtime_converters.comparison import Comparison, OutputComparison, tolerance_of
+from edge_runtime_converters.libraries import reason_of
 from edge_runtime_converters.matrix import TABULAR, artifact_name, route
 from edge_runtime_converters.original import Original, Served, serve
 from edge_runtime_converters.output_files import total_bytes
@@ -30,6 +32,8 @@ from edge_runtime_converters.report import OutputReport, Report
 from edge_runtime_converters.samples import (
     RUN_ROWS,
     Run,
+    check_finite,
+    check_shapes,
     made_up_runs,
     read_labels,
     read_runs,
@@ -62,20 +66,27 @@ class Result(Struct, frozen=True):
 def main(arguments: Sequence[str]) -> int:
     """Convert what stdin says, for the process of that id. Exit status 0 when there is a report."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    confine(int(arguments[0])).close()
     work = Path(request.work)
     # Whatever a library leaves behind goes with the work folder, even when this process is killed.
     tempfile.tempdir = os.environ["TMPDIR"] = str(work)
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # whatever else is asked of torch.load, it unpickles no code
+    with confine(int(arguments[0])) as answer:
+        result = _converted(request)
+        answer.write(msgspec.json.encode(result))
+    return 1 if result.error else 0
+
+
+def _converted(request: Request) -> Result:
     try:
         with limited_memory(request.memory_limit_bytes):
-            result = Result(report=_Conversion(request).report())
+            return Result(report=_Conversion(request).report())
     except EdgeRuntimeError as error:
-        result = Result(error=error.message)
+        return Result(error=error.message)
     except MemoryError:
-        result = Result(error=f"it needs more than the {request.memory_limit_bytes} bytes of memory of this machine")
-    (work / "result.json").write_bytes(msgspec.json.encode(result))
-    return 1 if result.error else 0
+        return Result(error=f"it needs more than the {request.memory_limit_bytes} bytes of memory of this machine")
+    except Exception as error:  # noqa: BLE001  what a library raises unexpectedly is a failed conversion too
+        said = f"{type(error).__name__}: {reason_of(error)}"
+        return Result(error=f"{request.wish.source}: cannot be converted ({said}); the file may be damaged")
 
 
 class _Conversion:
@@ -98,6 +109,7 @@ class _Conversion:
         plain = serve(base)
         reference: Original = original or plain
         try:
+            check_shapes(self._shapes, plain.spec)
             calibration = self._calibration(plain.spec)
             self._refine(base, calibration)
             runs, compared_on = self._runs(plain.spec)
@@ -137,7 +149,10 @@ class _Conversion:
                 f"arrays called {', '.join(tensor.name for tensor in spec.inputs)}, or a folder of .npz or .npy files"
             )
         self._say("reading calibration data")
-        return list(spread(read_runs(Path(self._wish.calibration), spec, run_rows=1), CALIBRATION_ROWS))
+        path = Path(self._wish.calibration)
+        runs = list(spread(read_runs(path, spec, run_rows=1), CALIBRATION_ROWS))
+        check_finite(runs, path)
+        return runs
 
     def _runs(self, spec: ModelSpec) -> tuple[list[Run], str]:
         given = self._wish.data or self._wish.calibration
@@ -201,8 +216,9 @@ class _Conversion:
     def _say(self, stage: str, share: float | None = None) -> None:
         """What is done now, for the parent to show: a label, and a share of 0 to 1 where one is known."""
         fresh = self._work / "stage.part"
-        fresh.write_text(f"{stage}\t{'' if share is None else f'{share:.3f}'}", encoding="utf-8")
-        fresh.replace(self._work / "stage")
+        with contextlib.suppress(OSError):  # a full disk fails where something is lost, not here
+            fresh.write_text(f"{stage}\t{'' if share is None else f'{share:.3f}'}", encoding="utf-8")
+            fresh.replace(self._work / "stage")
 
 
 def _step(base: Path, made: Path, target: str, precision: str, calibration: list[Run]) -> None:

@@ -5,14 +5,19 @@ Owns: how files become runs, and the bounds on them. Arrays are read with pickli
 
 from __future__ import annotations
 
+import lzma
 import math
+import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from edge_runtime.errors import ConversionFailed
+from edge_runtime.backends.plain_files import open_artifact
+from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array
 
@@ -25,6 +30,11 @@ RUN_ROWS = 16
 """Rows of one run of a comparison, where axis 0 is open: enough to be quick, little memory."""
 
 _SEED = 7
+
+_UNREADABLE = (
+    OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What numpy and zipfile raise for files that are damaged, encrypted or packed in a way they do not know."""
 
 Run = Mapping[str, Array]
 
@@ -64,6 +74,28 @@ def made_up_runs(spec: ModelSpec, shapes: Mapping[str, TensorSpec], *, is_tabula
         {tensor.name: _made_up(tensor, shapes.get(tensor.name), rows, random, is_tabular) for tensor in spec.inputs}
         for _ in range(max(1, MADE_UP_ROWS // rows) if rows > 1 else RUN_ROWS)
     ]
+
+
+def check_shapes(shapes: Mapping[str, TensorSpec], spec: ModelSpec) -> None:
+    """Raises ConversionFailed where a shape is said of an input that there is not, or that is otherwise."""
+    inputs = {tensor.name: tensor for tensor in spec.inputs}
+    for name, said in shapes.items():
+        tensor = inputs.get(name)
+        if tensor is None:
+            raise ConversionFailed(f"--shapes says {name!r}; the model takes {', '.join(inputs) or 'nothing'}")
+        is_right = len(said.shape) == len(tensor.shape) and all(
+            DYNAMIC in (ours, theirs) or ours == theirs for ours, theirs in zip(tensor.shape, said.shape, strict=True)
+        )
+        if not is_right:
+            raise ConversionFailed(f"--shapes says {name} is {list(said.shape)}; the model wants {list(tensor.shape)}")
+
+
+def check_finite(runs: Sequence[Run], path: Path) -> None:
+    """Raises ConversionFailed where an input is no number or infinite: no range of int8 holds it."""
+    for run in runs:
+        for name, array in run.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ConversionFailed(f"{path}: {name!r} holds values that are infinite or no number; leave those out")
 
 
 def rows_of(run: Run) -> int:
@@ -107,23 +139,44 @@ def _arrays(file: Path, spec: ModelSpec) -> dict[str, Array]:
     if file.suffix != ".npz":
         raise ConversionFailed(f"{file}: wanted an .npz or .npy file, or a folder of them")
     try:
-        with zipfile.ZipFile(file) as archive:
-            declared = sum(member.file_size for member in archive.infolist())
-        if declared > MAX_BYTES:
-            raise ConversionFailed(f"{file}: unpacks to {declared} bytes; wanted at most {MAX_BYTES}")
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ConversionFailed(f"{file}: no .npz of numbers: {error}") from error
+        with _open(file) as content, zipfile.ZipFile(content) as archive:
+            members = archive.infolist()
+            declared = sum(member.file_size for member in members)
+            if declared > MAX_BYTES:
+                raise ConversionFailed(f"{file}: unpacks to {declared} bytes; wanted at most {MAX_BYTES}")
+            return {member.filename.removesuffix(".npy"): _member(archive, member) for member in members}
+    except _UNREADABLE as error:
+        raise ConversionFailed(f"{file}: no .npz of numbers: {_short(error)}") from error
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as content:
+        array: Array = np.lib.format.read_array(content, allow_pickle=False)
+        if content.read(1):  # at the end, and only there, the checksum is looked at
+            raise ValueError(f"{member.filename} goes on after its array")
+    return array
 
 
 def _load_npy(file: Path) -> Array:
     try:
-        with file.open("rb") as content:
+        with _open(file) as content:
             array: Array = np.lib.format.read_array(content, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise ConversionFailed(f"{file}: no .npy of numbers: {error}") from error
+    except _UNREADABLE as error:
+        raise ConversionFailed(f"{file}: no .npy of numbers: {_short(error)}") from error
     return array
+
+
+def _open(file: Path) -> IO[bytes]:
+    """A regular file, open: a pipe would be waited for, and a device has no end. Raises ConversionFailed."""
+    try:
+        return os.fdopen(open_artifact(file)[0], "rb")
+    except LoadFailed as error:
+        raise ConversionFailed(error.message) from error
+
+
+def _short(error: BaseException) -> str:
+    """Of a header that cannot be read numpy says all."""
+    return str(error)[:200] or type(error).__name__
 
 
 def _fitted(arrays: Mapping[str, Array], spec: ModelSpec, file: Path) -> dict[str, Array]:

@@ -57,6 +57,13 @@ def test_values_that_are_no_numbers_in_both_are_the_same() -> None:
     assert compared([values], [values.copy()]).outputs[0].max_error == 0
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_answers_of_which_none_is_a_number_are_no_comparison(bad: float) -> None:
+    values = np.full((2, 3), bad)
+    (fault,) = compared([values], [values.copy()]).faults(TOLERANCES["fp32"])
+    assert "compare on other data" in fault
+
+
 def test_an_output_of_zeros_that_stays_zero_has_no_error() -> None:
     assert compared([np.zeros((2, 2))], [np.zeros((2, 2))]).faults(TOLERANCES["fp32"]) == []
 

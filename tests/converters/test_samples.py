@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,15 @@ import pytest
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime_converters import samples
-from edge_runtime_converters.samples import made_up_runs, read_labels, read_runs, rows_of, spread
+from edge_runtime_converters.samples import (
+    check_finite,
+    check_shapes,
+    made_up_runs,
+    read_labels,
+    read_runs,
+    rows_of,
+    spread,
+)
 
 OPEN = ModelSpec((TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 2)),))
 FIXED = ModelSpec((TensorSpec("x", "FP32", (2, 3)),), (TensorSpec("y", "FP32", (2, 2)),))
@@ -136,3 +146,79 @@ def test_an_open_inner_dimension_is_asked_for() -> None:
         made_up_runs(text, {}, is_tabular=False)
     said = {"ids": TensorSpec("ids", "INT64", (-1, 9))}
     assert made_up_runs(text, said, is_tabular=False)[0]["ids"].shape == (16, 9)
+
+
+def write_zip(path: Path, content: bytes, kind: int = zipfile.ZIP_STORED) -> bytearray:
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("x.npy", content)
+    return bytearray(path.read_bytes())
+
+
+def npy_of(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_refused_however_it_is_packed(tmp_path: Path, kind: int) -> None:
+    whole = write_zip(tmp_path / "data.npz", npy_of(VALUES), kind)
+    refused = 0
+    for place in range(50, whole.index(b"PK\x01\x02")):
+        damaged = whole.copy()
+        damaged[place] ^= 0xA5
+        (tmp_path / "data.npz").write_bytes(damaged)
+        try:
+            assert np.array_equal(joined(read_runs(tmp_path / "data.npz", OPEN, 1)), VALUES)  # a byte that says nothing
+        except ConversionFailed as error:
+            assert "no .npz of numbers" in error.message  # noqa: PT017  what else is raised fails the test
+            refused += 1
+    assert refused > 50
+
+
+def test_an_archive_of_something_else_or_encrypted_is_refused(tmp_path: Path) -> None:
+    whole = write_zip(tmp_path / "data.npz", b"\0" * 1000)
+    with pytest.raises(ConversionFailed, match=r"no \.npz of numbers"):
+        read_runs(tmp_path / "data.npz", OPEN, 1)
+    whole[6] |= 1
+    whole[whole.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "data.npz").write_bytes(whole)
+    with pytest.raises(ConversionFailed, match="encrypted"):
+        read_runs(tmp_path / "data.npz", OPEN, 1)
+
+
+@pytest.mark.parametrize("name", ["data.npy", "data.npz"])
+def test_a_pipe_and_a_device_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConversionFailed, match="wanted a regular file"):
+        read_runs(tmp_path / name, OPEN, 1)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/urandom")
+    with pytest.raises(ConversionFailed, match="wanted a regular file"):
+        read_runs(tmp_path / name, OPEN, 1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_inputs_that_no_range_holds_do_not_calibrate(value: float) -> None:
+    runs = [{"x": VALUES[:1]}, {"x": np.full((1, 3), value, np.float32)}]
+    with pytest.raises(ConversionFailed, match=r"data\.npy: 'x' holds values that are infinite or no number"):
+        check_finite(runs, Path("data.npy"))
+    check_finite(runs[:1], Path("data.npy"))
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        (TensorSpec("y", "FP32", (-1, 3)), "says 'y'; the model takes x"),
+        (TensorSpec("x", "FP32", (-1, 4)), r"says x is \[-1, 4\]; the model wants \[-1, 3\]"),
+        (TensorSpec("x", "FP32", (3,)), r"says x is \[3\]; the model wants \[-1, 3\]"),
+    ],
+)
+def test_a_shape_that_is_not_the_models_is_refused(said: TensorSpec, match: str) -> None:
+    with pytest.raises(ConversionFailed, match=match):
+        check_shapes({said.name: said}, OPEN)
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (-1, 3), (-1, -1)])
+def test_a_shape_that_says_more_or_less_than_the_model_is_taken(shape: tuple[int, ...]) -> None:
+    check_shapes({"x": TensorSpec("x", "FP32", shape)}, OPEN)
