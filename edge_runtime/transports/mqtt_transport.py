@@ -1,8 +1,8 @@
 """A broker's client on a thread of its own: messages in, messages out, over every loss of the connection.
 
 Owns: the thread, the connection of the moment, what is retained, and the outbox; mqtt_attempts.py owns what came of the
-attempts to connect. Knows no model and decodes nothing: what a message means is asked of the `Receiver`, which is called
-between reads and never inside paho.
+attempts to connect. Knows no model and decodes nothing: what a message means is asked of the `Receiver`, which is
+called between reads and never inside paho.
 
 A thread of its own, rather than the I/O thread's poll: connecting, TLS and name look-ups block, and must never hold up
 ZeroMQ. It answers by itself, with no hand-over to the I/O thread: in a prototype of an echo, 64 in flight on 2 cores,
