@@ -21,7 +21,7 @@ from edge_runtime.cli.arguments import UsageError, nearest, positive
 from edge_runtime.cli.screen import Screen, ms_text, rate_text, size_text
 from edge_runtime.config.endpoints import client_endpoint, state_folder
 from edge_runtime.config.loading import load_config
-from edge_runtime.errors import ConfigError, ModelNotFound
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
 from edge_runtime.profiles.detect import detect
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.version_policy import select_versions
@@ -174,14 +174,19 @@ def _finished(session: Session, model: ModelFolder, arguments: argparse.Namespac
     assert session.space is not None
     summary = summarise(session.space, session.results)
     written: list[Path] = []
-    if summary.choice is not None and not arguments.dry_run:
-        about = {"device": _device_text(session), "data": _data_text(session), "date": _today()}
-        why = reasons(summary, session.results, session.wish.objective, **about)
-        written += apply_choice(session, model, summary.choice, why).files
-    picture = arguments.output or (None if arguments.dry_run else model.path / "tune.svg")
-    if picture is not None and session.results.full:
-        write_picture(picture, _picture(session, summary))
-        written.append(picture)
+    try:
+        if summary.choice is not None and not arguments.dry_run:
+            about = {"device": _device_text(session), "data": _data_text(session), "date": _today()}
+            why = reasons(summary, session.results, session.wish.objective, **about)
+            written += apply_choice(session, model, summary.choice, why).files
+        picture = arguments.output or (None if arguments.dry_run else model.path / "tune.svg")
+        if picture is not None and session.results.full:
+            write_picture(picture, _picture(session, summary))
+            written.append(picture)
+    except (EdgeRuntimeError, OSError):
+        if not screen.wants_json:  # what was measured is worth seeing all the same
+            _print_table(summary, screen)
+        raise
     _print(session, summary, written, screen)
     return 0 if summary.choice is not None else EXIT_FAILED
 

@@ -5,6 +5,7 @@ Owns: the order. A daemon that serves the folder sees a variant that nobody asks
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,19 @@ class Applied:
 
 
 def check_can_apply(model: ModelFolder) -> Path:
-    """Where the settings go. Raises ConfigError: the model has no folder of its own, or it cannot be written."""
+    """Where the settings go. Raises ConfigError: the model has no folder of its own, or it cannot be written.
+
+    Asked before anything is measured: minutes later is late to hear it.
+    """
     if model.path.name != model.name:
         raise ConfigError(
             f"{model.path}: {model.name} is a file there, and settings belong into a folder: move it to "
             f"{model.name}/1/, or look only, with --dry-run"
+        )
+    if not os.access(model.path, os.W_OK):
+        raise ConfigError(
+            f"{model.path}: cannot be written, and {SETTINGS_FILE} belongs there; look only, with --dry-run (and "
+            "--output F for the picture), or make it writable"
         )
     return model.path / SETTINGS_FILE
 

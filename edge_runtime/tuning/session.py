@@ -134,9 +134,10 @@ class Session:
         self.notes += notes
         found = engines(choices, offers, self.device.facts)
         if not found or found[0].precision != PLAIN:
+            there = ", ".join(self.version.files) or "nothing"
             raise LoadFailed(
-                f"{self.version.path}: there is nothing to compare with: no backend here loads the model itself"
-                + "".join(f"; {note}" for note in notes)
+                f"{self.version.path}: holds {there}; wanted the model itself, such as model.onnx, which variants are "
+                "compared with, and a backend here that loads it" + "".join(f"; {note}" for note in notes)
             )
         self._bench.lay_out()
         described = self._describe(found[0])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from demo.digits import load_held_out
 from edge_runtime import Runtime
+from edge_runtime.cli.main import main
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
@@ -103,6 +107,47 @@ def test_a_model_that_is_a_file_has_no_place_for_settings(tmp_path: Path) -> Non
     mlp(tmp_path / "made").rename(tmp_path / "net.onnx")
     with pytest.raises(ConfigError, match=r"move it to net/1/, or look only, with --dry-run"):
         check_can_apply(_model(tmp_path, "net"))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A models folder with one model that this process cannot write: read-only to root too."""
+    models = tmp_path / "models"
+    mlp(models / "net" / "1")
+    if os.geteuid() != 0:
+        (models / "net").chmod(0o555)
+        yield models
+        return
+    words = ["mount", "--bind", "--options", "ro", str(models), str(models)]
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+    ):
+        pytest.skip("root may not mount here, and whatever else is done it may write")
+    try:
+        yield models
+    finally:
+        subprocess.run(["umount", str(models)], check=True, timeout=30)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    read_only: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--models", str(read_only), "--state", str(read_only.parent / "state")]
+    assert main(["tune", "net", *places, "--slo", "p99=5s", "--time", "1s"]) == 1
+    assert f"{read_only}/net: cannot be written, and model.toml belongs there" in capsys.readouterr().err
+    assert not (read_only.parent / "state" / "tuning").exists()
+
+
+def test_a_version_of_variants_alone_says_that_the_model_itself_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", f"ipc://{tmp_path}/nobody.sock")
+    mlp_int8(tmp_path / "net" / "1")
+    (tmp_path / "net" / "1" / "model.onnx").unlink(missing_ok=True)
+    places = ["--models", str(tmp_path), "--state", str(tmp_path / "state")]
+    assert main(["tune", "net", *places, "--slo", "p99=5s", "--time", "1s"]) == 1
+    assert "holds model.int8.onnx; wanted the model itself" in capsys.readouterr().err
 
 
 def _model(models: Path, name: str) -> ModelFolder:
