@@ -118,7 +118,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         (models / "net").chmod(0o555)
         yield models
         return
-    words = ["mount", "--bind", "--options", "ro", str(models), str(models)]
+    command = ["mount", "--bind", "--options", "ro", str(models), str(models)]
     if (
         shutil.which("mount") is None
         or subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
