@@ -2,11 +2,12 @@
 
 Owns: one small file for each result, named by a digest of all that it depends on: the artifact, the inputs, the
 objective, the engine or candidate, the device, and the backend's version. Durable: a result that was shown is kept
-through a power cut. A damaged file counts as none. Thread: one owner.
+through a power cut. A file carries the hash of what is in it; a damaged one counts as none. Thread: one owner.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ from edge_runtime.tuning.conversion import digest_of
 
 log = logging.getLogger(__name__)
 
-FORMAT = "1"
+FORMAT = "2"
 """Part of every name: a release that measures differently begins anew."""
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -37,7 +38,8 @@ class Journal:
         if self._folder is None:
             return None
         try:
-            return msgspec.json.decode(self._path(kind, subject).read_bytes(), type=kind)
+            kept = msgspec.json.decode(self._path(kind, subject).read_bytes(), type=_Kept)
+            return msgspec.json.decode(kept.result, type=kind) if kept.digest == _digest(kept.result) else None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
@@ -47,10 +49,23 @@ class Journal:
             return
         try:
             make_folder(self._folder)
-            write_atomically(self._path(type(result), subject), msgspec.json.encode(result))
+            content = msgspec.json.encode(result)
+            kept = _Kept(_digest(content), msgspec.Raw(content))
+            write_atomically(self._path(type(result), subject), msgspec.json.encode(kept))
         except (OSError, StorageFailed) as error:
             log.warning("a result is not kept: %s", error)
 
     def _path(self, kind: type[msgspec.Struct], subject: tuple[str, ...]) -> Path:
         assert self._folder is not None
         return self._folder / f"{digest_of((FORMAT, kind.__name__, *self._about, *subject))}.json"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A result's file. digest: of the result's JSON, SHA-256 in hexadecimal digits."""
+
+    digest: str
+    result: msgspec.Raw
+
+
+def _digest(content: bytes | msgspec.Raw) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -15,6 +15,9 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_LIMIT_S = 600.0
 """Of one request's latency; a search over slower ones would take days."""
 
+MAX_TIME_S = 7 * 86400.0
+"""Of a tune: more is a slip of the finger."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -51,6 +54,6 @@ def parse_duration(text: str) -> float:
     """`90s`, `10m` or `2h` in seconds. Raises ConfigError."""
     found = _DURATION.fullmatch(text.strip().lower())
     duration_s = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if duration_s <= 0:
-        raise ConfigError(f"--time: got {text[:80]!r}, wanted a time above 0: 90s, 10m, 1h")
+    if not 0 < duration_s <= MAX_TIME_S:
+        raise ConfigError(f"--time: got {text[:80]!r}, wanted a time above 0 and at most a week: 90s, 10m, 1h")
     return duration_s

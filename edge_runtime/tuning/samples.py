@@ -6,7 +6,9 @@ is a TensorMismatch that names it. Nothing is unpickled.
 
 from __future__ import annotations
 
+import lzma
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -42,6 +44,9 @@ MIN_TO_PART = 8
 
 MULTIPLE = (".npz",)
 """Files with one array for each input of the model."""
+
+_UNREADABLE = (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What zipfile raises of archives that are damaged, encrypted, or packed in a way it does not know."""
 
 Sample = Mapping[str, Array]
 Note = Callable[[str], None]
@@ -186,7 +191,7 @@ def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sa
                     array = tensor_from_file(member, f"{file}:{tensor.name}.npy", tensor, note)
                 found[tensor.name] = _checked(array, tensor, file)
             return found
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+    except _UNREADABLE as error:
         raise TensorMismatch(f"{file} is no .npz: {str(error)[:200]}") from None
 
 
@@ -204,6 +209,8 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _checked(array: Array, tensor: TensorSpec, file: Path) -> Array:
+    if tensor.datatype != "BYTES" and array.dtype.kind not in "biufc":
+        raise TensorMismatch(f"{file}: is {array.dtype}; input {tensor.name!r} wants {tensor.datatype}")
     if not tensor.fits(array.shape):
         raise TensorMismatch(f"{file}: is {list(array.shape)}; input {tensor.name!r} wants {list(tensor.shape)}")
     return array

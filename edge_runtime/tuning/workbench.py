@@ -6,12 +6,13 @@ never changed. Thread: one owner.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import growing
+from edge_runtime.repository.durable import PART_SUFFIX, growing, sync_folder
 from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.names import SETTINGS_FILE
 
@@ -61,17 +62,43 @@ class Workbench:
 def place(files: Sequence[Path], folder: Path) -> list[Path]:
     """Put a variant's files into a version's folder, each whole and durable, the graph last; returns where they are.
 
-    Raises StorageFailed: nothing half-written stays.
+    files: the graph first. An old graph is gone before its weights change: it would read the new ones at the places
+    of the old. Raises StorageFailed: nothing half-written stays, and what was there is as it was, except where the
+    message says otherwise.
     """
-    placed: list[Path] = []
-    for source in reversed(files):
-        target = folder / source.name
-        try:
-            with source.open("rb") as content, growing(target.with_name(f"{target.name}.part"), keep=False) as part:
-                while piece := content.read(_PIECE_BYTES):
-                    part.write(piece)
-                part.commit(target)
-        except OSError as error:
-            raise StorageFailed(f"{target}: cannot be written: {error.strerror}; the model is as it was") from error
-        placed.append(target)
-    return placed
+    if not files:  # the model as it is
+        return []
+    targets = [folder / source.name for source in reversed(files)]
+    parts = [target.with_name(f"{target.name}{PART_SUFFIX}") for target in targets]
+    try:
+        for source, part in zip(reversed(files), parts, strict=True):
+            _copy(source, part)
+        _rename(parts, targets)
+    finally:
+        for part in parts:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+    return targets
+
+
+def _copy(source: Path, part: Path) -> None:
+    try:
+        with source.open("rb") as content, growing(part, keep=False) as file:
+            while piece := content.read(_PIECE_BYTES):
+                file.write(piece)
+            file.commit(part)
+    except OSError as error:
+        raise StorageFailed(f"{part}: cannot be written: {error.strerror}; the model is as it was") from error
+
+
+def _rename(parts: Sequence[Path], targets: Sequence[Path]) -> None:
+    *_, graph = targets
+    try:
+        if len(targets) > 1:
+            graph.unlink(missing_ok=True)
+            sync_folder(graph.parent)
+        for part, target in zip(parts, targets, strict=True):
+            part.replace(target)
+        sync_folder(graph.parent)
+    except OSError as error:
+        raise StorageFailed(f"{graph}: cannot be written: {error.strerror}; the variant may be missing") from error

@@ -103,6 +103,52 @@ def test_a_variant_is_whole_or_not_there(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "1").iterdir()] == ["model.int8.onnx"]
 
 
+def test_an_old_graph_is_never_there_with_new_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "1"
+    folder.mkdir()
+
+    def variant(content: str) -> list[Path]:
+        made = tmp_path / content
+        made.mkdir()
+        files = [made / "model.int8.xml", made / "model.int8.bin"]
+        for file in files:
+            file.write_text(content)
+        return files
+
+    def seen() -> dict[str, str]:
+        return {path.suffix: path.read_text() for path in folder.iterdir() if path.suffix != ".part"}
+
+    place(variant("old"), folder)
+    found: list[dict[str, str]] = []
+    rename = os.replace
+
+    def watched(source: os.PathLike[str], target: os.PathLike[str]) -> None:
+        rename(source, target)
+        found.append(seen())
+
+    monkeypatch.setattr(os, "replace", watched)
+    place(variant("new"), folder)
+    assert found[-1] == {".xml": "new", ".bin": "new"}
+    assert all(each.get(".xml") in (None, each[".bin"]) for each in found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
+def test_a_full_disk_leaves_the_old_variant_and_no_half(tmp_path: Path) -> None:
+    folder, source = tmp_path / "disk", tmp_path / "model.int8.onnx"
+    folder.mkdir()
+    source.write_bytes(bytes(1 << 20))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this place lets nobody mount")
+    try:
+        (folder / source.name).write_bytes(b"old")
+        with pytest.raises(StorageFailed, match="No space left"):
+            place([source], folder)
+        assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [(source.name, b"old")]
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_a_model_that_is_a_file_has_no_place_for_settings(tmp_path: Path) -> None:
     mlp(tmp_path / "made").rename(tmp_path / "net.onnx")
     with pytest.raises(ConfigError, match=r"move it to net/1/, or look only, with --dry-run"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import xml.etree.ElementTree as ET
 import zipfile
@@ -145,6 +146,24 @@ def test_a_model_of_several_inputs_is_given_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"a": [[5, 5]], "b": [7]}')
     found = read(tmp_path, TWO)
     assert [(sample["a"].shape, int(sample["b"][0])) for sample in found] == [((1, 2), b) for b in (0, 1, 2, 7)]
+
+
+def test_an_archive_that_is_damaged_in_its_stream_is_refused(tmp_path: Path) -> None:
+    array = io.BytesIO()
+    np.save(array, np.arange(400, dtype=np.float32).reshape(100, 4))
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", array.getvalue())
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    content[60:80] = bytes(20)
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(TensorMismatch, match=r"x\.npz is no \.npz"):
+        read(tmp_path)
+
+
+def test_text_where_the_model_wants_numbers_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.full((2, 4), b"1"))
+    with pytest.raises(TensorMismatch, match=r"x\.npy: is \|S1; input 'x' wants FP32"):
+        read(tmp_path)
 
 
 def test_what_calibrates_does_not_judge() -> None:
@@ -332,6 +351,18 @@ def test_a_damaged_result_counts_as_none(tmp_path: Path, damage: bytes) -> None:
     assert journal.read(Quick, "a") is None
     journal.write(LOOK, "a")
     assert journal.read(Quick, "a") == LOOK
+
+
+def test_a_changed_bit_anywhere_in_a_result_counts_as_none(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, ())
+    journal.write(LOOK, "a")
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        assert journal.read(Quick, "a") is None
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

@@ -72,7 +72,7 @@ def test_what_is_no_share_says_what_is_wanted(text: str) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
 def test_a_time_has_a_unit(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
-    for wrong in ("", "10", "0s", "-1m", "10d"):
+    for wrong in ("", "10", "0s", "-1m", "10d", "169h", "9" * 400 + "h"):
         with pytest.raises(ConfigError, match="--time: got"):
             parse_duration(wrong)
 
