@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from edge_runtime.backends.tensorrt_build import build_engine
 from edge_runtime.backends.tensorrt_order import EngineOrder
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.errors import EdgeRuntimeError, StorageFailed
 from edge_runtime.serving.confinement import confine
 from edge_runtime.serving.engine_cache import EngineCache
 
@@ -38,12 +38,16 @@ class BuildRequest(Struct, frozen=True):
 
 
 class BuildNews(Struct, frozen=True, omit_defaults=True):
-    """One line. share: from 0 to 1. is_done: the engine is in the folder. fault: why it never will be."""
+    """One line. share: from 0 to 1. is_done: the engine is in the folder. fault: why it is not.
+
+    may_pass: the fault is of the disk, not of the model.
+    """
 
     share: float = 0.0
     phase: str = ""
     is_done: bool = False
     fault: str = ""
+    may_pass: bool = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             _build(request, answer)
             news = BuildNews(share=1.0, is_done=True)
+        except StorageFailed as error:
+            news = BuildNews(fault=error.message[:MAX_FAULT_CHARACTERS], may_pass=True)
         except EdgeRuntimeError as error:
             news = BuildNews(fault=error.message[:MAX_FAULT_CHARACTERS])
         except Exception as error:  # noqa: BLE001  what a library raises unexpectedly is a failed build too

@@ -281,5 +281,5 @@ def judge(ended: Ended, last: BuildNews, limit_s: float, memory_bytes: int | Non
         case Ended(signal=signal) if signal:
             return f"building its engine ended the process that did it ({signal}): {ended.said}", True
     if last.is_done or last.fault:
-        return last.fault, True
+        return last.fault, not last.may_pass
     return f"the process that built its engine ended without a word: {ended.said}", False

@@ -41,6 +41,9 @@ def main(parent: str) -> int:
             case "printing":
                 os.write(1, b"rubbish\n")
                 answer.write(b"rubbish\n")
+            case "full":
+                answer.write(msgspec.json.encode(BuildNews(fault="no space left", may_pass=True)) + b"\n")
+                return 0
             case "refused":
                 answer.write(msgspec.json.encode(BuildNews(fault="no kernel for it")) + b"\n")
                 return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +123,25 @@ def test_what_the_library_refuses_is_told_with_its_reason_and_not_tried_again(tm
         assert not isinstance(raised.value, NotBuiltYet)
         assert "cannot read model.onnx" in raised.value.message
     assert ends.empty()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
+def test_a_disk_that_was_full_is_no_reason_for_ever(tmp_path: Path) -> None:
+    artifact, state = onnx_models.wide(tmp_path / "m", 256), tmp_path / "state"
+    state.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(state)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this place lets nobody mount")
+    try:
+        with device(state) as (backend, ends, _):
+            with pytest.raises(NotBuiltYet):
+                backend.load(artifact, LoadOptions())
+            assert "No space left on device" in ends.get(timeout=60)[1]
+        assert list(state.iterdir()) == []
+        subprocess.run(["mount", "-o", "remount,size=64m", str(state)], check=True)
+        assert build(state, artifact)
+    finally:
+        subprocess.run(["umount", str(state)], check=True)
 
 
 def test_closing_leaves_no_process_and_no_half_engine(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_an_engine_from_elsewhere_under_a_key_is_no_engine(cache: EngineCache) -
     assert cache.read(KEYS[0]) is None
 
 
+def test_an_engine_in_anothers_place_is_noticed(cache: EngineCache) -> None:
+    for key in KEYS[:2]:
+        cache.write(key, key.encode())
+    one, other = (cache.folder / f"{key}.engine" for key in KEYS[:2])
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    assert cache.read(KEYS[0]) is None
+    assert cache.read(KEYS[1]) is None
+
+
 def test_a_link_in_an_engines_place_is_not_followed(cache: EngineCache, tmp_path: Path) -> None:
     cache.write(KEYS[0], b"engine")
     path = cache.folder / f"{KEYS[0]}.engine"
