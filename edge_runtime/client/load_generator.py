@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -92,8 +92,12 @@ def measure(plan: Plan, frames: Sequence[bytes]) -> Measured:
 class Generator:
     """One run of a plan over an open socket. Single-threaded."""
 
-    def __init__(self, socket: Any, plan: Plan, frames: Sequence[bytes]) -> None:
+    def __init__(
+        self, socket: Any, plan: Plan, frames: Sequence[bytes], now_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """now_s: the clock that requests are sent and replies are timed by, in seconds."""
         self._socket = socket
+        self._now_s = now_s
         self._plan = plan
         self._header = frames[0]
         self._tensors = frames[1:]
@@ -106,7 +110,7 @@ class Generator:
 
     def run(self) -> Measured:
         """Send for the plan's time, then wait for what is on its way."""
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        began_s, began_cpu_s = self._now_s(), time.process_time()
         self._counts_from_s = began_s + self._plan.warmup_s
         self._ends_s = self._counts_from_s + self._plan.seconds
         if self._plan.rate is None:
@@ -114,7 +118,7 @@ class Generator:
         else:
             self._open_loop(self._plan.rate)
         cpu_s = time.process_time() - began_cpu_s
-        wall_s = time.perf_counter() - began_s
+        wall_s = self._now_s() - began_s
         self._drain(self._ends_s + self._plan.timeout_s + DRAIN_S)
         measured = self.measured
         measured.seconds = self._plan.seconds
@@ -124,7 +128,7 @@ class Generator:
         return measured
 
     def _closed_loop(self) -> None:
-        now = time.perf_counter
+        now = self._now_s
         for _ in range(self._plan.in_flight):
             self._send(now())
         while (now_s := now()) < self._ends_s:
@@ -135,19 +139,23 @@ class Generator:
                     self._send(now_s)
 
     def _open_loop(self, rate: float) -> None:
-        now = time.perf_counter
+        now, ends_s = self._now_s, self._ends_s
         due = random.Random(self._plan.seed)  # noqa: S311 (arrivals, not secrets)
         step_ms = 1 if rate < SLOW_RATE else 0
         due_s = now() + due.expovariate(rate)
-        while (now_s := now()) < self._ends_s:
-            while due_s <= now_s:
+        while True:
+            now_s = now()
+            # Also what became due while this process was held up past the end.
+            while due_s <= now_s and due_s < ends_s:
                 self._send(due_s)
                 due_s += due.expovariate(rate)
+            if now_s >= ends_s:
+                return
             zmq_poll([(self._socket, POLLIN)], min(step_ms, max(int((due_s - now()) * 1e3), 0)) if step_ms else 0)
             self._take(256)
 
     def _drain(self, end_s: float) -> None:
-        while self._sent_s and time.perf_counter() < end_s:
+        while self._sent_s and self._now_s() < end_s:
             zmq_poll([(self._socket, POLLIN)], 20)
             self._take(1 << 20)
 
@@ -169,7 +177,7 @@ class Generator:
         """Take up to `bound` replies; returns how many."""
         receive, socket, sent_s = RawSocket.recv, self._socket, self._sent_s
         measured, counts_from_s, ends_s = self.measured, self._counts_from_s, self._ends_s
-        now = time.perf_counter
+        now = self._now_s
         taken = 0
         try:
             while taken < bound:
