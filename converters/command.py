@@ -27,14 +27,23 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
     )
     parser.add_argument("--to", choices=TARGETS, required=not target, default=target or None, help="what it becomes")
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default=precision, help="of the result (default %(default)s)"
+        "--precision",
+        choices=PRECISIONS,
+        type=_precision,
+        default=precision,
+        help="of the result (default %(default)s)",
     )
-    parser.add_argument("--output", metavar="FILE", default="", help="default: beside the source, by its name")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        default="",
+        help="default: beside the source, by its name; models/NAME/1/ writes model.onnx there, where it is served",
+    )
     parser.add_argument(
         "--calibration",
         metavar="DATA",
         default="",
-        help="real inputs that int8 chooses its ranges by: an .npz, an .npy, or a folder of them",
+        help="real inputs that int8 chooses its ranges by: .npz, .npy, .json or a picture, or a folder of them",
     )
     parser.add_argument(
         "--data",
@@ -46,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
         "--labels",
         metavar="FILE",
         default="",
-        help=".npy with the right class of each row of the data: tells the accuracy",
+        help="the right class of each row of the data, .npy or text with a number a line: tells the accuracy",
     )
     parser.add_argument(
         "--shapes",
@@ -59,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
         "--tolerance",
         metavar="X",
         type=_share,
-        help="allow errors, other answers and loss of accuracy up to this share (default: by precision)",
+        help="allow errors, other answers and loss of accuracy up to this share, 0.01 or 1%% (default: by precision)",
     )
     parser.add_argument("--keep", action="store_true", help="write the result even where it is too far from its source")
     parser.add_argument("--overwrite", action="store_true", help="replace a file of the same name")
@@ -118,8 +127,14 @@ def _lines(report: Report) -> list[str]:
     return told + [f"note: {note}" for note in report.notes]
 
 
+def _precision(text: str) -> str:
+    """model.toml and `tune` call them f32 and f16."""
+    return {"f32": "fp32", "f16": "fp16"}.get(text, text)
+
+
 def _share(text: str) -> float:
-    return _number(text, 1.0, "a share from 0 to 1")
+    wanted = "a share from 0 to 1, or from 0% to 100%"
+    return _number(text[:-1], 100.0, wanted) / 100 if text.endswith("%") else _number(text, 1.0, wanted)
 
 
 def _seconds(text: str) -> float:
@@ -131,6 +146,6 @@ def _number(text: str, most: float, wanted: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number <= most or (most > 1 and not 0 < number < most):
+    if not 0 <= number <= most or (most == math.inf and not 0 < number < most):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted {wanted}")
     return number

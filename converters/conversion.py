@@ -20,7 +20,7 @@ import msgspec
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.serving.trial_process import Ended, run_child
 from edge_runtime_converters.conversion_child import Request, Result
-from edge_runtime_converters.matrix import default_output, route, suffix_of
+from edge_runtime_converters.matrix import artifact_name, default_output, route, suffix_of
 from edge_runtime_converters.output_files import check_free, place, work_folder
 from edge_runtime_converters.report import Report
 from edge_runtime_converters.source_format import SourceFormat, format_of
@@ -58,6 +58,8 @@ def convert(wish: Wish, show: Show = lambda _label, _share: None) -> Report:
 def _output(wish: Wish, source: Path) -> Path:
     output = Path(wish.output) if wish.output else default_output(source, wish.target, wish.precision)
     suffix = suffix_of(wish.target)
+    if wish.output.endswith(os.sep) or (output.is_dir() and output.suffix != suffix):
+        output /= artifact_name("model", wish.target, wish.precision)  # as a version folder has it
     if output.suffix != suffix:
         raise ConversionFailed(f"{output}: wanted a name that ends in {suffix} for {wish.target}")
     for path in (output, output.with_suffix(".bin")) if suffix == ".xml" else (output,):

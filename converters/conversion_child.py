@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edge_runtime.client.pictures import PICTURE_NOTE
 from edge_runtime.errors import ConversionFailed, EdgeRuntimeError
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.serving.confinement import confine, limited_memory
+from edge_runtime.tensors import Array
 from edge_runtime_converters.comparison import Comparison, OutputComparison, tolerance_of
 from edge_runtime_converters.libraries import reason_of
 from edge_runtime_converters.matrix import TABULAR, artifact_name, route
@@ -34,6 +36,7 @@ from edge_runtime_converters.samples import (
     Run,
     check_finite,
     check_shapes,
+    holds_pictures,
     made_up_runs,
     read_labels,
     read_runs,
@@ -97,6 +100,8 @@ class _Conversion:
         self._format = SourceFormat[request.source_format]
         self._route = route(self._format, self._wish.target, self._wish.precision)
         self._work = Path(request.work)
+        # Not the work folder itself: the parent holds that as in use, and whoever writes into a folder waits for it.
+        self._steps = self._work / "steps"
         self._source = Path(self._wish.source)
         self._output = self._work / "out" / Path(self._wish.output).name
         self._shapes: Shapes = parse_shapes(self._wish.shapes)
@@ -105,15 +110,18 @@ class _Conversion:
     def report(self) -> Report:
         """Convert, compare, say what came out. Raises ConversionFailed."""
         self._say(f"reading {self._source.name}")
+        self._steps.mkdir()
         base, original = self._read()
         plain = serve(base)
         reference: Original = original or plain
         try:
             check_shapes(self._shapes, plain.spec)
+            # All that a person gave is read before the long part.
             calibration = self._calibration(plain.spec)
-            self._refine(base, calibration)
             runs, compared_on = self._runs(plain.spec)
-            comparison = self._compare(reference, plain.spec, runs)
+            labels = self._labels(runs)
+            self._refine(base, calibration)
+            comparison = self._compare(reference, plain.spec, runs, labels)
         finally:
             plain.close()
         return self._told(comparison, reference, compared_on, is_own_reading=original is None)
@@ -125,7 +133,7 @@ class _Conversion:
         is_final = not self._route.then or (
             self._route.then == (("openvino", "fp32"),) and self._route.base == "openvino"
         )
-        base = self._output if is_final else self._work / artifact_name("base", self._route.base, "fp32")
+        base = self._output if is_final else self._steps / artifact_name("base", self._route.base, "fp32")
         step = importlib.import_module(f"edge_runtime_converters.{self._route.first}")
         return base, step.convert(self._source, base, self._shapes)
 
@@ -133,7 +141,7 @@ class _Conversion:
         steps = self._route.then
         for place, (target, precision) in enumerate(steps):
             is_last = place == len(steps) - 1
-            made = self._output if is_last else self._work / artifact_name("step", target, precision)
+            made = self._output if is_last else self._steps / artifact_name("step", target, precision)
             if made.exists():  # written by the first step
                 continue
             self._say(f"writing {made.name if is_last else f'{target} in {precision}'}")
@@ -146,11 +154,12 @@ class _Conversion:
         if not self._wish.calibration:
             raise ConversionFailed(
                 "int8 chooses its ranges by real inputs; give some hundred rows with --calibration DATA, an .npz with "
-                f"arrays called {', '.join(tensor.name for tensor in spec.inputs)}, or a folder of .npz or .npy files"
+                f"arrays called {', '.join(tensor.name for tensor in spec.inputs)}, or a folder of inputs or pictures"
             )
         self._say("reading calibration data")
         path = Path(self._wish.calibration)
-        runs = list(spread(read_runs(path, spec, run_rows=1), CALIBRATION_ROWS))
+        found = read_runs(path, spec, run_rows=1, most_pictures=CALIBRATION_ROWS)
+        runs = list(spread(found, CALIBRATION_ROWS))
         check_finite(runs, path)
         return runs
 
@@ -164,12 +173,14 @@ class _Conversion:
         runs = made_up_runs(spec, self._shapes, is_tabular=self._format in TABULAR)
         return runs, f"{sum(map(rows_of, runs))} made-up rows"
 
-    def _compare(self, reference: Original, spec: ModelSpec, runs: Sequence[Run]) -> Comparison:
+    def _labels(self, runs: Sequence[Run]) -> Array | None:
+        return read_labels(Path(self._wish.labels), sum(map(rows_of, runs))) if self._wish.labels else None
+
+    def _compare(self, reference: Original, spec: ModelSpec, runs: Sequence[Run], labels: Array | None) -> Comparison:
         result = _load(self._output)
         names = [output.name for output in (result.spec if isinstance(result, Served) else spec).outputs]
         comparison = Comparison([OutputComparison(name) for name in names])
         total = sum(map(rows_of, runs))
-        labels = read_labels(Path(self._wish.labels), total) if self._wish.labels else None
         done = 0
         for run in runs:
             self._say("comparing", done / total)
@@ -187,6 +198,8 @@ class _Conversion:
         tolerance = tolerance_of(wish.precision, wish.tolerance)
         accuracies = comparison.accuracies or (None, None)
         compared_with, notes = reference.described, list(_notes(self._output, compared_on))
+        if any(given and holds_pictures(Path(given)) for given in (wish.calibration, wish.data)):
+            notes.append(PICTURE_NOTE)
         if is_own_reading and self._format is not SourceFormat.ONNX:
             compared_with = "OpenVINO's own fp32 reading of it"
             notes.append(

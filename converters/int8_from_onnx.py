@@ -34,7 +34,13 @@ def quantise(source: Path, target: Path, calibration: Iterable[Mapping[str, Arra
     calibration: inputs by name, as the model takes them, one mapping a run; read once. A few hundred typical rows do.
     Raises ConversionFailed; `target` is as it was then. Thread: any; takes all cores for seconds.
     """
-    model = with_opset(read_onnx(source, EXTRA), _OPSET, EXTRA)
+    model = read_onnx(source, EXTRA)
+    if not any(node.domain in ("", "ai.onnx") for node in model.graph.node):
+        raise ConversionFailed(
+            f"{source}: has trees or linear models alone, whose thresholds and coefficients are not for int8; serve it "
+            "as it is"
+        )
+    model = with_opset(model, _OPSET, EXTRA)
     quantization = import_library("onnxruntime.quantization", EXTRA)
     onnx = import_library("onnx", EXTRA)
     with whole(target) as output:

@@ -1,4 +1,4 @@
-"""Inputs to calibrate and compare with: read from .npz and .npy files, or made up.
+"""Inputs to calibrate and compare with: read from .npz, .npy and .json files and pictures, or made up.
 
 Owns: how files become runs, and the bounds on them. Arrays are read with pickling off.
 """
@@ -12,12 +12,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 
 from edge_runtime.backends.plain_files import open_artifact
-from edge_runtime.errors import ConversionFailed, LoadFailed
+from edge_runtime.client.input_files import INPUT_SUFFIXES, tensor_from_file
+from edge_runtime.client.pictures import PICTURE_SUFFIXES
+from edge_runtime.errors import ConversionFailed, LoadFailed, TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array
 
@@ -29,7 +31,10 @@ MADE_UP_ROWS = 64
 RUN_ROWS = 16
 """Rows of one run of a comparison, where axis 0 is open: enough to be quick, little memory."""
 
+MAX_LABEL_BYTES = 64 << 20
+
 _SEED = 7
+_SUFFIXES = (".npz", *INPUT_SUFFIXES)
 
 _UNREADABLE = (
     OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
@@ -37,25 +42,40 @@ _UNREADABLE = (
 """What numpy and zipfile raise for files that are damaged, encrypted or packed in a way they do not know."""
 
 Run = Mapping[str, Array]
+T = TypeVar("T")
 
 
-def read_runs(path: Path, spec: ModelSpec, run_rows: int) -> list[Run]:
+def read_runs(path: Path, spec: ModelSpec, run_rows: int, *, most_pictures: int = MAX_FILES) -> list[Run]:
     """Real inputs, as runs of at most `run_rows` rows, or of what the model's fixed axis 0 says.
 
-    path: an .npz (an array for each input, axis 0 counts samples), an .npy for a model of one input, or a folder of
-    such files, sorted by name. A sample may come without its batch axis. Raises ConversionFailed.
+    path: an .npz (an array for each input, axis 0 counts samples), for a model of one input an .npy, a .json or a
+    picture as well, or a folder of such files, sorted by name. A sample may come without its batch axis.
+    most_pictures: so many, evenly over all, are read of a folder that holds more. Raises ConversionFailed.
     """
+    files = _files(path)
+    if all(map(_is_picture, files)):
+        files = list(spread(files, most_pictures))
     runs: list[Run] = []
-    for file in _files(path):
-        runs += _cut(_fitted(_arrays(file, spec), spec, file), spec, run_rows, file)
+    nbytes = 0
+    for file in files:
+        arrays = _fitted(_arrays(file, spec), spec, file)
+        nbytes += sum(array.nbytes for array in arrays.values())
+        if nbytes > MAX_BYTES:
+            raise ConversionFailed(f"{path}: unpacks to more than {MAX_BYTES} bytes. A few hundred rows do")
+        runs += _cut(arrays, spec, run_rows, file)
     if not runs:
-        raise ConversionFailed(f"{path}: holds no sample; wanted .npz or .npy files with one array for each input")
+        raise ConversionFailed(f"{path}: holds no sample; wanted {', '.join(_SUFFIXES)}")
     return runs
 
 
+def holds_pictures(path: Path) -> bool:
+    """Whether some of the data are pictures, whose numbers are what `client.pictures` makes of them."""
+    return any(map(_is_picture, _files(path)))
+
+
 def read_labels(path: Path, rows: int) -> Array:
-    """Whole numbers, one for each row of the data. Raises ConversionFailed."""
-    array = _load_npy(path)
+    """Whole numbers, one for each row of the data: of an .npy, or of a text, one a line. Raises ConversionFailed."""
+    array = _load_npy(path) if path.suffix == ".npy" else _label_lines(path)
     if array.dtype.kind not in "iu" or array.size != rows or array.squeeze().ndim > 1:
         got = f"{array.dtype} {list(array.shape)}"
         raise ConversionFailed(f"{path}: got {got}; wanted {rows} whole numbers, one for each row of the data")
@@ -68,6 +88,7 @@ def made_up_runs(spec: ModelSpec, shapes: Mapping[str, TensorSpec], *, is_tabula
     is_tabular: floats of many magnitudes, since a column's own is not known and trees cut anywhere. Raises
     ConversionFailed: a dimension is open and `shapes` does not say it.
     """
+    _check_said(spec, shapes)
     random = np.random.default_rng(_SEED)
     rows = 1 if any(not tensor.has_dynamic_axis_0 for tensor in spec.inputs) else RUN_ROWS
     return [
@@ -104,8 +125,8 @@ def rows_of(run: Run) -> int:
     return first.shape[0] if first.ndim else 1
 
 
-def spread(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """At most `count` runs, evenly over all: data that is sorted by class is not half a calibration."""
+def spread(runs: Sequence[T], count: int) -> Iterator[T]:
+    """At most `count` of them, evenly over all: data that is sorted by class is not half a calibration."""
     if len(runs) <= count:
         yield from runs
         return
@@ -118,26 +139,66 @@ def spread(runs: Sequence[Run], count: int) -> Iterator[Run]:
 
 def _files(path: Path) -> list[Path]:
     try:
-        found = sorted(each for each in path.iterdir() if each.suffix in (".npy", ".npz")) if path.is_dir() else [path]
+        found = sorted(filter(_is_sample, path.iterdir())) if path.is_dir() else [path]
         total = sum(each.stat().st_size for each in found)
     except OSError as error:
-        raise ConversionFailed(f"{path}: {error.strerror}; wanted a folder of .npz or .npy files, or one") from error
+        raise ConversionFailed(f"{path}: {error.strerror}; wanted a folder of inputs, or one file") from error
     if len(found) > MAX_FILES or total > MAX_BYTES:
         got = f"{len(found)} files, {total} bytes"
         raise ConversionFailed(f"{path}: {got}; wanted at most {MAX_FILES} and {MAX_BYTES}. A few hundred rows do")
     return found
 
 
+def _is_sample(file: Path) -> bool:
+    return file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+
+
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in PICTURE_SUFFIXES
+
+
+def _label_lines(path: Path) -> Array:
+    try:
+        with _open(path) as content:
+            lines = content.read(MAX_LABEL_BYTES).decode().splitlines()
+        return np.array([int(line.rpartition(",")[2]) for line in lines if line.strip()], np.int64)
+    except (*_UNREADABLE, OverflowError) as error:
+        raise ConversionFailed(
+            f"{path}: no list of labels: {_short(error)}; wanted an .npy of whole numbers, or text with one a line"
+        ) from error
+
+
+def _check_said(spec: ModelSpec, shapes: Mapping[str, TensorSpec]) -> None:
+    """All that is open at once: whoever says one at a time waits for the model to be read each time."""
+    wanted = [tensor for tensor in spec.inputs if DYNAMIC in tensor.shape[1:] and not _is_said(tensor, shapes)]
+    if not wanted:
+        return
+    names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in wanted)
+    said = " ".join(f"--shapes {each.name}={','.join(_example(each))}" for each in wanted)
+    raise ConversionFailed(f"open inside: {names}; give --data, or say sizes to make inputs up in, for example {said}")
+
+
+def _example(tensor: TensorSpec) -> Iterator[str]:
+    for place, length in enumerate(tensor.shape):
+        yield "128" if place and length == DYNAMIC else str(length)
+
+
+def _is_said(tensor: TensorSpec, shapes: Mapping[str, TensorSpec]) -> bool:
+    said = shapes.get(tensor.name)
+    return said is not None and len(said.shape) == len(tensor.shape) and DYNAMIC not in said.shape[1:]
+
+
 def _arrays(file: Path, spec: ModelSpec) -> dict[str, Array]:
-    if file.suffix == ".npy":
+    if not _is_sample(file):
+        raise ConversionFailed(f"{file}: wanted one of {', '.join(_SUFFIXES)}, or a folder of them")
+    if file.suffix.lower() != ".npz":
         if len(spec.inputs) != 1:
             wanted = ", ".join(tensor.name for tensor in spec.inputs)
             raise ConversionFailed(
                 f"{file}: is one array, the model has {len(spec.inputs)} inputs; wanted an .npz with {wanted}"
             )
-        return {spec.inputs[0].name: _load_npy(file)}
-    if file.suffix != ".npz":
-        raise ConversionFailed(f"{file}: wanted an .npz or .npy file, or a folder of them")
+        (only,) = spec.inputs
+        return {only.name: _load_npy(file) if file.suffix.lower() == ".npy" else _load_other(file, only)}
     try:
         with _open(file) as content, zipfile.ZipFile(content) as archive:
             members = archive.infolist()
@@ -155,6 +216,15 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         if content.read(1):  # at the end, and only there, the checksum is looked at
             raise ValueError(f"{member.filename} goes on after its array")
     return array
+
+
+def _load_other(file: Path, spec: TensorSpec) -> Array:
+    try:
+        with _open(file) as content:
+            return tensor_from_file(content, str(file), spec)
+    except TensorMismatch as error:
+        told = error.message if str(file) in error.message else f"{file}: {error.message}"
+        raise ConversionFailed(told) from error
 
 
 def _load_npy(file: Path) -> Array:
@@ -225,11 +295,6 @@ def _made_up(
     shape = [rows if place == 0 and length == DYNAMIC else length for place, length in enumerate(spec.shape)]
     if said is not None and len(said.shape) == len(shape):
         shape = [theirs if ours == DYNAMIC else ours for ours, theirs in zip(shape, said.shape, strict=True)]
-    if DYNAMIC in shape:
-        raise ConversionFailed(
-            f"input {spec.name!r} is {list(spec.shape)}, open inside; give --data, or say a size, for example "
-            f"--shapes {spec.name}={','.join('128' if each == DYNAMIC else str(each) for each in shape)}"
-        )
     if math.prod(shape) * 8 > MAX_BYTES:
         raise ConversionFailed(f"input {spec.name!r} is {shape}, which is more than {MAX_BYTES} bytes")
     kind = DATATYPES[spec.datatype].dtype

@@ -85,6 +85,39 @@ def test_digits_in_int8_stay_within_half_a_per_cent_of_fp32_on_writers_never_see
     assert status == 0, err
 
 
+@pytest.mark.parametrize(
+    ("folder", "precision", "name"), [("net/1/", "fp32", "model.ort"), ("net", "f16", "model.f16.ort")]
+)
+def test_a_folder_as_output_gets_what_a_version_folder_holds(
+    run: Run, tmp_path: Path, folder: str, precision: str, name: str
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "digits.onnx").write_bytes(DIGITS.read_bytes())
+    status, _, err = run(
+        "digits.onnx", "--to", "ort", "--precision", precision, "--output", folder, "--tolerance", "1%"
+    )
+    assert status == 0, err
+    assert left(tmp_path / folder) == [name]
+
+
+def test_labels_that_do_not_fit_are_told_before_the_long_part(run: Run, tmp_path: Path) -> None:
+    samples = write_samples(tmp_path, "image")
+    (tmp_path / "labels.txt").write_text("1\n2\n")
+    status, _, err = run(
+        "model.onnx", "--to", "onnx", "--precision", "int8", "--calibration", str(samples), "--labels", "labels.txt"
+    )
+    assert status == 1
+    assert "wanted" in err
+    assert "writing" not in err
+
+
+@pytest.mark.parametrize(
+    "words", [("--precision", "half"), ("--tolerance", "101%"), ("--tolerance", "2"), ("--timeout", "0")]
+)
+def test_what_is_no_precision_share_or_time_is_wrong_usage(run: Run, words: tuple[str, ...]) -> None:
+    assert run("model.onnx", "--to", "ort", *words)[0] == 2
+
+
 def test_too_far_from_its_source_leaves_nothing_and_exits_1(run: Run, tmp_path: Path) -> None:
     status, out, err = run("model.onnx", "--to", "onnx", "--precision", "fp16", "--tolerance", "1e-9")
     assert status == 1

@@ -10,7 +10,13 @@ import pytest
 
 from demo.digits import load_training
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters import onnx_from_lightgbm, onnx_from_pytorch, onnx_from_sklearn, onnx_from_xgboost
+from edge_runtime_converters import (
+    int8_from_onnx,
+    onnx_from_lightgbm,
+    onnx_from_pytorch,
+    onnx_from_sklearn,
+    onnx_from_xgboost,
+)
 from edge_runtime_converters.comparison import TOLERANCES, Comparison, OutputComparison
 from edge_runtime_converters.original import Original, serve
 from tests.converters.sources import images, needs, network
@@ -81,6 +87,15 @@ def test_a_scikit_learn_model_that_was_not_fitted_is_refused(tmp_path: Path) -> 
     with pytest.raises(ConversionFailed, match="wanted a fitted model"):
         onnx_from_sklearn.convert_model(linear.LogisticRegression(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trees_have_nothing_to_quantise_and_are_told_so(tmp_path: Path) -> None:
+    trees, _ = needs("sklearn.ensemble", "skl2onnx")
+    model = trees.RandomForestClassifier(2).fit(features(), labels(3))
+    onnx_from_sklearn.convert_model(model, tmp_path / "model.onnx")
+    with pytest.raises(ConversionFailed, match="trees or linear models alone"):
+        int8_from_onnx.quantise(tmp_path / "model.onnx", tmp_path / "model.int8.onnx", [{"features": images(1)}])
+    assert not (tmp_path / "model.int8.onnx").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from edge_runtime_converters import samples
 from edge_runtime_converters.samples import (
     check_finite,
     check_shapes,
+    holds_pictures,
     made_up_runs,
     read_labels,
     read_runs,
@@ -142,10 +143,58 @@ def test_made_up_inputs_are_the_same_each_time_and_no_two_rows_are_alike() -> No
 
 def test_an_open_inner_dimension_is_asked_for() -> None:
     text = ModelSpec((TensorSpec("ids", "INT64", (-1, -1)),), OPEN.outputs)
-    with pytest.raises(ConversionFailed, match="--shapes ids=16,128"):
+    with pytest.raises(ConversionFailed, match=r"open inside: ids .*--shapes ids=-1,128"):
         made_up_runs(text, {}, is_tabular=False)
     said = {"ids": TensorSpec("ids", "INT64", (-1, 9))}
     assert made_up_runs(text, said, is_tabular=False)[0]["ids"].shape == (16, 9)
+
+
+def test_all_inputs_that_are_open_inside_are_asked_for_at_once() -> None:
+    text = ModelSpec(tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask", "types")), OPEN.outputs)
+    said = {"types": TensorSpec("types", "INT64", (-1, 9))}
+    with pytest.raises(ConversionFailed, match=r"--shapes ids=-1,128 --shapes mask=-1,128$"):
+        made_up_runs(text, said, is_tabular=False)
+
+
+def test_json_is_read_for_a_model_of_one_input_as_tune_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[[1, 2, 3], [4, 5, 6]]")
+    np.save(tmp_path / "b.npy", VALUES)
+    assert joined(read_runs(tmp_path, OPEN, 16)).shape == (9, 3)
+    (tmp_path / "a.json").write_text("[1, ")
+    with pytest.raises(ConversionFailed, match=r"a\.json: not JSON"):
+        read_runs(tmp_path, OPEN, 16)
+
+
+def write_picture(path: Path, grey: int) -> None:
+    path.write_bytes(b"P5 2 2 255\n" + bytes([grey] * 4))
+
+
+PICTURES = ModelSpec((TensorSpec("image", "FP32", (-1, 1, 2, 2)),), OPEN.outputs)
+
+
+def test_pictures_are_samples_in_the_order_of_their_names(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="pictures are read with Pillow, which is not installed")
+    for place in range(8):
+        write_picture(tmp_path / f"{place}.PGM", place * 10)
+    runs = read_runs(tmp_path, PICTURES, 1)
+    assert [round(float(run["image"][0, 0, 0, 0]) * 255) for run in runs] == [place * 10 for place in range(8)]
+    some = read_runs(tmp_path, PICTURES, 1, most_pictures=4)
+    assert [round(float(run["image"][0, 0, 0, 0]) * 255) for run in some] == [0, 20, 40, 60]
+
+
+def test_a_picture_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    assert holds_pictures(tmp_path)
+    with pytest.raises(ConversionFailed, match=r"a\.png.*(pip install pillow|no picture that Pillow)"):
+        read_runs(tmp_path, PICTURES, 1)
+
+
+def test_labels_are_read_from_text_as_tune_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("a.png,3\nb.png,1\n\n")
+    assert read_labels(tmp_path / "labels.csv", 2).tolist() == [3, 1]
+    (tmp_path / "labels.csv").write_text("file,label\na.png,3\n")
+    with pytest.raises(ConversionFailed, match=r"labels\.csv: no list of labels"):
+        read_labels(tmp_path / "labels.csv", 1)
 
 
 def write_zip(path: Path, content: bytes, kind: int = zipfile.ZIP_STORED) -> bytearray:
