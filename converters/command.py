@@ -65,6 +65,17 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
         help="an input as the source does not say it: image=-1,3,224,224 or ids=-1,128:INT64",
     )
     parser.add_argument(
+        "--for-tensorrt",
+        action="store_true",
+        help="with --to onnx --precision int8: signed and symmetric, as TensorRT reads it; CPUs are slower with it",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="SM",
+        default="",
+        help="with --to tensorrt and TensorRT for RTX: the compute capability of a GPU that is not here: SM89",
+    )
+    parser.add_argument(
         "--tolerance",
         metavar="X",
         type=_share,
@@ -92,6 +103,8 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         data=arguments.data,
         labels=arguments.labels,
         shapes=tuple(arguments.shapes),
+        is_for_tensorrt=arguments.for_tensorrt,
+        gpu=arguments.gpu,
         tolerance=arguments.tolerance,
         keep=arguments.keep,
         overwrite=arguments.overwrite,

@@ -45,6 +45,12 @@ def convert(wish: Wish, show: Show = lambda _label, _share: None) -> Report:
     source_format = format_of(source)
     route(source_format, wish.target, wish.precision)
     parse_shapes(wish.shapes)
+    if wish.gpu and wish.target != "tensorrt":
+        raise ConversionFailed(f"--gpu {wish.gpu} says what an engine is built for; --to {wish.target} fits any device")
+    if wish.is_for_tensorrt and (wish.target, wish.precision) != ("onnx", "int8"):
+        raise ConversionFailed(
+            "--for-tensorrt says what numbers an int8 ONNX model holds; it goes with --to onnx --precision int8"
+        )
     output = _output(wish, source)
     with work_folder(output.absolute()) as work:
         (work / "out").mkdir()

@@ -50,6 +50,12 @@ CALIBRATION_ROWS = 300
 """What NNCF looks at by itself; more changes ranges by little and costs time."""
 
 
+ENGINES_ARE_BUILT = (
+    "edge-runtime builds its own engine of the ONNX model on each device, and loads none from a models folder: this "
+    "one is for other programs, with the same TensorRT, GPU and driver"
+)
+
+
 class Request(Struct, frozen=True):
     """What to do. source_format: the name of a SourceFormat. work: an empty folder with `out/` in it."""
 
@@ -120,11 +126,12 @@ class _Conversion:
             calibration = self._calibration(plain.spec)
             runs, compared_on = self._runs(plain.spec)
             labels = self._labels(runs)
-            self._refine(base, calibration)
-            comparison = self._compare(reference, plain.spec, runs, labels)
+            made_of = self._refine(base, calibration)
+            result, notes = self._result(made_of)
+            comparison = self._compare(result, reference, plain.spec, runs, labels)
         finally:
             plain.close()
-        return self._told(comparison, reference, compared_on, is_own_reading=original is None)
+        return self._told(comparison, reference, compared_on, notes, is_own_reading=original is None)
 
     def _read(self) -> tuple[Path, Original | None]:
         """The first step. Returns the base that all else is made of, and the source, loaded (None: the base itself)."""
@@ -137,16 +144,18 @@ class _Conversion:
         step = importlib.import_module(f"edge_runtime_converters.{self._route.first}")
         return base, step.convert(self._source, base, self._shapes)
 
-    def _refine(self, base: Path, calibration: list[Run]) -> None:
-        steps = self._route.then
+    def _refine(self, base: Path, calibration: list[Run]) -> Path:
+        """All further steps. Returns what the last one began with."""
+        steps, begun_with = self._route.then, base
         for place, (target, precision) in enumerate(steps):
             is_last = place == len(steps) - 1
             made = self._output if is_last else self._steps / artifact_name("step", target, precision)
             if made.exists():  # written by the first step
                 continue
             self._say(f"writing {made.name if is_last else f'{target} in {precision}'}")
-            _step(base, made, target, precision, calibration)
-            base = made
+            self._step(base, made, target, precision, calibration)
+            begun_with, base = base, made
+        return begun_with
 
     def _calibration(self, spec: ModelSpec) -> list[Run]:
         if self._wish.precision != "int8":
@@ -176,8 +185,22 @@ class _Conversion:
     def _labels(self, runs: Sequence[Run]) -> Array | None:
         return read_labels(Path(self._wish.labels), sum(map(rows_of, runs))) if self._wish.labels else None
 
-    def _compare(self, reference: Original, spec: ModelSpec, runs: Sequence[Run], labels: Array | None) -> Comparison:
-        result = _load(self._output)
+    def _result(self, made_of: Path) -> tuple[Any, list[str]]:
+        """The artifact, loaded, and notes. An engine that cannot run here is judged by the model it was built of."""
+        if self._output.suffix != ".engine":
+            return _load(self._output), []
+        from edge_runtime_converters.tensorrt_from_onnx import load
+
+        notes = [ENGINES_ARE_BUILT]
+        engine = None if self._wish.gpu else load(self._output, made_of, self._shapes)
+        if engine is not None:
+            return engine, notes
+        notes.append("the engine was not run, for want of its GPU: compared is the ONNX model that it was built of")
+        return serve(made_of), notes
+
+    def _compare(
+        self, result: Any, reference: Original, spec: ModelSpec, runs: Sequence[Run], labels: Array | None
+    ) -> Comparison:
         names = [output.name for output in (result.spec if isinstance(result, Served) else spec).outputs]
         comparison = Comparison([OutputComparison(name) for name in names])
         total = sum(map(rows_of, runs))
@@ -193,11 +216,19 @@ class _Conversion:
             result.close()
         return comparison
 
-    def _told(self, comparison: Comparison, reference: Original, compared_on: str, *, is_own_reading: bool) -> Report:
+    def _told(
+        self,
+        comparison: Comparison,
+        reference: Original,
+        compared_on: str,
+        more_notes: Sequence[str],
+        *,
+        is_own_reading: bool,
+    ) -> Report:
         wish = self._wish
         tolerance = tolerance_of(wish.precision, wish.tolerance)
         accuracies = comparison.accuracies or (None, None)
-        compared_with, notes = reference.described, list(_notes(self._output, compared_on))
+        compared_with, notes = reference.described, [*_notes(self._output, compared_on), *more_notes]
         if any(given and holds_pictures(Path(given)) for given in (wish.calibration, wish.data)):
             notes.append(PICTURE_NOTE)
         if is_own_reading and self._format is not SourceFormat.ONNX:
@@ -226,32 +257,36 @@ class _Conversion:
             notes=tuple(notes),
         )
 
+    def _step(self, base: Path, made: Path, target: str, precision: str, calibration: list[Run]) -> None:
+        if target == "ort":
+            from edge_runtime_converters.ort_from_onnx import convert as to_ort
+
+            to_ort(base, made)
+        elif target == "tensorrt":
+            from edge_runtime_converters.tensorrt_from_onnx import convert as to_engine
+
+            to_engine(base, made, self._shapes, gpu=self._wish.gpu, tell=lambda share, _: self._say("building", share))
+        elif target == "openvino":
+            from edge_runtime_converters.openvino_from_onnx import read_model, write_ir
+
+            names = {"fp32": "f32", "fp16": "f16", "int8": "int8"}
+            write_ir(read_model(base), base, made, names[precision], calibration)  # type: ignore[arg-type]
+        elif precision == "int8":
+            from edge_runtime_converters.int8_from_onnx import quantise
+
+            wish = self._wish
+            quantise(base, made, calibration, is_for_tensorrt=wish.is_for_tensorrt or wish.target == "tensorrt")
+        else:
+            from edge_runtime_converters.f16_from_onnx import convert as to_f16
+
+            to_f16(base, made)
+
     def _say(self, stage: str, share: float | None = None) -> None:
         """What is done now, for the parent to show: a label, and a share of 0 to 1 where one is known."""
         fresh = self._work / "stage.part"
         with contextlib.suppress(OSError):  # a full disk fails where something is lost, not here
             fresh.write_text(f"{stage}\t{'' if share is None else f'{share:.3f}'}", encoding="utf-8")
             fresh.replace(self._work / "stage")
-
-
-def _step(base: Path, made: Path, target: str, precision: str, calibration: list[Run]) -> None:
-    if target == "ort":
-        from edge_runtime_converters.ort_from_onnx import convert as to_ort
-
-        to_ort(base, made)
-    elif target == "openvino":
-        from edge_runtime_converters.openvino_from_onnx import read_model, write_ir
-
-        names = {"fp32": "f32", "fp16": "f16", "int8": "int8"}
-        write_ir(read_model(base), base, made, names[precision], calibration)  # type: ignore[arg-type]
-    elif precision == "int8":
-        from edge_runtime_converters.int8_from_onnx import quantise
-
-        quantise(base, made, calibration)
-    else:
-        from edge_runtime_converters.f16_from_onnx import convert as to_f16
-
-        to_f16(base, made)
 
 
 def _load(artifact: Path) -> Any:

@@ -28,11 +28,14 @@ _LEFT_ALONE = ("Softmax", "ArgMax")
 """Operators kept in fp32: 256 steps are few for chances, and they take no time."""
 
 
-def quantise(source: Path, target: Path, calibration: Iterable[Mapping[str, Array]]) -> None:
+def quantise(
+    source: Path, target: Path, calibration: Iterable[Mapping[str, Array]], *, is_for_tensorrt: bool = False
+) -> None:
     """Write `target`, the int8 (QDQ) form of an ONNX model.
 
     calibration: inputs by name, as the model takes them, one mapping a run; read once. A few hundred typical rows do.
-    Raises ConversionFailed; `target` is as it was then. Thread: any; takes all cores for seconds.
+    is_for_tensorrt: signed and symmetric throughout, biases in f32: TensorRT reads no other. Raises ConversionFailed;
+    `target` is as it was then. Thread: any; takes all cores for seconds.
     """
     model = read_onnx(source, EXTRA)
     if not any(node.domain in ("", "ai.onnx") for node in model.graph.node):
@@ -50,7 +53,7 @@ def quantise(source: Path, target: Path, calibration: Iterable[Mapping[str, Arra
             del model
             _prepare(plain, prepared)
             samples = _Samples(quantization, calibration)
-            _quantise(quantization, prepared, output, samples.reader)
+            _quantise(quantization, prepared, output, samples.reader, is_for_tensorrt=is_for_tensorrt)
         except ConversionFailed:
             raise
         except Exception as error:
@@ -89,18 +92,20 @@ def _prepare(plain: Path, prepared: Path) -> None:
     shapes.quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
 
 
-def _quantise(quantization: Any, prepared: Path, output: Path, reader: Any) -> None:
+def _quantise(quantization: Any, prepared: Path, output: Path, reader: Any, *, is_for_tensorrt: bool) -> None:
     onnx = import_library("onnx", EXTRA)
     graph = onnx.load(str(prepared)).graph
     left_alone = [node.name for node in graph.node if node.op_type in _LEFT_ALONE and node.name]
+    activations = quantization.QuantType.QInt8 if is_for_tensorrt else quantization.QuantType.QUInt8
+    options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False} if is_for_tensorrt else {}
     root_level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it advises to prepare the model, which was done
     try:
         quantization.quantize_static(
             str(prepared), str(output), reader,
             quant_format=quantization.QuantFormat.QDQ, per_channel=True,
-            activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=left_alone,
+            activation_type=activations, weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=left_alone, extra_options=options,
         )  # fmt: skip
     finally:
         logging.getLogger().setLevel(root_level)

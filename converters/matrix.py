@@ -54,7 +54,7 @@ def route(source: SourceFormat, target: str, precision: str) -> Route:
         return Route(_OPENVINO_BY[source], "openvino", (("openvino", precision),))
     first = _ONNX_BY.get(source, "")
     steps: list[tuple[str, str]] = []
-    if precision != "fp32" and target in ("onnx", "ort"):
+    if precision != "fp32" and target in ("onnx", "ort", "tensorrt"):
         steps.append(("onnx", precision))
     if target != "onnx":
         steps.append((target, precision))
@@ -63,10 +63,10 @@ def route(source: SourceFormat, target: str, precision: str) -> Route:
 
 def why_empty(source: SourceFormat, target: str, precision: str) -> str:  # noqa: PLR0911 (one line a rule)
     """Why there is no such conversion; "" where there is one."""
-    if target == "tensorrt":
-        return _why_no_engine(source)
     if precision == "bf16":
         return 'bf16 is how a device runs an fp32 model: put precision = "bf16" into model.toml'
+    if target == "tensorrt" and source is not SourceFormat.ONNX:
+        return "an engine is built of an ONNX model; convert with --to onnx first, where there is such a conversion"
     if source in _OPENVINO_BY and target != "openvino":
         return "no kept library does it without all of TensorFlow; --to openvino does"
     if source in TABULAR and target == "openvino":
@@ -76,14 +76,6 @@ def why_empty(source: SourceFormat, target: str, precision: str) -> str:  # noqa
     if source is SourceFormat.ONNX and target == "onnx" and precision == "fp32":
         return "it is that already"
     return ""
-
-
-def _why_no_engine(source: SourceFormat) -> str:
-    return (
-        "an engine is bound to one GPU, driver and version of TensorRT, so the device builds it from ONNX when it "
-        "loads the model"
-        + (": serve the ONNX file there" if source is SourceFormat.ONNX else "; convert with --to onnx and serve that")
-    )
 
 
 def artifact_name(stem: str, target: str, precision: str) -> str:

@@ -25,7 +25,9 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     output: "" beside the source. calibration: real inputs that int8 chooses its ranges by. data: inputs to compare on,
     "" for the calibration ones, else made-up ones. labels: right answers of `data`. shapes: NAME=DIMS[:DATATYPE].
-    tolerance: None for the precision's own. keep: write an artifact that is too far from its source all the same.
+    is_for_tensorrt: int8 as TensorRT reads it. gpu: a compute capability that an engine is built for, "" for the GPU
+    that is here. tolerance: None for the precision's own. keep: write an artifact that is too far from its source all
+    the same.
     """
 
     source: str
@@ -36,6 +38,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     data: str = ""
     labels: str = ""
     shapes: tuple[str, ...] = ()
+    is_for_tensorrt: bool = False
+    gpu: str = ""
     tolerance: float | None = None
     keep: bool = False
     overwrite: bool = False

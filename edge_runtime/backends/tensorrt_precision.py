@@ -43,7 +43,8 @@ def choose_typing(asked: str, files: ArtifactFiles, traits: Traits, title: str) 
     if asked == "int8" and not files.holds_int8:
         raise LoadFailed(
             f"precision int8 was asked for, and the model holds {exported}: an engine runs in int8 where the model has "
-            "quantise and dequantise nodes (`edge-runtime convert --precision int8` makes it), or leave precision out"
+            "quantise and dequantise nodes. `edge-runtime convert --to onnx --precision int8 --for-tensorrt` makes it; "
+            "or leave precision out"
         )
     if asked in (*_KEPT, exported, "int8"):
         return _kept(files, exported, traits)
