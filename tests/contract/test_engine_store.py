@@ -95,7 +95,9 @@ def test_a_build_that_fails_is_told_and_not_tried_again(tmp_path, artifact, faul
         assert not engines.wait(KEY, threading.Event()) or told.ends.empty()
 
 
-@pytest.mark.parametrize(("artifact", "is_final"), [("refused", True), ("crashing", True), ("killed", False), ("full", False)])
+@pytest.mark.parametrize(
+    ("artifact", "is_final"), [("refused", True), ("crashing", True), ("killed", False), ("full", False)]
+)
 def test_what_would_fail_again_is_remembered_over_a_restart_and_what_may_not_is_tried_once_more(
     tmp_path, artifact, is_final
 ):
