@@ -39,24 +39,7 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
         default="",
         help="default: beside the source, by its name; models/NAME/1/ writes model.onnx there, where it is served",
     )
-    parser.add_argument(
-        "--calibration",
-        metavar="DATA",
-        default="",
-        help="real inputs that int8 chooses its ranges by: .npz, .npy, .json or a picture, or a folder of them",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        default="",
-        help="inputs to compare on (default: those of --calibration, else made up)",
-    )
-    parser.add_argument(
-        "--labels",
-        metavar="FILE",
-        default="",
-        help="the right class of each row of the data, .npy or text with a number a line: tells the accuracy",
-    )
+    _add_data(parser)
     parser.add_argument(
         "--shapes",
         metavar="NAME=DIMS",
@@ -64,17 +47,7 @@ def add_options(parser: argparse.ArgumentParser, *, target: str = "", precision:
         default=[],
         help="an input as the source does not say it: image=-1,3,224,224 or ids=-1,128:INT64",
     )
-    parser.add_argument(
-        "--for-tensorrt",
-        action="store_true",
-        help="with --to onnx --precision int8: signed and symmetric, as TensorRT reads it; CPUs are slower with it",
-    )
-    parser.add_argument(
-        "--gpu",
-        metavar="SM",
-        default="",
-        help="with --to tensorrt and TensorRT for RTX: the compute capability of a GPU that is not here: SM89",
-    )
+    _add_tensorrt(parser)
     parser.add_argument(
         "--tolerance",
         metavar="X",
@@ -138,6 +111,41 @@ def _lines(report: Report) -> list[str]:
         ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, row, strict=True) if cell) for row in rows(report)
     ]
     return told + [f"note: {note}" for note in report.notes]
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--calibration",
+        metavar="DATA",
+        default="",
+        help="real inputs that int8 chooses its ranges by: .npz, .npy, .json or a picture, or a folder of them",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        default="",
+        help="inputs to compare on (default: those of --calibration, else made up)",
+    )
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        default="",
+        help="the right class of each row of the data, .npy or text with a number a line: tells the accuracy",
+    )
+
+
+def _add_tensorrt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for-tensorrt",
+        action="store_true",
+        help="with --to onnx --precision int8: signed and symmetric, as TensorRT reads it; CPUs are slower with it",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="SM",
+        default="",
+        help="with --to tensorrt and TensorRT for RTX: the compute capability of a GPU that is not here: SM89",
+    )
 
 
 def _precision(text: str) -> str:

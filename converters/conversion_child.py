@@ -49,8 +49,7 @@ from edge_runtime_converters.wish import Shapes, Wish, parse_shapes
 CALIBRATION_ROWS = 300
 """What NNCF looks at by itself; more changes ranges by little and costs time."""
 
-
-ENGINES_ARE_BUILT = (
+_ENGINES_ARE_BUILT = (
     "edge-runtime builds its own engine of the ONNX model on each device, and loads none from a models folder: this "
     "one is for other programs, with the same TensorRT, GPU and driver"
 )
@@ -191,7 +190,7 @@ class _Conversion:
             return _load(self._output), []
         from edge_runtime_converters.tensorrt_from_onnx import load
 
-        notes = [ENGINES_ARE_BUILT]
+        notes = [_ENGINES_ARE_BUILT]
         engine = None if self._wish.gpu else load(self._output, made_of, self._shapes)
         if engine is not None:
             return engine, notes
