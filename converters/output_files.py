@@ -19,6 +19,7 @@ from pathlib import Path
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.repository.durable import PART_SUFFIX, sync_folder
+from edge_runtime.repository.held_folder import hold, remove_unless_held
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def work_folder(target: Path) -> Iterator[Path]:
             with _alone_in(target.parent):
                 _reclaim(target)
                 folder.mkdir(0o700)
-                held = _hold(folder)
+                held = hold(folder)
         except OSError as error:
             raise ConversionFailed(f"cannot write beside {target}: {error.strerror}; name another place") from error
         yield folder
@@ -101,24 +102,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _hold(folder: Path) -> int:
-    """Mark a work folder as in use as long as this process has the descriptor. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
-
-
 def _reclaim(target: Path) -> None:
     """Remove work folders for this target that nobody holds: their conversions were killed."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.????????{PART_SUFFIX}"):
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        remove_unless_held(folder)
 
 
 def _renamed(path: Path, folder: Path) -> Path:

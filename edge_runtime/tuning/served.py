@@ -23,7 +23,7 @@ from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.tuning import served_child
-from edge_runtime.tuning.held_folder import held_folder
+from edge_runtime.tuning.temporary_folder import temporary_folder
 
 READY_S = 600.0
 """As an engine's first load: TensorRT builds for minutes."""
@@ -102,7 +102,7 @@ class Served:
 def served(config: Config, model: str, log: Path) -> Iterator[Served]:
     """Start a daemon with this configuration on a socket of its own; it is gone afterwards, whatever happened."""
     # A socket's path may have some hundred bytes; a state folder's may be longer.
-    with held_folder() as sockets:
+    with temporary_folder() as sockets:
         endpoint = f"ipc://{sockets}/s"
         config = msgspec.structs.replace(
             config, zmq=ZmqSettings(endpoints=(endpoint,)), log=LogSettings(format="json"), watch=False

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.tuning.held_folder import held_folder
+from edge_runtime.tuning.temporary_folder import temporary_folder
 
 
 @contextmanager
 def session_folder(state: Path | None) -> Iterator[Path]:
     """An empty folder, below `state` where there is one. Raises ConfigError: another tune holds it."""
     if state is None:
-        with held_folder() as folder:
+        with temporary_folder() as folder:
             yield folder
         return
     root = state / "tuning" / "now"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.tuning.held_folder import MIN_AGE_S, PREFIX, held_folder
 from edge_runtime.tuning.session_folder import session_folder
+from edge_runtime.tuning.temporary_folder import MIN_AGE_S, PREFIX, temporary_folder
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_what_a_killed_tune_left_goes_with_the_next(temporary: Path) -> None:
     left = temporary / f"{PREFIX}left"
     (left / "below").mkdir(parents=True)
     age(left)
-    with held_folder() as folder:
+    with temporary_folder() as folder:
         assert list(temporary.iterdir()) == [folder]
     assert list(temporary.iterdir()) == []
 
@@ -42,9 +42,9 @@ def test_folders_in_use_or_just_made_or_somebody_elses_stay(temporary: Path, tmp
     (tmp_path / "precious").mkdir()
     (temporary / f"{PREFIX}link").symlink_to(tmp_path / "precious")
     age(temporary / "another")
-    with held_folder() as one:
+    with temporary_folder() as one:
         age(one)
-        with held_folder():
+        with temporary_folder():
             assert one.is_dir()
     assert {path.name for path in temporary.iterdir()} == {f"{PREFIX}young", "another", f"{PREFIX}link"}
     assert (tmp_path / "precious").is_dir()
