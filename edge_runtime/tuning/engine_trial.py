@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from edge_runtime.tuning.wish import Device
 LIMIT_S = 600.0
 """A TensorRT engine takes minutes to build; thousands of runs of a large model on a small board as long."""
 
+LEAST_S = 60.0
+"""What an engine gets though the time is over: without one there is no answer, and a Pi needs so long to load some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -30,10 +34,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class EngineTrial:
-    """Tries engines on a device. A child that crashes, or is not done in time, is a finding with a fault."""
+    """Tries engines on a device. A child that crashes, or is not done in time, is a finding with a fault.
+
+    until_s: when the tune's time is over, a monotonic instant.
+    """
 
     device: Device
     settings: ModelSettings
+    until_s: float
 
     def look(self, engine: Engine, graph: Path) -> Finding:
         """Load an engine and run it once."""
@@ -54,11 +62,12 @@ class EngineTrial:
             outputs.unlink(missing_ok=True)
 
     def _found(self, request: Request) -> Finding:
-        ended = run_child(engine_child.__name__, msgspec.json.encode(request), limit_s=LIMIT_S)
+        limit_s = min(max(self.until_s - time.monotonic(), LEAST_S), LIMIT_S)
+        ended = run_child(engine_child.__name__, msgspec.json.encode(request), limit_s=limit_s)
         try:
             return msgspec.json.decode(ended.answer, type=Finding)
         except msgspec.DecodeError:
-            return Finding(fault=why_ended(ended, LIMIT_S))
+            return Finding(fault=why_ended(ended, limit_s))
 
     def _request(self, engine: Engine, graph: Path) -> Request:
         profile = self.device.profile
@@ -77,7 +86,7 @@ class EngineTrial:
 def why_ended(ended: Ended, limit_s: float) -> str:
     """Why a child gave no answer, in words."""
     if ended.is_late:
-        return f"was not done within {limit_s:g} s"
+        return f"was not done within {limit_s:.0f} s"
     if ended.signal == "SIGKILL":
         return "the process that tried it was killed; most likely there was not enough memory"
     if ended.signal:

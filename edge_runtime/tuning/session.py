@@ -85,7 +85,6 @@ class Session:
         self._show = show
         self._settings_text = _settings_text(model)
         self._bench = Workbench(root / "bench", version)
-        self._trial = EngineTrial(device, model.settings)
         self._journal = Journal(None, ())
         self._began_s = 0.0
 
@@ -140,7 +139,8 @@ class Session:
                 "compared with, and a backend here that loads it" + "".join(f"; {note}" for note in notes)
             )
         self._bench.lay_out()
-        described = self._describe(found[0])
+        trial = EngineTrial(self.device, self._model.settings, self._began_s + self.wish.time_s)
+        described = self._describe(trial, found[0])
         samples = self._read_samples(described)
         inputs = self._root / "judging.npz"
         write_arrays(inputs, samples.judging.inputs)
@@ -153,7 +153,7 @@ class Session:
         made_in = (kept or self._root) / "made" / digest_of((source, data, *makers))[:32]
         self._engines = EngineComparison(
             found[0], described, Judgement(inputs, samples.judging.labels, self.wish.scores),
-            trial=self._trial, artifacts=EngineArtifacts(self.version, made_in, calibration),
+            trial=trial, artifacts=EngineArtifacts(self.version, made_in, calibration),
             bench=self._bench, root=self._root,
         )  # fmt: skip
         self._journal = Journal(None if kept is None else kept / "results", self._about(source, data))
@@ -167,11 +167,11 @@ class Session:
                 f"the device was busy when this began (load {load:.1f} on {cores} cores): rates may be higher without"
             )
 
-    def _describe(self, first: Engine) -> Finding:
+    def _describe(self, trial: EngineTrial, first: Engine) -> Finding:
         """What the model takes and gives, by the engine that all others are compared with."""
         graph = own_graph(self.version, first)
         assert graph is not None, "an engine leads only where the version has its file"
-        finding = self._trial.look(first, self._bench.folder / graph.name)
+        finding = trial.look(first, self._bench.folder / graph.name)
         if finding.fault:
             raise LoadFailed(f"{self._model.name}: {first.backend} cannot serve it as it is: {finding.fault}")
         return finding

@@ -24,8 +24,9 @@ import pytest
 from demo.digits import load_held_out
 from edge_runtime import Runtime
 from edge_runtime.cli.main import main
+from edge_runtime.tuning import engine_trial
 from tests.contract.running_daemon import running_daemon
-from tests.models.onnx_models import mlp
+from tests.models.onnx_models import endless, mlp
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
 WIDE = ["--slo", "p99=5s", "--time", "4s"]
@@ -211,6 +212,16 @@ def test_two_tunes_at_once_would_disturb_one_another(site: Path, capsys: pytest.
         child.communicate(timeout=WAIT_S)
     assert (status, found["error"]["code"]) == (1, "config")
     assert "another tune runs here" in found["error"]["message"]
+
+
+def test_a_model_that_never_answers_holds_a_tune_no_longer_than_its_time(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless(site / "models" / "endless" / "1")
+    monkeypatch.setattr(engine_trial, "LEAST_S", 2.0)
+    status, found = tune(site, capsys, "--slo", "p99=5s", "--time", "1s", model="endless")
+    assert status == 1
+    assert "was not done within 2 s" in found["error"]["message"]
 
 
 def test_a_daemon_that_serves_here_is_named_and_not_disturbed(
