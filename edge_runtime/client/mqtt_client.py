@@ -65,7 +65,8 @@ class MqttClient:
 
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError when
     nothing came within timeout_ms + 1 s (30 s when there is no timeout at all); ConnectionError when there is no
-    broker, or the connection to it is lost before the answer. There is no load or unload: that is the device's own.
+    broker, or the connection to it is lost before the answer. What a device did not answer before it went is sent again
+    when it comes back within that time. There is no load or unload: that is the device's own.
 
         with MqttClient("mqtt://broker.site/dev1") as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=200)["scores"]

@@ -81,6 +81,10 @@ class InFlight:
             asked.payload = payload
             self._end(asked)
 
+    def messages(self) -> list[Outgoing]:
+        """What was sent and is not answered yet."""
+        return [asked.message for asked in list(self._pending.values()) if asked.message is not None]
+
     def give_up(self, asked: Asked) -> bool:
         """Its caller waits no longer. False when it has ended already."""
         if not self._take_back(asked):

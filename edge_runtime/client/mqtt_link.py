@@ -266,7 +266,7 @@ class MqttLink:
             if message.topic == self.reply_topic:
                 self._reply(message.correlation if is_v5 else body_id(message.payload), message)
             else:
-                self._told(message)
+                self._told(transport, message)
 
     def online(self) -> None:
         """See Receiver."""
@@ -300,9 +300,14 @@ class MqttLink:
             return  # nobody's reply is retained; what has no number is no reply of a daemon
         self._in_flight.answer(number, message.payload)
 
-    def _told(self, message: Inbound) -> None:
+    def _told(self, transport: MqttTransport, message: Inbound) -> None:
         if self._device is not None and message.topic == self._device.status:
             self.device_status = message.payload[:32].decode("utf-8", "replace")
+            if self.device_status == "online" and not message.retain:
+                # It listens since just now: what was sent before, the broker had nobody to give to. Sent again rather
+                # than failed, for some may be answered yet; of two replies the second is dropped.
+                for unanswered in self._in_flight.messages():
+                    transport.post(unanswered)
         fetch = self._fetch
         if message.retain and fetch is not None:
             fetch.messages.append(message)

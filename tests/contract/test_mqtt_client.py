@@ -411,6 +411,41 @@ def test_a_device_that_says_it_is_away_is_neither_live_nor_ready_and_is_not_aske
             assert is_live.result(ANSWER_S)
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_was_asked_before_the_device_came_is_asked_again_when_it_is_online(own_broker, qos):
+    with MqttClient(f"{own_broker.url}/mute", qos=qos) as client:
+        assert client.device_status() == ""
+        early = [client.submit("m", {"x": X}) for _ in range(3)]
+        client.devices()  # the broker has had them
+        with MqttDevice(own_broker.url) as device:
+            for _ in early:
+                device.answer(device.request(), EMPTY)
+            assert [future.result(ANSWER_S).version for future in early] == [1, 1, 1]
+
+
+def test_what_a_device_took_with_it_is_answered_when_it_is_back_and_what_it_answered_is_not_asked_again(own_broker):
+    with MqttClient(f"{own_broker.url}/mute") as client:
+        with MqttDevice(own_broker.url) as device:
+            answered, lost = client.submit("a", {"x": X}), client.submit("b", {"x": X})
+            device.answer(device.request(), EMPTY)
+            assert answered.result(ANSWER_S).version == 1
+            assert device.request().topic == "edge/mute/infer/b"
+        with MqttDevice(own_broker.url) as device:
+            request = device.request()
+            assert request.topic == "edge/mute/infer/b"
+            device.answer(request, EMPTY)
+            assert lost.result(ANSWER_S).version == 1
+
+
+def test_a_request_to_a_daemon_that_has_yet_to_connect_is_answered(models, own_broker, tmp_path):
+    with MqttClient(f"{own_broker.url}/dev1") as client:
+        assert client.device_status() == ""
+        early = client.submit("mlp", {"x": X})
+        client.devices()
+        with running_daemon(models, tmp_path, mqtt=settings(own_broker)):
+            assert early.result(ANSWER_S).version == 1
+
+
 # ---- the connection -------------------------------------------------------------------------------------------------
 
 
