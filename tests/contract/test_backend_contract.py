@@ -7,7 +7,6 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -358,9 +357,14 @@ def test_a_missing_artifact_fails_to_load(kit: Kit, tmp_path: Path) -> None:
 
 
 def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_path: Path) -> None:
-    """By slope: each cycle of a model with 4 MiB of weights may keep a tenth of them, after the first few."""
+    """Of 4 MiB of weights a cycle may keep about a tenth.
+
+    By the least in a third of the cycles, for a thread of OpenVINO holds a closed model or two now and then, for some
+    cycles or for good: three are let pass over the 27 cycles between, and a leak of each would be 27.
+    """
     artifact = kit.artifact("wide", tmp_path)
-    cycles = 12 if kit.backend.name == "python" else 30
+    model_bytes = 4 << 20
+    cycles = 24 if kit.backend.name == "python" else 60
     x = np.zeros((4, 1024), np.float32)
     after: list[int] = []
     for _ in range(cycles):
@@ -376,7 +380,6 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
         ctypes.CDLL(None).malloc_trim(0)
         after.append(resident_bytes())
     settled = after[cycles // 3 :]
-    # The median of the slopes between all pairs (Theil-Sen): one page of somebody's arena is not a leak.
-    pairs = combinations(enumerate(settled), 2)
-    slope = float(np.median([(later - sooner) / (j - i) for (i, sooner), (j, later) in pairs]))
-    assert slope < 0.4 * (1 << 20), [size >> 10 for size in after]
+    third = len(settled) // 3
+    growth = min(settled[-third:]) - min(settled[:third])
+    assert growth < 3 * model_bytes, " ".join(str(size >> 10) for size in after)
