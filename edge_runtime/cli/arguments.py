@@ -37,6 +37,15 @@ class Parser(argparse.ArgumentParser):
         """The long options that this parser knows."""
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
+    def choices(self) -> dict[str, list[str]]:
+        """The values that a long option takes, of those that take only some."""
+        return {
+            name: [str(value) for value in action.choices]
+            for action in self._actions
+            for name in action.option_strings
+            if name.startswith("--") and action.choices
+        }
+
     def all_options(self, group: str | None = None) -> list[argparse.Action]:
         """What argparse knows of each option, or of those in a group of that title. The manual page is made of it."""
         groups = [each for each in self._action_groups if each.title == group]

@@ -1,4 +1,4 @@
-"""Print a completion script: verbs, actions, options, and the running daemon's model names.
+"""Print a completion script: verbs, actions, options and their values, and the running daemon's model names.
 
 bash: edge-runtime completion bash > ~/.local/share/bash-completion/completions/edge-runtime
 zsh:  edge-runtime completion zsh > ~/.zfunc/_edge-runtime        (fpath+=~/.zfunc before compinit)
@@ -37,30 +37,33 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def script_for(shell: str) -> str:
     """The script of one of SHELLS; packages install all of them."""
-    options, actions = _words()
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](options, actions)
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](*_words())
 
 
 Words = Mapping[str, Sequence[str]]
 
 
-def _words() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Options and actions by verb, from the parsers themselves."""
+def _words() -> tuple[Words, Words, Words]:
+    """Options and actions by verb, and values by "verb:option", from the parsers themselves."""
     options: dict[str, list[str]] = {}
     actions: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for verb in VERBS:
         parsers = list(parser_of(verb).all_parsers())
         options[verb] = sorted({option for parser in parsers for option in parser.options()})
         actions[verb] = [parser.prog.split()[-1] for parser in parsers[1:]]
+        for parser in parsers:
+            values |= {f"{verb}:{option}": found for option, found in parser.choices().items()}
     actions["completion"] = list(SHELLS)
-    return options, actions
+    return options, actions, values
 
 
-def _bash(options: Words, actions: Words) -> str:
+def _bash(options: Words, actions: Words, values: Words) -> str:
     return f"""\
 # edge-runtime completion for bash
 _edge_runtime() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}} action=${{COMP_WORDS[2]}} words=
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}}
+  local verb=${{COMP_WORDS[1]}} action=${{COMP_WORDS[2]}} words=
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="{" ".join(VERBS)} --help --version"
@@ -69,7 +72,10 @@ _edge_runtime() {{
 {_cases(options)}
     esac
   else
-    case $verb:$COMP_CWORD:$action in
+    case $verb:$prev in
+{_cases(values)}
+    esac
+    [ "$words" ] || case $verb:$COMP_CWORD:$action in
 {_cases(actions, suffix=":2:*", skip_empty=True)}
       {"|".join(f"{verb}:2:*" for verb in MODEL_VERBS)}) words=$({NAMES});;
       {"|".join(f"{verb}:3:{action}" for verb, action in MODEL_ACTIONS)}) words=$({NAMES});;
@@ -81,7 +87,7 @@ _edge_runtime() {{
 complete -F _edge_runtime edge-runtime"""
 
 
-def _zsh(options: Words, actions: Words) -> str:
+def _zsh(options: Words, actions: Words, values: Words) -> str:
     return f"""\
 #compdef edge-runtime
 # edge-runtime completion for zsh
@@ -95,6 +101,9 @@ _edge_runtime() {{
 {_cases(options, line="compadd -- {words}")}
     esac
   else
+    case $verb:$words[CURRENT-1] in
+{_cases(values, line="compadd -- {words}; return")}
+    esac
     case $verb:$CURRENT:$action in
 {_cases(actions, suffix=":3:*", line="compadd -- {words}", skip_empty=True)}
       {"|".join(f"{verb}:3:*" for verb in MODEL_VERBS)}) compadd -- ${{(f)"$({NAMES})"}};;
@@ -111,13 +120,15 @@ else
 fi"""
 
 
-def _fish(options: Words, actions: Words) -> str:
+def _fish(options: Words, actions: Words, values: Words) -> str:
     lines = ["# edge-runtime completion for fish", "complete -c edge-runtime -n __fish_use_subcommand -f"]
     for verb, summary in VERBS.items():
         lines.append(f"complete -c edge-runtime -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
         seen = _quoted(f"__fish_seen_subcommand_from {verb}")
         for option in options[verb]:
-            lines.append(f"complete -c edge-runtime -n {seen} -l {option.removeprefix('--')}")
+            found = values.get(f"{verb}:{option}")
+            taken = f" -x -a {_quoted(' '.join(found))}" if found else ""
+            lines.append(f"complete -c edge-runtime -n {seen} -l {option.removeprefix('--')}{taken}")
         if actions[verb]:
             first = _quoted(f"__fish_seen_subcommand_from {verb}; and test (count (commandline -opc)) -eq 2")
             lines.append(f"complete -c edge-runtime -n {first} -f -a {_quoted(' '.join(actions[verb]))}")

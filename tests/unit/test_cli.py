@@ -545,6 +545,8 @@ def test_the_bash_completion_knows_verbs_options_and_models(
     assert completed("update", "r") == ["rollback"]
     assert completed("update", "rollback", "") == ["echo"]
     assert completed("infer", "echo", "--tim") == ["--timeout-ms", "--timing"]
+    assert completed("convert", "m.onnx", "--to", "o") == ["onnx", "openvino", "ort"]
+    assert completed("convert", "m.onnx", "--to", "onnx", "--precision", "") == ["fp32", "fp16", "bf16", "int8"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -561,15 +563,36 @@ def test_the_zsh_completion_completes_the_first_time_it_is_loaded_from_a_folder(
         pytest.skip("no zsh; do: apt-get install zsh")
     (tmp_path / "_edge-runtime").write_text(script_for("zsh"))
     # compadd outside a completion would fail: this one says what it is given.
-    complete = (
-        'fpath=($0 $fpath); compadd() { print -r -- "$@"; }; _files() { print files; }; autoload -U _edge-runtime; '
-        "words=(edge-runtime completion ''); CURRENT=3; _edge-runtime"
-    )
-    shown = subprocess.run(
-        ["zsh", "-f", "-c", complete, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert (shown.stdout, shown.stderr) == ("-- bash zsh fish\n", "")
+    begin = 'fpath=($0 $fpath); compadd() { print -r -- "$@"; }; _files() { print files; }; autoload -U _edge-runtime; '
+
+    def completed(*words: str) -> tuple[str, str]:
+        line = " ".join(f"'{word}'" for word in ("edge-runtime", *words))
+        shown = subprocess.run(
+            ["zsh", "-f", "-c", f"{begin} words=({line}); CURRENT={len(words) + 1}; _edge-runtime", str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return shown.stdout, shown.stderr
+
+    assert completed("completion", "") == ("-- bash zsh fish\n", "")
+    assert completed("convert", "m.onnx", "--to", "") == ("-- onnx openvino ort tensorrt\n", "")
+    assert completed("convert", "m.onnx", "--output", "") == ("files\n", "")
+
+
+def test_the_fish_completion_knows_options_and_their_values(tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("no fish; do: apt-get install fish")
+    (tmp_path / "edge-runtime.fish").write_text(script_for("fish"))
+
+    def completed(line: str) -> list[str]:
+        shown = subprocess.run(
+            ["fish", "--no-config", "-c", f"source {tmp_path}/edge-runtime.fish; complete -C '{line}'"],
+            capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return [found.partition("\t")[0] for found in shown.stdout.splitlines()]
+
+    assert completed("edge-runtime convert m.onnx --to op") == ["openvino"]
+    assert completed("edge-runtime convert m.onnx --prec") == ["--precision"]
+    assert completed("edge-runtime completion ba") == ["bash"]
 
 
 def test_serve_says_what_is_wrong_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
