@@ -18,7 +18,7 @@ Reply = Callable[[Any], None]
 
 DEFAULT_HISTORY = 50
 MAX_HISTORY = 1_000
-"""As many as a device keeps (update/journal.py): some 200 KB."""
+"""As many as a device keeps (update/journal_tables.py): some 200 KB."""
 
 PARAMETERS = {"update_history": ("count",), "update_import": ("folder",)}
 """What else than its name an op takes; the others take nothing."""

@@ -13,7 +13,8 @@ from contextlib import suppress
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
 from edge_runtime.serving.loader import Loader
 from edge_runtime.update.device_time import DeviceTime
-from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.journal import Journal
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.offers import Memory
 from edge_runtime.update.releases import Releases
 

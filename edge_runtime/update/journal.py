@@ -1,8 +1,8 @@
 """What a device must not forget of updates: what runs, what was refused, how far every role and counter had come.
 
-Owns: what the tables of the database mean and, beside it, a second record of the active releases, written through
-`durable`. Where the database had to be set aside a new one is begun from that record: the device serves on, says
-`is_state_lost`, and installs nothing before a full refresh (DESIGN 8). Marks only grow. Decides nothing.
+Owns: which changes are one transaction, and that the second record (journal_record.py) follows the database. Where the
+database had to be set aside a new one is begun from that record: the device serves on, says `is_state_lost`, and
+installs nothing before a full refresh (DESIGN 8). Marks only grow. Decides nothing.
 
 Thread: the one that opened it. Every method that writes is one durable transaction: when it returns, a power cut cannot
 take it back; when it raises StorageFailed, nothing of it happened.
@@ -12,97 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, write_atomically
+from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder
+from edge_runtime.update import journal_tables as tables
 from edge_runtime.update.database import Database
+from edge_runtime.update.journal_record import Record, read_record, write_record
+from edge_runtime.update.journal_tables import Entry, Refused, Release, Rollout
 from edge_runtime.update.states import COUNTS_A_TRY, State, after_restart
 
 log = logging.getLogger(__name__)
 
-DATABASE, RECORD = "journal.sqlite", "active.json"
-KEPT_HISTORY = 1_000
-"""Entries of the history: years of updates, and some 200 KB."""
-
-SHOWN_BYTES = 500
-"""Of a reason: what a person reads in `status`."""
-
-MAX_RECORD_BYTES = 1 << 20
-
-_SCHEMA = """
-create table if not exists facts (name text primary key, value text not null) strict;
-create table if not exists marks (role text primary key, version integer not null) strict;
-create table if not exists counters (model text primary key, counter integer not null) strict;
-create table if not exists active (
-  model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null
-) strict;
-create table if not exists previous (
-  model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null
-) strict;
-create table if not exists rollouts (
-  model text primary key, version integer not null, counter integer not null, manifest_sha256 text not null,
-  state text not null, tries integer not null, reason text not null
-) strict;
-create table if not exists refused (
-  manifest_sha256 text primary key, model text not null, counter integer not null, reason text not null
-) strict;
-create table if not exists history (
-  number integer primary key autoincrement, at_utc text not null, model text not null, counter integer not null,
-  what text not null, reason text not null
-) strict;
-"""
-
-
-class Release(msgspec.Struct, frozen=True):
-    """One release of a model, as far as memory goes."""
-
-    model: str
-    version: int
-    counter: int
-    manifest_sha256: str
-
-
-class Record(msgspec.Struct, frozen=True):
-    """The second record: what is active, and how often that had changed."""
-
-    changes: int = 0
-    active: list[Release] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A release under way. tries: how often it was warmed up and did not say how that ended."""
-
-    release: Release
-    state: State
-    tries: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A release that is never tried again, and why."""
-
-    model: str
-    counter: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the history."""
-
-    at_utc: str
-    model: str
-    counter: int
-    what: str
-    reason: str
+DATABASE = "journal.sqlite"
 
 
 class Journal:
@@ -112,7 +35,7 @@ class Journal:
         self.is_state_lost = False
         self._folder = folder
         self._disk = disk
-        self._database = Database(folder / DATABASE, _SCHEMA, disk=disk)
+        self._database = Database(folder / DATABASE, tables.SCHEMA, disk=disk)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -123,7 +46,7 @@ class Journal:
         """
         make_folder(self._folder, disk=self._disk)
         is_lost = self._database.open()
-        record = _read_record(self._folder / RECORD)
+        record = read_record(self._folder)
         # Not whether the file was there: after a power cut it may be, and be empty.
         if self.fact("begun") is None:
             self._begin(record, is_lost=is_lost or record is not None)
@@ -152,7 +75,7 @@ class Journal:
         if self._database.is_open:
             with contextlib.suppress(StorageFailed):
                 return list(self.active().values())
-        record = _read_record(self._folder / RECORD)
+        record = read_record(self._folder)
         return record.active if record is not None else []
 
     def previous(self) -> dict[str, Release]:
@@ -205,7 +128,7 @@ class Journal:
     def note_fact(self, name: str, value: str) -> None:
         """Remember a fact."""
         with self._database.transaction() as database:
-            _set_fact(database, name, value)
+            tables.set_fact(database, name, value)
 
     def found_whole(self) -> None:
         """A full refresh went well: what was lost with a database is made up for."""
@@ -219,11 +142,11 @@ class Journal:
         A refusal stands in the history once, with its reason: when it is rejected.
         """
         with self._database.transaction() as database:
-            tries = _tries(database, release) + (state is State.WARMING)
-            _set_rollout(database, release, state, tries, reason)
+            tries = tables.tries(database, release) + (state is State.WARMING)
+            tables.set_rollout(database, release, state, tries, reason)
             if state is not State.REJECTING:
-                _note(database, at_utc, release, state.value, "" if state is State.ROLLING_BACK else reason)
-        return Rollout(release, state, tries, reason[:SHOWN_BYTES])
+                tables.note(database, at_utc, release, state.value, "" if state is State.ROLLING_BACK else reason)
+        return Rollout(release, state, tries, reason[: tables.SHOWN_BYTES])
 
     def take_back_try(self, model: str) -> None:
         """The process ends on purpose: what was being tried did not end it."""
@@ -237,7 +160,7 @@ class Journal:
                 database.execute("update rollouts set state = ? where model = ?", (State.IDLE.value, release.model))
             else:
                 database.execute("delete from rollouts where model = ?", (release.model,))
-            _note(database, at_utc, release, "dropped", reason)
+            tables.note(database, at_utc, release, "dropped", reason)
 
     def commit(self, release: Release, at_utc: str) -> None:
         """A release is the active one from now on. The second record follows; after a cut between, this one wins."""
@@ -246,12 +169,12 @@ class Journal:
                 "insert or replace into previous select * from active where model = ? and manifest_sha256 != ?",
                 (release.model, release.manifest_sha256),
             )
-            _set_active(database, release)
-            _raise_counter(database, release)
+            tables.set_active(database, release)
+            tables.raise_counter(database, release)
             database.execute("delete from rollouts where model = ?", (release.model,))
             database.execute("delete from facts where name = ?", (f"starts {release.manifest_sha256}",))
-            _note(database, at_utc, release, "committed", "")
-            _count_change(database)
+            tables.note(database, at_utc, release, "committed", "")
+            tables.count_change(database)
         self._follow()
 
     def begin_start(self, release: Release) -> int:
@@ -269,19 +192,19 @@ class Journal:
     def reject(self, release: Release, at_utc: str, reason: str) -> None:
         """A release is never tried again."""
         with self._database.transaction() as database:
-            _refuse(database, release, reason)
+            tables.refuse(database, release, reason)
             database.execute("delete from rollouts where model = ?", (release.model,))
-            _note(database, at_utc, release, "rejected", reason)
+            tables.note(database, at_utc, release, "rejected", reason)
 
     def go_back(self, release: Release, at_utc: str, reason: str) -> None:
         """A release that was active before is active again, and the one that is now is never tried again."""
         with self._database.transaction() as database:
-            _refuse(database, self.active()[release.model], reason)
-            _set_active(database, release)
+            tables.refuse(database, self.active()[release.model], reason)
+            tables.set_active(database, release)
             database.execute("delete from previous where model = ?", (release.model,))
             database.execute("delete from rollouts where model = ?", (release.model,))
-            _note(database, at_utc, release, "gone back to", reason)
-            _count_change(database)
+            tables.note(database, at_utc, release, "gone back to", reason)
+            tables.count_change(database)
         self._follow()
 
     def take_away(self, model: str, at_utc: str, reason: str) -> None:
@@ -291,8 +214,8 @@ class Journal:
             database.execute("delete from active where model = ?", (model,))
             database.execute("delete from previous where model = ?", (model,))
             database.execute("delete from rollouts where model = ?", (model,))
-            _note(database, at_utc, release, "taken away", reason)
-            _count_change(database)
+            tables.note(database, at_utc, release, "taken away", reason)
+            tables.count_change(database)
         self._follow()
 
     def restart(self, at_utc: str) -> dict[str, Rollout]:
@@ -309,9 +232,9 @@ class Journal:
                 if state is State.IDLE:
                     database.execute("delete from rollouts where model = ?", (rollout.release.model,))
                 else:
-                    _set_rollout(database, rollout.release, state, rollout.tries, reason)
+                    tables.set_rollout(database, rollout.release, state, rollout.tries, reason)
                 if state is not State.REJECTING:
-                    _note(database, at_utc, rollout.release, state.value, reason)
+                    tables.note(database, at_utc, rollout.release, state.value, reason)
         return self.rollouts()
 
     # ---- private ----------------------------------------------------------------------------------------------------
@@ -319,17 +242,17 @@ class Journal:
     def _begin(self, record: Record | None, *, is_lost: bool) -> None:
         """A database that knows nothing takes over what the second record says is active; a new device has none."""
         with self._database.transaction() as database:
-            _set_fact(database, "begun", "yes")
+            tables.set_fact(database, "begun", "yes")
             if is_lost:
-                _set_fact(database, "state_lost", "yes")
+                tables.set_fact(database, "state_lost", "yes")
             if record is None:
                 return
             for query in ("delete from active", "delete from previous", "delete from rollouts"):
                 database.execute(query)
             for release in record.active:
-                _set_active(database, release)
-                _raise_counter(database, release)
-            _set_fact(database, "changes", str(record.changes))
+                tables.set_active(database, release)
+                tables.raise_counter(database, release)
+            tables.set_fact(database, "changes", str(record.changes))
 
     def _changes(self) -> int:
         return int(self.fact("changes") or 0)
@@ -348,70 +271,4 @@ class Journal:
             log.warning("the second record is behind the update journal", extra={"reason": error.message})
 
     def _write_record(self) -> None:
-        write_atomically(self._folder / RECORD, msgspec.json.encode(self._in_record()), disk=self._disk)
-
-
-def _tries(database: sqlite3.Connection, release: Release) -> int:
-    """How often this very release was tried; another one of the model begins at none."""
-    row = database.execute(
-        "select tries from rollouts where model = ? and manifest_sha256 = ?", (release.model, release.manifest_sha256)
-    ).fetchone()
-    return int(row[0]) if row else 0
-
-
-def _set_rollout(database: sqlite3.Connection, release: Release, state: State, tries: int, reason: str) -> None:
-    database.execute(
-        "insert or replace into rollouts values (?, ?, ?, ?, ?, ?, ?)",
-        (
-            release.model, release.version, release.counter, release.manifest_sha256, state.value, tries,
-            reason[:SHOWN_BYTES],
-        ),
-    )  # fmt: skip
-
-
-def _set_active(database: sqlite3.Connection, release: Release) -> None:
-    database.execute(
-        "insert or replace into active values (?, ?, ?, ?)",
-        (release.model, release.version, release.counter, release.manifest_sha256),
-    )
-
-
-def _refuse(database: sqlite3.Connection, release: Release, reason: str) -> None:
-    database.execute(
-        "insert or ignore into refused values (?, ?, ?, ?)",
-        (release.manifest_sha256, release.model, release.counter, reason[:SHOWN_BYTES]),
-    )
-
-
-def _set_fact(database: sqlite3.Connection, name: str, value: str) -> None:
-    database.execute("insert or replace into facts values (?, ?)", (name, value))
-
-
-def _note(database: sqlite3.Connection, at_utc: str, release: Release, what: str, reason: str) -> None:
-    database.execute(
-        "insert into history (at_utc, model, counter, what, reason) values (?, ?, ?, ?, ?)",
-        (at_utc, release.model, release.counter, what, reason[:SHOWN_BYTES]),
-    )
-    database.execute("delete from history where number <= (select max(number) from history) - ?", (KEPT_HISTORY,))
-
-
-def _raise_counter(database: sqlite3.Connection, release: Release) -> None:
-    database.execute(
-        "insert into counters values (?, ?) on conflict do update set counter = max(counter, excluded.counter)",
-        (release.model, release.counter),
-    )
-
-
-def _count_change(database: sqlite3.Connection) -> None:
-    """What is active has changed once more, which the second record says as well."""
-    database.execute(
-        "insert into facts values ('changes', '1') on conflict do update set value = cast(value as integer) + 1"
-    )
-
-
-def _read_record(path: Path) -> Record | None:
-    """The second record; None when there is none that can be read."""
-    try:
-        return msgspec.json.decode(read_kept(path, MAX_RECORD_BYTES), type=Record)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        write_record(self._folder, self._in_record(), disk=self._disk)

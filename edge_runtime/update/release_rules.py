@@ -24,7 +24,7 @@ from edge_runtime.repository.release_paths import (
     parse_release_file,
 )
 from edge_runtime.repository.release_settings import read_release_settings
-from edge_runtime.update.journal import Release
+from edge_runtime.update.journal_tables import Release
 
 
 def file_name(path: str) -> str:

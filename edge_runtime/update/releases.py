@@ -33,7 +33,7 @@ from edge_runtime.repository.release_paths import (
     RESERVED_FILES,
 )
 from edge_runtime.update.download import ARTIFACT_MODE, Wanted, is_whole
-from edge_runtime.update.journal import Release
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_rules import check_choice, check_manifest, check_served, decode_any, file_name
 from edge_runtime.update.store import ArtifactStore, place
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge_runtime.update.journal import Entry, Refused, Release
+from edge_runtime.update.journal_tables import Entry, Refused, Release
 from edge_runtime.update.states import State
 
 RUNS, AVAILABLE, PASSED_OVER, REFUSED_BEFORE = "runs", "available", "passed over", "refused before"

@@ -20,7 +20,8 @@ from edge_runtime.serving.exchange import Exchange
 from edge_runtime.serving.loader import Loader
 from edge_runtime.update.download import Progress
 from edge_runtime.update.health_gate import Judgement, Thresholds, Verdict
-from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.journal import Journal
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.observation import Interrupted, Observation
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.report import Step

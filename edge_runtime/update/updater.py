@@ -27,7 +27,8 @@ from edge_runtime.update.catalogue import Catalogue
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.download import Progress
 from edge_runtime.update.fetch import Limits, Pace
-from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.journal import Journal
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.marks import check_marks, marks_of
 from edge_runtime.update.offers import Device, Memory, offers, why_not_fit, why_not_offered
 from edge_runtime.update.releases import Releases, StagedRelease

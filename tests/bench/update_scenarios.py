@@ -16,7 +16,7 @@ from edge_runtime.publish.releases import PreparedRelease, ReleaseWish, prepare_
 from edge_runtime.repository.manifest import encode_manifest
 from edge_runtime.update.fetch import Limits, Pace
 from edge_runtime.update.folder_fetch import FolderFetcher
-from edge_runtime.update.journal import Release
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.store import ArtifactStore, MetadataStore

@@ -18,7 +18,8 @@ from edge_runtime.update.catalogue import Catalogue
 from edge_runtime.update.clock_rule import utc_text
 from edge_runtime.update.fetch import Limits, Pace
 from edge_runtime.update.folder_fetch import FolderFetcher
-from edge_runtime.update.journal import Journal, Release
+from edge_runtime.update.journal import Journal
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.marks import check_marks, marks_of
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.states import State

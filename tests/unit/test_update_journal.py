@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.update.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, Refused, Release
+from edge_runtime.update.journal import DATABASE, Journal
+from edge_runtime.update.journal_record import RECORD
+from edge_runtime.update.journal_tables import KEPT_HISTORY, Refused, Release
 from edge_runtime.update.states import State
 from tests.fakes.dying_disk import DyingDisk, Killed, failing
 
