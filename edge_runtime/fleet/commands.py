@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from edge_runtime.telemetry.counters import Counters
 from edge_runtime.transports.mqtt_packets import Inbound
-from edge_runtime.transports.mqtt_transport import Counters
 from edge_runtime.wire.topics import DeviceTopics, wake_topic
 
 

@@ -12,7 +12,6 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
@@ -23,6 +22,7 @@ from edge_runtime.scheduling.queue import Answer, Outcome, Pending
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servables import Servables
+from edge_runtime.telemetry.counters import Counters
 from edge_runtime.tensors import Array, as_tensors, datatype_name, values_to_bits
 from edge_runtime.wire.codec import RequestHeader, TensorHeader
 
@@ -41,14 +41,6 @@ FILE_TIMEOUT_MS = 30_000.0
 """Nobody waits for a file, so the model's own deadline, for clients, does not count; results this old are no news."""
 
 Finished = Callable[[RequestPlan, "list[Array]", str], None]
-
-
-class Counters(Protocol):
-    """What is counted, by name."""
-
-    def count(self, name: str, count: int = 1) -> None:
-        """Add to a counter."""
-        ...
 
 
 class FolderSource:

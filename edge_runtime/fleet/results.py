@@ -19,13 +19,14 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.drop_folder import DropFolder
-from edge_runtime.fleet.folder_source import Counters, FolderSource
+from edge_runtime.fleet.folder_source import FolderSource
 from edge_runtime.fleet.publication import Heard, Publication
 from edge_runtime.frontend.mqtt_request import JSON_TYPE
 from edge_runtime.frontend.tap import Outputs, Tap
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servables import Servables
+from edge_runtime.telemetry.counters import Counters
 from edge_runtime.tensors import Array
 from edge_runtime.transports.outbox import Outgoing
 from edge_runtime.wire.codec import pack_json_answer

@@ -1,7 +1,7 @@
 """A broker's client on a thread of its own: messages in, messages out, over every loss of the connection.
 
-Owns: the thread, the connection of the moment, what is retained, and the outbox; mqtt_attempts.py owns what came of the
-attempts to connect. Knows no model and decodes nothing: what a message means is asked of the `Receiver`, which is
+Owns: the thread and the connection of the moment; mqtt_publisher.py owns what goes out, mqtt_attempts.py what came of
+the attempts to connect. Knows no model and decodes nothing: what a message means is asked of the `Receiver`, which is
 called between reads and never inside paho.
 
 A thread of its own, rather than the I/O thread's poll: connecting, TLS and name look-ups block, and must never hold up
@@ -23,12 +23,14 @@ from typing import Protocol
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import ConfigError
+from edge_runtime.telemetry.counters import Counters
 from edge_runtime.transports.backoff import Backoff
 from edge_runtime.transports.mqtt_attempts import Attempts
 from edge_runtime.transports.mqtt_connection import NO_LIMIT, MqttConnection, Session
 from edge_runtime.transports.mqtt_packets import Inbound
+from edge_runtime.transports.mqtt_publisher import Publisher
 from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S, connect_failure
-from edge_runtime.transports.outbox import Outbox, Outgoing
+from edge_runtime.transports.outbox import Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +43,6 @@ OUTBOX_BYTES = 16 << 20
 BEAT_S = 0.25
 LINGER_S = 2.0
 """How long `close` tries to send what was posted."""
-
-
-class Counters(Protocol):
-    """What the transport counts, by name."""
-
-    def count(self, name: str, count: int = 1) -> None:
-        """Add to a counter."""
-        ...
 
 
 class Receiver(Protocol):
@@ -101,11 +95,9 @@ class MqttTransport:
         self._counters = counters
         self._clock = clock or SystemClock()
         self._attempts = Attempts(session.client_id, Backoff(reconnect_min_s, reconnect_max_s, jitter), log_level)
-        self._outbox = Outbox(outbox_bytes, lambda what, count: counters.count(f"mqtt_replies_{what}", count))
+        self._publisher = Publisher(session.client_id, outbox_bytes, counters)
         self._attempt_failed = attempt_failed or (lambda _: None)
-        self._retained: dict[str, Outgoing] = {}
         self._inbox: list[Inbound] = []
-        self._posted: deque[Outgoing] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_fd = -1
         self._wake_lock = threading.Lock()
@@ -166,13 +158,13 @@ class MqttTransport:
 
     def post(self, message: Outgoing) -> None:
         """Publish a message; it waits while the broker is away, within the outbox's bounds."""
-        self._posted.append(message)
+        self._publisher.post(message)
         if threading.current_thread() is not self._thread:
             self._wake()
 
     def retain(self, message: Outgoing) -> None:
         """Publish a retained message now, if online, and again with each new connection; the last of a topic counts."""
-        self.call(lambda: self._retain(message))
+        self.call(lambda: self._publisher.retain(message, is_online=self.is_online))
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on the transport's thread soon."""
@@ -263,8 +255,7 @@ class MqttTransport:
         self._is_online = True
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
         self._receiver.online()
-        for message in self._retained.values():
-            self._outbox.add(message)
+        self._publisher.connected()
         poller = self._new_poller(connection)
         while self._turn(connection, poller):
             if self._is_stopping and self._has_sent_all(connection):
@@ -278,8 +269,8 @@ class MqttTransport:
         # Now and then something is read all the same, or the broker's word that it is alive would be missed.
         may_read = not wants_write or self._must_read
         poller.modify(connection.fd, (select.POLLIN if may_read else 0) | (select.POLLOUT if wants_write else 0))
-        is_busy = bool(self._posted or self._calls) or (
-            not wants_write and (connection.has_pending() or self._can_send(connection))
+        is_busy = bool(self._publisher.has_posted or self._calls) or (
+            not wants_write and (connection.has_pending() or self._publisher.can_send(connection))
         )
         found = dict(poller.poll(0 if is_busy else int(BEAT_S * 1e3)))
         if self._wake_fd in found:
@@ -294,7 +285,7 @@ class MqttTransport:
         if wants_write and events & select.POLLOUT and not connection.flush():
             return False
         self._work()
-        self._send(connection)
+        self._publisher.send(connection, self._clock.monotonic_s())
         return connection.flush() and self._beat(connection) and connection.is_open
 
     def _deliver(self) -> None:
@@ -310,45 +301,13 @@ class MqttTransport:
 
     def _work(self) -> None:
         """What other threads asked for."""
-        calls, posted = self._calls, self._posted
-        for _ in range(len(calls)):
-            calls.popleft()()
-        while posted:
-            self._outbox.add(posted.popleft())
-
-    def _can_send(self, connection: MqttConnection) -> bool:
-        return (
-            connection.is_subscribed
-            and connection.has_room()
-            and self._outbox.has(with_qos1=connection.may_publish_qos1())
-        )
-
-    def _send(self, connection: MqttConnection) -> None:
-        """Hand over what will be flushed together, within a bound: nothing piles up where it cannot be dropped."""
-        if not connection.is_subscribed:
-            return
-        now_s = self._clock.monotonic_s()
-        while connection.has_room():
-            message = self._outbox.take(now_s, with_qos1=connection.may_publish_qos1())
-            if message is None:
-                return
-            if message.packet_bytes > connection.packet_limit:
-                # Sent all the same, it would end the connection.
-                self._unsendable(message, f"{message.packet_bytes} bytes; the broker takes {connection.packet_limit}")
-                continue
-            try:
-                connection.publish(message)
-            except ValueError as error:
-                self._unsendable(message, str(error))
-
-    def _unsendable(self, message: Outgoing, reason: str) -> None:
-        self._counters.count("mqtt_replies_unsendable")
-        log.warning("a message cannot be published", extra={"topic": message.topic, "reason": reason})
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+        self._publisher.take_posted()
 
     def _has_sent_all(self, connection: MqttConnection) -> bool:
         self._linger_end_s = min(self._linger_end_s, self._clock.monotonic_s() + LINGER_S)
-        is_empty = not (self._outbox or self._posted or connection.in_flight or connection.wants_write())
-        return is_empty or self._clock.monotonic_s() >= self._linger_end_s
+        return self._publisher.has_sent_all(connection) or self._clock.monotonic_s() >= self._linger_end_s
 
     def _beat(self, connection: MqttConnection | None) -> bool:
         """Timers; False when the broker no longer answers."""
@@ -357,18 +316,12 @@ class MqttTransport:
             return True
         self._beat_due_s = now_s + BEAT_S
         self._receiver.beat()
-        self._outbox.expire(now_s)
+        self._publisher.expire(now_s)
         if connection is None or now_s < self._keep_alive_due_s:
             return True
         self._keep_alive_due_s = now_s + 1.0
         self._must_read = True
-        if connection.refused_publishes:
-            self._counters.count("mqtt_publish_refused", connection.refused_publishes)
-            log.warning(
-                "the broker refuses what this client publishes; see its access list",
-                extra={"client_id": self._session.client_id, "messages": connection.refused_publishes},
-            )
-            connection.refused_publishes = 0
+        self._publisher.tell_refused(connection)
         if connection.keep_alive():
             return True
         connection.lost("the broker stopped answering")
@@ -378,8 +331,7 @@ class MqttTransport:
         """Account for a connection that is gone."""
         self._deliver()
         now_s = self._clock.monotonic_s()
-        again = [message for message in connection.in_flight.values() if message.expires_s >= now_s]
-        self._outbox.put_back([message for message in again if not message.retain])
+        self._publisher.disconnected(connection, now_s)
         goes_on_otherwise = connection.is_protocol_refused and self._attempts.refused_protocol()
         if self._is_stopping:
             return
@@ -411,11 +363,6 @@ class MqttTransport:
         if connection is not None:
             poller.register(connection.fd, select.POLLIN)
         return poller
-
-    def _retain(self, message: Outgoing) -> None:
-        self._retained[message.topic] = message
-        if self.is_online:
-            self._outbox.add(message)
 
     def _fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:
         connection = self._connection

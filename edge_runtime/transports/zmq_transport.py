@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import zmq
 from zmq.backend import Socket as RawSocket
 
+from edge_runtime.telemetry.counters import Counters
 from edge_runtime.transports.unsent import TRACKED_BYTES, UnsentReplies
 
 log = logging.getLogger(__name__)
@@ -88,14 +89,6 @@ class Peer:
 
     def __init__(self, identity: bytes, has_delimiter: bool) -> None:
         self.envelope: tuple[bytes, ...] = (identity, b"") if has_delimiter else (identity,)
-
-
-class Counters(Protocol):
-    """What the transport counts, by name."""
-
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter."""
-        ...
 
 
 class Endpoint:
