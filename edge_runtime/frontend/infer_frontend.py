@@ -350,18 +350,20 @@ class InferFrontend:
     # ---- taps -------------------------------------------------------------------------------------------------------
 
     def _settle_heard(self, request: Pending, outcome: Outcome) -> None:
-        """As `_settle`, and a tap of the model hears the answer. Thread: whichever decided the request's fate."""
-        _settle(request, outcome)
+        """As `_settle`, and a tap of the model hears the answer. Thread: whichever decided the request's fate.
+
+        The tap hears it first: who has its answer may ask again, and have another worker tell of that one before.
+        """
         inquiry: TransportInquiry = request.tag  # type: ignore[assignment]
         plan = inquiry.used_plan
-        if not isinstance(outcome, Answer) or plan is None:
-            return
-        tap = self._taps.get(plan.servable.model)
-        if tap is not None:
-            self._tell(tap, plan, (plan.select(outcome.outputs),))
+        if isinstance(outcome, Answer) and plan is not None:
+            tap = self._taps.get(plan.servable.model)
+            if tap is not None:
+                self._tell(tap, plan, (plan.select(outcome.outputs),))
+        _settle(request, outcome)
 
     def _tell(self, tap: Tap, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
-        """Invariant: the requests were answered before, and whatever a tap does, the next ones are too."""
+        """Invariant: whatever a tap does, these requests and the next are answered."""
         try:
             tap.answered(plan, answers)
         except Exception:

@@ -22,5 +22,5 @@ class Tap(Protocol):
     """
 
     def answered(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
-        """Requests of one plan that were just answered, in order; at least one. The outputs may be kept."""
+        """Requests of one plan, answered just now, in order; at least one. The outputs may be kept."""
         ...

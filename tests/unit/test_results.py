@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,6 +312,35 @@ def test_a_tap_that_fails_is_counted_and_everybody_is_answered(tmp_path: Path, w
         assert [unpack_reply(bytes(frames[0])).error for frames in endpoint.answers] == [None] * 5
         assert tap.heard == (5 if with_tap else 0)
         assert core.metrics.counters().get("publish_failed", 0) == (4 if with_tap else 0)
+    finally:
+        core.close(ANSWER_S)
+
+
+def test_a_tap_hears_of_an_answer_before_who_asked_or_the_next_answers_might_be_heard_sooner(tmp_path: Path):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp, toml='mode = "workers"\n')
+    core = assemble_core(Config(models=str(tmp_path / "models"), state=str(tmp_path / "state"), calibrate=False))
+    core.start()
+    told: list[str] = []
+    has_answered = threading.Event()
+
+    class Tap:
+        def answered(self, plan: Any, answers: Any) -> None:
+            told.append("heard")
+
+    class Endpoint(FakeEndpoint):
+        def post(self, envelope: Any, frames: Any) -> None:
+            told.append("answered")
+            has_answered.set()
+
+    try:
+        assert core.loader.has_settled.wait(ANSWER_S)
+        control = ControlFrontend(core.servables, core.loader, core.lobby, stats=dict, is_ready=lambda: True)
+        frontend = InferFrontend(core.servables, core.infer, control, core.clock, core.metrics)
+        frontend.listen({"mlp": Tap()})
+        inquiry = frontend.inquiry(Endpoint(), (b"peer",), Frames(b"1", (floats(1, 16).tobytes(),)))
+        frontend.ask(inquiry, unpack_request(header()), None)
+        assert has_answered.wait(ANSWER_S)
+        assert told == ["heard", "answered"]
     finally:
         core.close(ANSWER_S)
 
