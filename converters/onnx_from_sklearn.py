@@ -48,6 +48,10 @@ class SklearnModel:
         if len(found) == 1:
             return rows_first(found)
         label, scores = found
+        if scores.ndim == 1:
+            scores = np.stack(
+                [-scores, scores], axis=1
+            )  # of two classes scikit-learn gives the second's, skl2onnx both
         return [_words(label) if label.dtype.kind in "US" else label, *rows_first([scores])]
 
 
@@ -85,27 +89,49 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
 def convert_model(model: Any, target: str | Path) -> Original:
     """Write a fitted estimator or pipeline in memory as ONNX; returns it.
 
-    One input, `features` FP32 [rows, n]. A classifier gives its label and its chances. Raises ConversionFailed.
+    One input, `features` FP32 [rows, n]. A classifier gives its label, and its chances or, where it has none, its
+    decision function, a column for each class of two as well. Raises ConversionFailed.
     """
     converter = import_library("skl2onnx", EXTRA)
     types = import_library("skl2onnx.common.data_types", EXTRA)
     count = getattr(model, "n_features_in_", None)
     if not isinstance(count, int) or count < 1:
         raise ConversionFailed(f"{type(model).__name__} does not say how many features it takes; wanted a fitted model")
-    has_chances = _is_classifier(model) and hasattr(model, "predict_proba")
-    options = {id(model): {"zipmap": False}} if has_chances else None
+    original = SklearnModel(model)
+    inputs = [(INPUT, types.FloatTensorType([None, count]))]
     try:
         with whole(Path(target)) as output:
-            made = converter.convert_sklearn(
-                model, initial_types=[(INPUT, types.FloatTensorType([None, count]))], options=options,
-                target_opset=OPSETS,
-            )  # fmt: skip
+            for options in _options(model):
+                try:
+                    made = converter.convert_sklearn(model, initial_types=inputs, options=options, target_opset=OPSETS)
+                except NameError:
+                    if not options:
+                        raise
+                else:
+                    break
             output.write_bytes(made.SerializeToString())
     except ConversionFailed:
         raise
     except Exception as error:
         raise ConversionFailed(f"{type(model).__name__}: skl2onnx cannot write it: {reason_of(error)}") from error
-    return SklearnModel(model)
+    return original
+
+
+def _options(model: Any) -> Iterator[dict[int, dict[str, bool]]]:
+    """What to ask of skl2onnx, best first: scores as a tensor and not as maps, and those of the decision function.
+
+    It knows each option for some classifiers only, and raises NameError for the others. A pipeline hands none to its
+    last step.
+    """
+    last = model
+    while getattr(last, "steps", None):
+        last = last.steps[-1][1]
+    if _is_classifier(last):
+        if not hasattr(last, "predict_proba"):
+            yield {id(last): {"zipmap": False, "raw_scores": True}}
+            yield {id(last): {"raw_scores": True}}
+        yield {id(last): {"zipmap": False}}
+    yield {}
 
 
 def _is_classifier(model: Any) -> bool:
@@ -116,7 +142,11 @@ def _calls(model: Any) -> Iterator[Any]:
     """The methods whose results ONNX gives, in its order."""
     if _is_classifier(model):
         yield model.predict
-        yield model.predict_proba if hasattr(model, "predict_proba") else model.decision_function
+        for scores in ("predict_proba", "decision_function"):
+            if hasattr(model, scores):
+                yield getattr(model, scores)
+                return
+        raise ConversionFailed(f"{type(model).__name__} gives neither chances nor a decision function beside its label")
     elif hasattr(model, "predict") and import_library("sklearn.base", EXTRA).is_regressor(model):
         yield model.predict
     elif hasattr(model, "transform"):

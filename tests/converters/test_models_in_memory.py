@@ -49,9 +49,17 @@ def agrees(original: Original, made: Path) -> list[str]:
 def sklearn_models() -> dict[str, Any]:
     return {
         "two classes": ("linear_model.LogisticRegression", {}, labels(2)),
-        "ten classes behind a scaler": ("pipeline", {}, labels(10)),
+        "ten classes behind a scaler": ("pipeline linear_model.LogisticRegression", {"max_iter": 50}, labels(10)),
         "words as classes": ("linear_model.LogisticRegression", {}, np.array(["even", "odd"])[labels(2)]),
         "a decision without chances": ("svm.LinearSVC", {}, labels(2)),
+        "ten decisions without chances": ("svm.LinearSVC", {}, labels(10)),
+        "a decision by kernels": ("svm.SVC", {}, labels(2)),
+        "ten decisions by kernels": ("svm.SVC", {}, labels(10)),
+        "a decision by gradients": ("linear_model.SGDClassifier", {"random_state": 1}, labels(2)),
+        "ten decisions by gradients": ("linear_model.Perceptron", {}, labels(10)),
+        "a decision by ridge": ("linear_model.RidgeClassifier", {}, labels(2)),
+        "a decision behind a scaler": ("pipeline svm.LinearSVC", {}, labels(2)),
+        "ten decisions behind a scaler": ("pipeline svm.SVC", {}, labels(10)),
         "boosted trees": ("ensemble.GradientBoostingClassifier", {"n_estimators": 3}, labels(3)),
         "an estimate": ("ensemble.RandomForestRegressor", {"n_estimators": 5}, labels(10) * 1.5),
         "a perceptron": ("neural_network.MLPClassifier", {"max_iter": 20}, labels(10)),
@@ -66,12 +74,11 @@ def test_a_scikit_learn_model_converts(name: str, tmp_path: Path) -> None:
     import importlib
 
     where, settings, wanted = sklearn_models()[name]
-    if where == "pipeline":
-        (pipeline, scaling, linear) = needs("sklearn.pipeline", "sklearn.preprocessing", "sklearn.linear_model")
-        model = pipeline.make_pipeline(scaling.StandardScaler(), linear.LogisticRegression(max_iter=50))
-    else:
-        module, _, kind = where.partition(".")
-        model = getattr(importlib.import_module(f"sklearn.{module}"), kind)(**settings)
+    module, _, kind = where.removeprefix("pipeline ").partition(".")
+    model = getattr(importlib.import_module(f"sklearn.{module}"), kind)(**settings)
+    if where.startswith("pipeline "):
+        pipeline, scaling = needs("sklearn.pipeline", "sklearn.preprocessing")
+        model = pipeline.make_pipeline(scaling.StandardScaler(), model)
     model.fit(features(), wanted)
     agrees(onnx_from_sklearn.convert_model(model, tmp_path / "model.onnx"), tmp_path / "model.onnx")
 
@@ -80,6 +87,14 @@ def test_a_path_may_be_text(tmp_path: Path) -> None:
     linear, _ = needs("sklearn.linear_model", "skl2onnx")
     model = linear.LinearRegression().fit(features(), labels(3))
     agrees(onnx_from_sklearn.convert_model(model, str(tmp_path / "model.onnx")), tmp_path / "model.onnx")
+
+
+def test_a_classifier_that_gives_its_label_alone_is_refused(tmp_path: Path) -> None:
+    ensemble, svm, _ = needs("sklearn.ensemble", "sklearn.svm", "skl2onnx")
+    model = ensemble.VotingClassifier([("a", svm.LinearSVC()), ("b", svm.SVC())]).fit(features(), labels(2))
+    with pytest.raises(ConversionFailed, match="VotingClassifier gives neither chances nor a decision function"):
+        onnx_from_sklearn.convert_model(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scikit_learn_model_that_was_not_fitted_is_refused(tmp_path: Path) -> None:
