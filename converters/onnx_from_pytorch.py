@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import tempfile
 import warnings
@@ -120,11 +121,39 @@ def _write(torch: Any, source: Path, target: Path, program: Any) -> None:
     import_library("onnxscript", EXTRA)
     try:
         with quiet(), whole(target) as output:
-            torch.onnx.export(program, dynamo=True, verbose=False).save(str(output), external_data=False)
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            _name_outputs(made.model.graph, _output_names(torch, program))
+            made.save(str(output), external_data=False)
     except ConversionFailed:
         raise
     except Exception as error:
         raise ConversionFailed(f"{source}: torch.onnx cannot write it: {reason_of(error)}") from error
+
+
+def _output_names(torch: Any, program: Any) -> list[str]:
+    """A name for each tensor that a program gives, by its place: `output`, `output_0`, or the keys of a dictionary.
+
+    PyTorch would name them after the last operation, `add_6`, and so anew with each change of a model.
+    """
+    tree, spec = torch.utils._pytree, program.call_spec.out_spec  # noqa: SLF001 (as above)
+    leaves, _ = tree.tree_flatten_with_path(tree.tree_unflatten(list(range(spec.num_leaves)), spec))
+    names = []
+    for (path, _), user_output in zip(leaves, program.graph_signature.user_outputs, strict=True):
+        if isinstance(user_output, str):  # others are constants, and not in the graph
+            keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+            begins_with_name = bool(keys) and not keys[0].isdigit()
+            names.append(re.sub(r"[^\w.-]", "_", "_".join(keys if begins_with_name else ["output", *keys])))
+    return names
+
+
+def _name_outputs(graph: Any, names: Sequence[str]) -> None:
+    """Give a graph's outputs these names, but for one that is an input as well, or would be called as another value."""
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    taken |= {value.name for node in graph for value in node.outputs}
+    for value, name in zip(graph.outputs, names, strict=True):
+        if name not in taken and value not in graph.inputs:
+            value.name = name
+            taken.add(name)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,20 @@ import pytest
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
+from edge_runtime_converters.onnx_from_pytorch import convert_module
+from edge_runtime_converters.original import serve
 from edge_runtime_converters.wish import Wish
+from tests.contract.running_daemon import floats
 from tests.converters.sources import FEATURES, needs, network, present
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def torch() -> Any:
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     present("onnxscript")
+    (progress,) = needs("tqdm")
+    monkeypatch.setattr(progress.tqdm, "monitor_interval", 0)  # its thread would outlive the test
     return needs("torch")[0]
 
 
@@ -73,3 +78,34 @@ def test_a_shape_that_torchscript_cannot_run_is_named_with_what_pytorch_says(tor
     torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(2, 3)).save(str(tmp_path / "model.pt"))
     with pytest.raises(ConversionFailed, match=r"cannot run it with x=-1,5:FP32; check --shapes.*shapes cannot be mul"):
         convert(Wish(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,5",)))
+
+
+def test_outputs_are_named_by_their_place_and_not_by_the_last_operation(torch: Any, tmp_path: Path) -> None:
+    class Many(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, y: Any) -> Any:
+            total = x + y
+            return {"scores": total, "more": {"logits": total * 2}, "a b": (total + 1, None, x), "again": total}
+
+    class Two(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x * 2, x + 1
+
+    class One(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, output_0: Any, output: Any) -> Any:
+            return output_0 + output
+
+    def names(module: Any, inputs: int) -> list[str]:
+        made = tmp_path / f"{type(module).__name__}.onnx"
+        original = convert_module(module, [torch.zeros(1, 3)] * inputs, made)
+        served = serve(made)
+        x = [floats(2, 3, seed=seed) for seed in range(inputs)]
+        given = {spec.name: array for spec, array in zip(served.spec.inputs, x, strict=True)}
+        for wanted, got in zip(original.run(given), served.run(given), strict=True):
+            np.testing.assert_allclose(wanted, got, rtol=1e-5)
+        served.close()
+        return [output.name for output in served.spec.outputs]
+
+    assert names(torch.nn.Linear(3, 2), 1) == ["output"]
+    assert names(Two(), 1) == ["output_0", "output_1"]
+    assert names(Many(), 2)[:3] == ["scores", "more_logits", "a_b_0"]
+    assert names(One(), 2) != ["output"]  # which is an input's
