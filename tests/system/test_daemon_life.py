@@ -9,13 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgpack
+import numpy as np
 import pytest
 
+from edge_runtime.client.mqtt_client import MqttClient
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
+from tests.fakes.broker import Broker, needs_mosquitto
 from tests.models import onnx_models
 
 START_S = 30.0
@@ -220,6 +228,40 @@ def test_killed_and_started_again_it_takes_its_endpoint_back(folder):
     with DaemonProcess(folder) as second, RawClient(second.endpoint) as client:
         assert client.ask(header(), b"2", X)[1] == b"2"
         assert second.stop() == 0
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("qos", [0, 1])
+def test_callers_over_mqtt_lose_nothing_and_get_no_error_when_it_is_killed_and_started_again(folder, tmp_path, qos):
+    answers = SimpleQueue[int]()
+    stop = threading.Event()
+    with (
+        Broker(tmp_path / "broker") as broker,
+        MqttClient(f"{broker.url}/dev1", qos=qos) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+
+        def ask(number: int) -> None:
+            x = floats(1, 16, seed=number)
+            wanted = client.infer("queued", {"x": x})["y"]
+            while not stop.is_set():
+                np.testing.assert_allclose(client.infer("queued", {"x": x})["y"], wanted, rtol=1e-4, atol=1e-5)
+                answers.put(number)
+
+        callers = [pool.submit(ask, number) for number in range(8)]
+        try:
+            for _ in range(4):
+                with DaemonProcess(folder, "--mqtt", f"{broker.url}/dev1"):  # killed at the end, under way as it is
+                    had = Counter[int]()
+                    while min(had[number] for number in range(8)) < 5:
+                        had[answers.get(timeout=START_S)] += 1
+                        assert not any(caller.done() for caller in callers)
+        finally:
+            stop.set()
+            client.close()
+        for caller in callers:
+            with suppress(ConnectionError):  # of what was under way when the client was closed
+                caller.result(START_S)
 
 
 def test_a_wrong_setting_ends_with_status_2_and_one_sentence(folder):
