@@ -49,9 +49,8 @@ class SklearnModel:
             return rows_first(found)
         label, scores = found
         if scores.ndim == 1:
-            scores = np.stack(
-                [-scores, scores], axis=1
-            )  # of two classes scikit-learn gives the second's, skl2onnx both
+            # Of two classes scikit-learn gives the second's only, skl2onnx both.
+            scores = np.stack([-scores, scores], axis=1)
         return [_words(label) if label.dtype.kind in "US" else label, *rows_first([scores])]
 
 
