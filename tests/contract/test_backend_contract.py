@@ -356,6 +356,7 @@ def test_a_missing_artifact_fails_to_load(kit: Kit, tmp_path: Path) -> None:
         kit.backend.load(tmp_path / kit.backend.artifacts[0], LoadOptions())
 
 
+@pytest.mark.long  # it is about the libraries, whatever the Python
 def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_path: Path) -> None:
     """Of 4 MiB of weights a cycle may keep about a tenth.
 
@@ -367,6 +368,7 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
     cycles = 24 if kit.backend.name == "python" else 60
     x = np.zeros((4, 1024), np.float32)
     after: list[int] = []
+    gc.freeze()  # a thousand tests' leavings need no looking through at each cycle
     for _ in range(cycles):
         instance = kit.backend.load(artifact, LoadOptions())
         bound = instance.bind(4)
@@ -379,6 +381,7 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
         # What the allocator keeps for the next one is no leak: it comes and goes in steps of a whole model.
         ctypes.CDLL(None).malloc_trim(0)
         after.append(resident_bytes())
+    gc.unfreeze()
     settled = after[cycles // 3 :]
     third = len(settled) // 3
     growth = min(settled[-third:]) - min(settled[:third])

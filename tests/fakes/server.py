@@ -117,8 +117,12 @@ class FakeServer:
 
     def wait_for(self, count: int) -> None:
         """Return when `count` requests came in all."""
+        assert self.has(count, within_s=10)
+
+    def has(self, count: int, *, within_s: float) -> bool:
+        """Whether `count` requests came in all, or come within that time."""
         with self._came:
-            assert self._came.wait_for(lambda: len(self.requests) >= count, timeout=10)
+            return self._came.wait_for(lambda: len(self.requests) >= count, timeout=within_s)
 
     def _serve(self) -> None:
         poller = zmq.Poller()
