@@ -1,5 +1,5 @@
 # Everything a developer or a new user runs. `make` alone lists it. The first target that needs packages sets up .venv
-# from requirements.lock: the same versions everywhere, each checked against its hash.
+# from requirements/dev.lock: the same versions everywhere, each checked against its hash.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,7 +16,6 @@ FLAVOUR ?= onnxruntime
 BASE ?=
 WHEELS ?=
 LEVEL ?= 6
-RTX ?= 1.7.1.116
 BINDINGS ?= tensorrt-bindings==8.6.1 $(patsubst %,tensorrt-cu12-bindings==%,10.3.0 10.13.3.9 10.16.1.11) tensorrt-cu13-bindings==11.4.0.106
 
 RUN := $(VENV)/bin/python
@@ -24,7 +23,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters nspawn bench lint format lock lock-tensorrt lock-convert deb wheel image image-lock clean mosquitto file-systems emulator mmdebstrap promtool
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb wheel image image-lock clean machine promtool docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -37,11 +36,15 @@ demo: $(READY) $(BIG_MODEL) ## start the daemon on two models, send it real imag
 demo-update: $(READY) ## publish four signed versions of a model; the device keeps the good one and rolls two bad ones back
 	@$(RUN) -m demo.update_demo $(ARGS)
 
-demo-device: $(READY) nspawn ## boot a Debian device in a container: install, serve, update, roll back, kill, cut its power (root)
+demo-device: $(READY) machine ## boot a Debian device in a container: install, serve, update, roll back, kill, cut its power (root)
 	@$(RUN) -m demo.device_demo $(ARGS)
 
-test: $(READY) mosquitto file-systems emulator mmdebstrap promtool ## all tests (ARGS="-k words -x" is passed to pytest)
-	@timeout --signal=INT --kill-after=30s 45m $(RUN) -m pytest $(ARGS)
+# Many tests wait more than they compute. Those of one file stay together, since they share what is dear to make; JOBS=0 runs
+# all in one process, for a debugger. numpy's own threads wait for cores by spinning, which takes five times the time here.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+
+test: $(READY) machine promtool ## all tests, side by side (ARGS="-k words -x" is passed to pytest, JOBS=1 is one by one)
+	@OPENBLAS_NUM_THREADS=1 timeout --signal=INT --kill-after=30s 55m $(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=12 $(ARGS)
 
 # One for each environment, since its packages are for that one's Python.
 TENSORRT := build/tensorrt/$(notdir $(VENV))
@@ -53,12 +56,12 @@ test-tensorrt: $(READY) $(TENSORRT_READY) ## engines built by the real TensorRT 
 
 # The same Python as .venv's: its packages are put on the path of the tests. The library's own package comes as source, so
 # that setuptools, locked too, is installed before.
-$(TENSORRT_READY): requirements-tensorrt.lock | $(READY)
+$(TENSORRT_READY): requirements/tensorrt.lock | $(READY)
 	@echo "set-up: TensorRT for RTX and CUDA's bindings, 110 MB, into $(TENSORRT)"
 	rm -rf $(TENSORRT) && $(RUN) -m venv $(TENSORRT)
 	pip="$(TENSORRT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes --no-deps"
-	$$pip -r <(sed '/^tensorrt/,$$d' requirements-tensorrt.lock)
-	$$pip --no-build-isolation -r requirements-tensorrt.lock
+	$$pip -r <(sed '/^tensorrt/,$$d' requirements/tensorrt.lock)
+	$$pip --no-build-isolation -r requirements/tensorrt.lock
 	touch $@
 
 # The converters' libraries are 2 GB and none of a device's, so they have an environment of their own, on Python 3.11.
@@ -72,38 +75,37 @@ TORCH_INDEX ?=
 test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
 	@timeout --signal=INT --kill-after=30s 12m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
 
-$(CONVERT_READY): requirements-convert.lock
+$(CONVERT_READY): requirements/convert.lock
 	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
-	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements-convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
+	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements/convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
 	  exit 1
 	fi
 	echo "set-up: the converters' libraries, 2 GB, into $(CONVERT)"
 	rm -rf $(CONVERT) && $(CONVERT_PYTHON) -m venv $(CONVERT)
-	pip="$(CONVERT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps"
-	$$pip --require-hashes -r requirements-convert.lock
+	# Most of the 2 GB is never imported: Python compiles what is.
+	pip="$(CONVERT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile"
+	$$pip --require-hashes -r requirements/convert.lock
 	$$pip --no-build-isolation --editable .
 	$$pip $(TORCH_INDEX:%=--index-url %) '$(TORCH)' || { echo "set-up: no $(TORCH) here, so tests with PyTorch are left out." \
 	  "Do: make TORCH_INDEX=https://download.pytorch.org/whl/cpu test-converters" >&2; }
 	touch $@
 
-lock-convert: # resolve requirements-convert.lock again (maintainers, after make lock)
-	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --python-version 3.11 --no-python-downloads \
-	  --python-platform x86_64-unknown-linux-gnu --extra convert --no-emit-package edge-runtime --no-emit-package torch \
-	  --no-emit-package nvidia-nccl-cu12 --generate-hashes --default-index https://pypi.org/simple \
-	  --custom-compile-command "make lock-convert" --output-file requirements-convert.lock pyproject.toml requirements-convert.in
-	@echo "requirements-convert.lock: $$(grep -c == requirements-convert.lock) packages"
+# Its packages are nobody's but the site's.
+DOCS := build/docs
+DOCS_READY := $(DOCS)/.ready
 
-lock-tensorrt: # resolve requirements-tensorrt.lock and the bindings that are looked at again (maintainers, after make lock)
-	@uv="build/lock-tools/bin/uv pip compile --quiet --universal --python-version 3.10 --no-python-downloads"
-	uv="$$uv --generate-hashes --default-index https://pypi.org/simple"
-	printf '%s\n' cuda-bindings 'setuptools>=70.1' tensorrt-rtx==$(RTX) | $$uv --custom-compile-command "make lock-tensorrt" \
-	  --output-file requirements-tensorrt.lock -
-	{ sed -n '/^#/p' tests/tensorrt/bindings.lock
-	  for each in $(BINDINGS); do echo $$each | $$uv --no-header --no-annotate --no-deps -; done; } > build/bindings.lock
-	mv build/bindings.lock tests/tensorrt/bindings.lock
+docs: $(DOCS_READY) ## the documents as a site in build/docs/site; a broken link is an error
+	@$(DOCS)/venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -b html -c docs . $(DOCS)/site
+	echo "$(DOCS)/site/index.html"
+
+$(DOCS_READY): requirements/docs.lock
+	@echo "set-up: Sphinx, into $(DOCS)/venv"
+	rm -rf $(DOCS) && $(PYTHON) -m venv $(DOCS)/venv
+	$(DOCS)/venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes -r requirements/docs.lock
+	touch $@
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
-	@$(RUN) -m tests.bench $(BENCH)
+	@$(RUN) -m bench $(BENCH)
 
 lint: $(READY) ## ruff and mypy --strict
 	@$(RUN) -m ruff check .
@@ -114,13 +116,27 @@ format: $(READY) ## let ruff lay the code out and sort imports
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
-lock: ## resolve requirements.lock again (maintainers; UPGRADE=--upgrade takes newer versions)
+# What goes into each lock. dev: every Python and both architectures. convert: one Python, x86-64. tensorrt, bindings: their
+# packages need one another's versions and nothing of the rest.
+UNIVERSAL := --universal --python-version 3.10
+LOCK_dev := $(UNIVERSAL) --extra all --extra publish --group dev --no-emit-package edge-runtime pyproject.toml
+LOCK_docs := $(UNIVERSAL) --group pyproject.toml:docs
+LOCK_convert := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --extra convert \
+  $(patsubst %,--no-emit-package %,edge-runtime torch nvidia-nccl-cu12) pyproject.toml requirements/convert.in
+LOCK_tensorrt := $(UNIVERSAL) requirements/tensorrt.in
+LOCKS := dev docs convert tensorrt
+
+lock: ## resolve requirements/*.lock again (maintainers; UPGRADE=--upgrade takes newer versions, LOCKS="dev" only some)
 	@$(PYTHON) -m venv build/lock-tools
-	@build/lock-tools/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.5"
-	@build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --universal --python-version 3.10 --no-python-downloads \
-	  --extra dev --no-emit-package edge-runtime --generate-hashes --default-index https://pypi.org/simple \
-	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
-	@echo "requirements.lock: $$(grep -c == requirements.lock) packages"
+	build/lock-tools/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.7"
+	uv="build/lock-tools/bin/uv pip compile $(UPGRADE) --quiet --no-python-downloads --generate-hashes"
+	uv="$$uv --default-index https://pypi.org/simple --custom-compile-command 'make lock'"
+	$(foreach each,$(LOCKS),eval "$$uv --output-file requirements/$(each).lock $(LOCK_$(each))"
+	echo "requirements/$(each).lock: $$(grep -c == requirements/$(each).lock) packages"
+	)
+	{ sed -n '/^#/p' requirements/tensorrt-bindings.lock
+	  for each in $(BINDINGS); do echo $$each | eval "$$uv $(UNIVERSAL) --no-header --no-annotate --no-deps -"; done; } > build/bindings.lock
+	mv build/bindings.lock requirements/tensorrt-bindings.lock
 
 deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble (LEVEL=0 is quick, 6 small)
 	@command -v dpkg-deb >/dev/null || { echo "deb: no dpkg-deb. Do: sudo apt-get install dpkg" >&2; exit 1; }
@@ -135,50 +151,26 @@ image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64
 image-lock: $(READY) # choose the newest Debian packages for images (maintainers)
 	@$(RUN) -m cross.lock_debian
 
-mosquitto: # the broker that the tests of MQTT run; without it they are left out, and the demo leaves out MQTT
-	@if { command -v mosquitto || [ -x /usr/sbin/mosquitto ]; } >/dev/null && command -v mosquitto_rr >/dev/null; then exit 0; fi
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	  echo "set-up: installing mosquitto, for the tests of MQTT"
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mosquitto mosquitto-clients >/dev/null && exit 0
-	fi
-	echo "set-up: no mosquitto, so the tests of MQTT are left out. Do: sudo apt-get install mosquitto mosquitto-clients" >&2
+# What tests need of Debian beside Python, as COMMAND:PACKAGE. Installed when root, else named.
+NEEDS_TEST := mosquitto:mosquitto mosquitto_rr:mosquitto-clients
+NEEDS_ROOT := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mmdebstrap:mmdebstrap systemd-nspawn:systemd-container
+NEEDS_EMULATOR := $(if $(filter aarch64,$(shell uname -m)),,qemu-aarch64-static:qemu-user-static)
 
-test-device: $(READY) nspawn ## the package and the service on devices that boot a real systemd, in containers (root)
+machine: # Debian's packages that tests and devices need; tests that miss one are left out and say so
+	@is_root=$$([ "$$(id -u)" = 0 ] && echo yes || true)
+	missing=
+	for need in $(NEEDS_TEST) $(NEEDS_EMULATOR) $${is_root:+$(NEEDS_ROOT)}; do
+	  PATH=$$PATH:/usr/sbin:/sbin command -v $${need%%:*} >/dev/null || missing="$$missing $${need#*:}"
+	done
+	[ -n "$$missing" ] || exit 0
+	if [ -n "$$is_root" ] && command -v apt-get >/dev/null; then
+	  echo "set-up: installing$$missing, for the tests"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null && exit 0
+	fi
+	echo "set-up: the tests that need them are left out. Do: sudo apt-get install$$missing" >&2
+
+test-device: $(READY) machine ## the package and the service on devices that boot a real systemd, in containers (root)
 	@timeout --signal=INT --kill-after=30s 10m $(RUN) -m pytest tests/device -rs $(ARGS)
-
-nspawn: # what boots devices in containers; root only, as what needs it is
-	@if [ "$$(id -u)" != 0 ] || { command -v mmdebstrap && command -v systemd-nspawn; } >/dev/null; then exit 0; fi
-	if command -v apt-get >/dev/null; then
-	  echo "set-up: installing mmdebstrap and systemd-container, for devices that boot"
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mmdebstrap systemd-container >/dev/null && exit 0
-	fi
-	echo "set-up: no mmdebstrap or systemd-nspawn, so no device boots. Do: apt-get install mmdebstrap systemd-container" >&2
-
-file-systems: # what makes the file systems whose power the tests cut; root only, as those tests are
-	@if [ "$$(id -u)" != 0 ] || { command -v mkfs.ext4 && command -v mkfs.xfs; } >/dev/null; then exit 0; fi
-	if command -v apt-get >/dev/null; then
-	  echo "set-up: installing e2fsprogs and xfsprogs, for the tests of power loss"
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq e2fsprogs xfsprogs >/dev/null && exit 0
-	fi
-	echo "set-up: no mkfs.ext4 or mkfs.xfs, so tests of power loss are left out. Do: apt-get install e2fsprogs xfsprogs" >&2
-
-emulator: # what runs the image for arm64 on x86; without it that test is left out
-	@if [ "$$(uname -m)" = aarch64 ] || command -v qemu-aarch64-static >/dev/null; then exit 0; fi
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	  echo "set-up: installing qemu-user-static, for the tests of images for arm64"
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	    qemu-user-static >/dev/null && exit 0
-	fi
-	echo "set-up: no qemu-aarch64-static, so images for arm64 are not run. Do: apt-get install qemu-user-static" >&2
-
-mmdebstrap: # what makes the Debian systems that the tests of packages install on; root only, as those tests are
-	@if [ "$$(id -u)" != 0 ] || command -v mmdebstrap >/dev/null; then exit 0; fi
-	if command -v apt-get >/dev/null; then
-	  echo "set-up: installing mmdebstrap, for the tests of Debian packages"
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	    mmdebstrap >/dev/null && exit 0
-	fi
-	echo "set-up: no mmdebstrap, so packages are not installed. Do: apt-get install mmdebstrap" >&2
 
 promtool: # Prometheus' own check of alert rules, out of Debian's package: installed, it would run a server
 	@if command -v promtool >/dev/null || [ -x build/promtool/usr/bin/promtool ]; then exit 0; fi
@@ -202,7 +194,7 @@ $(BIG_MODEL): demo/make_vision_model.py | $(READY)
 
 CHECK_VERSION = import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements/dev.lock pyproject.toml hatch_build.py $(wildcard edge_runtime/wire/*.proto)
 	@if ! command -v $(PYTHON) >/dev/null; then
 	  echo "set-up: '$(PYTHON)' is not there; wanted Python 3.10 to 3.13. Do: sudo apt-get install python3 python3-venv" >&2
 	  exit 1
@@ -223,8 +215,8 @@ $(READY): requirements.lock pyproject.toml
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package >/dev/null
 	fi
 	$(RUN) -m pip --version >/dev/null 2>&1 || { echo "set-up 1/3: $(VENV), with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
-	echo "set-up 2/3: packages of requirements.lock"
-	$(PIP) install --progress-bar off --require-hashes -r requirements.lock \
+	echo "set-up 2/3: packages of requirements/dev.lock"
+	$(PIP) install --progress-bar off --require-hashes -r requirements/dev.lock \
 	  | awk '/^Collecting /{printf "  %2d %s\n", ++n, $$2; fflush()} /^Installing/{print "  installing"; fflush()}'
 	echo "set-up 3/3: edge-runtime itself"
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .

@@ -1,8 +1,8 @@
 """Build an image: `make image ARCH=arm64`, or `python -m cross.build_image --arch arm64`.
 
-Three layers, so that a new version of the daemon is one small one: Debian's files with Python, what the daemon
-requires, the daemon. The same inputs give the same bytes: the working tree, requirements.lock, debian.lock, and the
-moment of the last commit that changed one (or SOURCE_DATE_EPOCH).
+It has three layers, so that a new version of the daemon is one small one: Debian's files with Python, the required
+packages, the daemon. The same inputs give the same bytes: the working tree, requirements/dev.lock, debian.lock, and the
+time of the last commit that changed one (or SOURCE_DATE_EPOCH).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from cross import bytecode, debian, oci, sbom, wheels
-from cross.building import Tell, made_line, run_program, tell_nobody, watched
+from cross.building import ShowStep, made_line, run_program, show_nothing, watched
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
 INPUTS = (
     "edge_runtime", "converters", "device_profiles", "cross",
-    "pyproject.toml", "requirements.lock", "README.md", "LICENSE",
+    "pyproject.toml", "hatch_build.py", "requirements/dev.lock", "README.md", "LICENSE", "deploy/kserve/config.toml",
 )  # fmt: skip
 
-ALWAYS = ("mqtt", "prometheus", "update")
+ALWAYS = ("http", "grpc", "mqtt", "prometheus", "update")
 FLAVOURS = {
     "onnxruntime": ("onnxruntime", *ALWAYS),
     "openvino": ("openvino", *ALWAYS),
@@ -40,7 +40,7 @@ JETPACK_6 = (10, 35)
 """Minor versions of Python 3 and of glibc 2; JetPack 6 is Ubuntu 22.04."""
 
 USER = 10001
-"""Owns what is written and nothing else. Above 10 000, so that it is no user of the host."""
+"""Owns the writable folders and nothing else. Above 10 000, so that it is no user of the host."""
 
 STATE = "var/lib/edge-runtime"
 SOCKETS = "run/edge-runtime"
@@ -57,18 +57,22 @@ SECOND_NS = 1_000_000_000
 
 
 def main(words: list[str] | None = None) -> int:
-    """Build one image, and an index of both architectures where the other one is there, of the same inputs."""
+    """Build one image, and an index of both architectures if the other was built of the same inputs."""
     arguments = _arguments(words)
     return run_program("image", lambda: _make(arguments))
 
 
 def _make(arguments: argparse.Namespace) -> None:
-    """What `main` does, with no word about what goes wrong."""
     out, cache = Path(arguments.out), Path(arguments.cache)
     out.mkdir(parents=True, exist_ok=True)
-    with watched("building the daemon's wheel") as tell:
+    with watched("building the daemon's wheel") as show_step:
         image, bill, version = build(
-            arguments.arch, arguments.flavour, cache, base=arguments.base, replacements=arguments.wheel, tell=tell
+            arguments.arch,
+            arguments.flavour,
+            cache,
+            base=arguments.base,
+            replacements=arguments.wheel,
+            show_step=show_step,
         )
     name = f"edge-runtime-{version}-{arguments.flavour}"
     stem = out / f"{name}-{arguments.arch}"
@@ -89,30 +93,35 @@ def build(
     *,
     base: Path | None = None,
     replacements: tuple[Path, ...] = (),
-    tell: Tell = tell_nobody,
+    show_step: ShowStep = show_nothing,
 ) -> tuple[oci.Image, bytes, str]:
-    """The image, its bill of materials and the version of the daemon in it. What is not cached is fetched.
+    """The image, its bill of materials and the daemon's version. Downloads packages that are not cached.
 
-    base: an archive to build on in Debian's place. replacements: wheels that are on no index.
+    base: an archive to build on instead of Debian. replacements: wheels that are on no index.
     """
     is_own_base = base is None
     minor, glibc = DEBIAN_13 if is_own_base else JETPACK_6
     packages_folder = f"usr/local/lib/python3.{minor}/dist-packages"
     own = wheels.build_own(cache / "own")
     required = wheels.collect(
-        own, FLAVOURS[flavour], wheels.Target(architecture, minor, glibc), cache / "wheels", replacements, tell=tell
+        own,
+        FLAVOURS[flavour],
+        wheels.Target(architecture, minor, glibc),
+        cache / "wheels",
+        replacements,
+        show_step=show_step,
     )
     chosen = debian.read_lock(architecture) if is_own_base else []
-    system, compiler = debian.unpack(chosen, cache / "debian", tell), Tree()
+    system, compiler = debian.unpack(chosen, cache / "debian", show_step), Tree()
     if is_own_base:
-        compiler = debian.unpack(debian.read_lock("amd64"), cache / "debian", tell)
+        compiler = debian.unpack(debian.read_lock("amd64"), cache / "debian", show_step)
         system.add_all(_skeleton())
-    tell(f"unpacking {len(chosen)} packages of Debian and {len(required)} of Python")
+    show_step(f"unpacking {len(chosen)} packages of Debian and {len(required)} of Python")
     packages, daemon = Tree(), wheels.unpack(own, packages_folder)
     for wheel in required:
         packages.add_all(wheels.unpack(wheel, packages_folder))
     if is_own_base:
-        tell("compiling what is Python")
+        show_step("compiling Python modules")
         for tree in (system, packages, daemon):
             tree.add_all(bytecode.compile_all(tree, compiler))
     created, revision = _moment(), _revision()
@@ -120,9 +129,9 @@ def build(
         f"edge-runtime-{flavour}-{architecture}", own, created, debian=chosen, base=system, wheels=required
     )
     daemon.add_all(_places(COMMAND.format(minor=minor), bill))
-    tell("compressing the layers")
+    show_step("compressing the layers")
     layers = [
-        oci.make_layer(packages.tar(), "Python packages of requirements.lock"),
+        oci.make_layer(packages.tar(), "Python packages of requirements/dev.lock"),
         oci.make_layer(daemon.tar(), f"edge-runtime {own.version}"),
     ]
     if is_own_base:
@@ -157,7 +166,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     if arguments.flavour == "jetson":
         if arguments.base is None:
             parser.error(
-                "jetson stands on NVIDIA's image, which has its drivers' libraries and is NVIDIA's to give. Fetch it:\n"
+                "the jetson flavour is built on NVIDIA's image, which has the drivers' libraries. Fetch it:\n"
                 "  skopeo copy --override-arch arm64 docker://nvcr.io/nvidia/l4t-jetpack:r36.4.0 oci-archive:l4t.tar\n"
                 "then: make image ARCH=arm64 FLAVOUR=jetson BASE=l4t.tar"
             )
@@ -168,7 +177,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def _skeleton() -> Tree:
-    """What the maintainer scripts of Debian's packages would leave, as far as an image needs it."""
+    """The files of Debian's maintainer scripts that an image needs."""
     tree = Tree()
     tree.file("etc/passwd", b"root:x:0:0:root:/root:/usr/sbin/nologin\n"
               b"edge-runtime:x:%d:%d::/var/lib/edge-runtime:/usr/sbin/nologin\n" % (USER, USER))  # fmt: skip
@@ -185,11 +194,12 @@ def _skeleton() -> Tree:
 
 
 def _places(command: str, bill: bytes) -> Tree:
-    """The command, the folders it works on, and what the image is made of."""
+    """The command, its folders, and the bill of materials."""
     tree = Tree()
     tree.file("usr/local/bin/edge-runtime", command.encode(), mode=0o755)
     tree.folder("models")
     tree.folder("etc/edge-runtime")
+    tree.file("etc/edge-runtime/kserve.toml", (ROOT / "deploy/kserve/config.toml").read_bytes())
     tree.folder(STATE, 0o750, owner=USER)
     tree.folder(SOCKETS, 0o750, owner=USER)
     tree.file(SBOM, bill)
@@ -197,7 +207,7 @@ def _places(command: str, bill: bytes) -> Tree:
 
 
 def _run_config(labels: dict[str, str]) -> dict[str, Any]:
-    """How it is run. Models: `models` below the working folder, so /models, unless the configuration says otherwise."""
+    """How the image runs. Models are in `models` below the working folder, /models, unless configured otherwise."""
     return {
         "User": f"{USER}:{USER}",
         "Env": [
@@ -213,7 +223,7 @@ def _run_config(labels: dict[str, str]) -> dict[str, Any]:
         "Volumes": {f"/{STATE}": {}, f"/{SOCKETS}": {}},
         "StopSignal": "SIGTERM",
         "Labels": labels,
-        # Docker's own; the OCI format has no word for it, and others pass over it.
+        # Docker's own key; the OCI format has none, and other programs ignore it.
         "Healthcheck": {
             "Test": HEALTH, "Interval": 30 * SECOND_NS, "Timeout": 10 * SECOND_NS, "StartPeriod": 60 * SECOND_NS,
             "Retries": 3,
@@ -238,14 +248,14 @@ def _git(*words: str) -> str:
 
 
 def _join(out: Path, name: str, tag: str, image: oci.Image) -> None:
-    """Write an index of both architectures, when both were built of the same inputs."""
+    """Write an index of both architectures if both were built of the same inputs."""
     other = {"amd64": "arm64", "arm64": "amd64"}[image.architecture]
     path = out / f"{name}-{other}.oci.tar"
     if not path.exists():
         return
     images = sorted([image, oci.read_archive(path)], key=lambda each: each.architecture)
     if len({_identity(each) for each in images}) > 1:
-        print(f"{path} is of other inputs, so no index of both is written; build it again")
+        print(f"{path} has other inputs, so no index of both is written; build it again")
         return
     digest = oci.write_archive(out / f"{name}.oci.tar", images, tag)
     print(made_line(out / f"{name}.oci.tar", "both architectures", digest))

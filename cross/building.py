@@ -1,7 +1,6 @@
-"""What whoever builds an image or a package sees: what is done now, and at the end what it made, or why it did not.
+"""The output of a build: each step while it runs, and at the end the file that was built, or the failure.
 
-Owns: the last line (path, size, digest, time) and the exit status. Called by the programs behind `make image` and
-`make deb`.
+Owns: the last line (path, size, digest, time) and the exit status. Called by `make image` and `make deb`.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from pathlib import Path
 from edge_runtime.cli.screen import Screen, duration_text
 from edge_runtime.errors import EdgeRuntimeError
 
-Tell = Callable[[str], None]
-"""Is told what is done now, in a few words, where that takes its time."""
+ShowStep = Callable[[str], None]
+"""Called with the name of each step that takes time."""
 
 LAST_LINES = 15
-"""Of what a program said that failed."""
+"""Lines shown of a failed program's errors."""
 
 
-def tell_nobody(step: str) -> None:
-    """Who builds in a test wants no word of it."""
+def show_nothing(step: str) -> None:
+    """Show no steps, as in tests."""
 
 
 @contextmanager
-def watched(label: str) -> Iterator[Tell]:
-    """Show each step on stderr: behind a spinner with the time on a terminal, elsewhere one a line."""
+def watched(label: str) -> Iterator[ShowStep]:
+    """Show each step on stderr: beside a spinner with the time on a terminal, else one a line."""
     with Screen(sys.stdout, sys.stderr).progress(label) as progress:
         yield progress.show
 
 
 def run_program(name: str, build: Callable[[], object]) -> int:
-    """Build. Returns the exit status: 0, or 1 and why on stderr. 130 after Ctrl-C."""
+    """Run a build and return the exit status: 0; 1 after a failure, with the reason on stderr; 130 after Ctrl-C."""
     screen = Screen(sys.stdout, sys.stderr)
     began_s = time.monotonic()
     try:
@@ -47,9 +46,9 @@ def run_program(name: str, build: Callable[[], object]) -> int:
         screen.note(f"{name}: {_command(error.cmd)} took more than {error.timeout:g} s")
         return 1
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
-        words = [f"{name}: {_command(error.cmd)} failed with exit status {error.returncode}"]
-        screen.note("\n".join([*words, *said.splitlines()[-LAST_LINES:]]))
+        output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        lines = [f"{name}: {_command(error.cmd)} failed with exit status {error.returncode}"]
+        screen.note("\n".join([*lines, *output.splitlines()[-LAST_LINES:]]))
         return 1
     except (EdgeRuntimeError, OSError, ValueError) as error:
         screen.note(f"{name}: {error}")
@@ -59,7 +58,7 @@ def run_program(name: str, build: Callable[[], object]) -> int:
 
 
 def made_line(path: Path, what: str = "", digest: str | None = None) -> str:
-    """A file that was made: its path, size (or what to say for it) and SHA-256 (or another digest of it)."""
+    """A line about a built file: path, size or `what`, and SHA-256 or `digest`."""
     digest = digest or f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     return f"{path}  {what or f'{path.stat().st_size / 1e6:.1f} MB'}  {digest}"
 

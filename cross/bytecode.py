@@ -1,7 +1,7 @@
-"""Bytecode for a root that nobody may write to: without it every start compiles all that it imports.
+"""Bytecode for a read-only root: without it every start would compile all imported modules.
 
-Architectures share bytecode, so the image's own Python for amd64 compiles for all of them, run by its own loader and C
-library: this machine's Python plays no part, and nothing is emulated.
+Architectures share bytecode, so the image's amd64 Python compiles for all of them, run by its own loader and C library;
+this machine's Python plays no part, and nothing is emulated.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ for line in sys.stdin:
         py_compile.compile(path, dfile="/" + path, doraise=True,
                            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     except (py_compile.PyCompileError, UnicodeError):
-        pass  # a template or an example; whoever imports it is told then
+        pass  # a template or an example; importing it reports the error
 """
 
 
 def compile_all(sources: Tree, amd64_root: Tree) -> Tree:
     """`__pycache__` for each .py of `sources`.
 
-    amd64_root: an image's Debian share for amd64. The same bytes each time: one process, sorted paths, relative to the
-    root, a fixed hash seed.
+    amd64_root: Debian's files of an amd64 image. One process, sorted relative paths and a fixed hash seed give the same
+    bytes each time.
     """
     paths = [path for path, entry in sources if path.endswith(".py") and entry.data is not None]
     compiled = Tree()

@@ -1,7 +1,7 @@
-"""Debian's share of an image: packages named and hashed in debian.lock, fetched once, unpacked without dpkg.
+"""Debian's files in an image: packages named and hashed in debian.lock, fetched once, unpacked without dpkg.
 
-Owns: the lock's form, the cache of packages, which of their files an image has. No maintainer script is run; what those
-of the chosen packages would do is done here by name (`_bundle_certificates`).
+Owns: the lock's format, the cache of packages, and the choice of files. No maintainer script runs; the one effect that
+an image needs is made here (`_bundle_certificates`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from cross.building import Tell, tell_nobody
+from cross.building import ShowStep, show_nothing
 from cross.tree import Tree
 
 LOCK = Path(__file__).with_name("debian.lock")
 
 MIRRORS = {"debian": "http://deb.debian.org/debian", "debian-security": "http://deb.debian.org/debian-security"}
-"""http is enough: what comes is checked against the lock."""
+"""http is enough: the lock's hashes check each download."""
 
 SNAPSHOT = "https://snapshot.debian.org/archive/{archive}/{day}T235959Z/{path}"
-"""Keeps what the mirror drops when a newer version comes; asked on the lock's day."""
+"""Keeps versions that the mirror dropped for newer ones; asked for the lock's day."""
 
 LEFT_OUT = (
     "usr/share/man/*", "usr/share/locale/*", "usr/share/lintian/*", "usr/share/bug/*", "usr/share/info/*",
@@ -40,7 +40,7 @@ LEFT_OUT = (
     "usr/lib/python3.*/turtle*", "usr/lib/python3.*/lib-dynload/_test*", "usr/lib/python3.*/lib-dynload/_curses*",
     "usr/lib/python3.*/lib-dynload/_dbm*", "usr/lib/python3.*/lib-dynload/readline*",
 )  # fmt: skip
-"""Manuals, translations, character sets that Python has itself, and modules whose libraries are not in the image."""
+"""Manuals, translations, character sets that Python has itself, modules whose libraries are not in the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ class Package:
 
 
 def read_lock(architecture: str) -> list[Package]:
-    """What the lock names for an architecture, sorted by name."""
+    """The lock's packages of an architecture, sorted by name."""
     lines = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
     packages = [Package(*line.split()) for line in lines]
     return sorted((found for found in packages if found.architecture == architecture), key=lambda found: found.name)
 
 
 def lock_day() -> str:
-    """The day the lock was made, as 20261121."""
+    """The day of the lock, as 20261121."""
     found = re.search(r"^# day (\d{8})$", LOCK.read_text(), re.MULTILINE)
     if found is None:
-        raise ValueError(f"{LOCK}: it has no line '# day YYYYMMDD'")
+        raise ValueError(f"{LOCK}: wanted a line '# day YYYYMMDD'")
     return found[1]
 
 
 def fetch(package: Package, cache: Path) -> bytes:
-    """The package's bytes, hash checked, from the cache, the mirror, or the archive of what mirrors dropped."""
+    """The package's bytes, hash checked, from the cache, the mirror, or the snapshot archive."""
     place = cache / f"{package.sha256}.deb"
     if place.exists():
         data = place.read_bytes()
@@ -85,11 +85,11 @@ def fetch(package: Package, cache: Path) -> bytes:
     return data
 
 
-def unpack(packages: list[Package], cache: Path, tell: Tell = tell_nobody) -> Tree:
-    """The files of packages, without what an image has no use for, and dpkg's record of them for scanners."""
+def unpack(packages: list[Package], cache: Path, show_step: ShowStep = show_nothing) -> Tree:
+    """The packages' files that an image needs, and dpkg's records of them for scanners."""
     missing = [package for package in packages if not (cache / f"{package.sha256}.deb").exists()]
     if missing:
-        tell(f"fetching {len(missing)} packages of debian.lock for {missing[0].architecture}")
+        show_step(f"fetching {len(missing)} packages of debian.lock for {missing[0].architecture}")
     tree = Tree()
     for package in packages:
         members = dict(_ar_members(fetch(package, cache)))
@@ -119,9 +119,9 @@ def _download(package: Package) -> bytes:
             continue
         if hashlib.sha256(data).hexdigest() == package.sha256:
             return data
-        failures.append(f"{url}: other bytes than the lock says")
+        failures.append(f"{url}: got other bytes than the lock names")
     raise SystemExit(
-        f"{package.name} {package.version} is not to be had; Debian may have a newer one: make image-lock\n  "
+        f"{package.name} {package.version} cannot be fetched; Debian may have a newer one: make image-lock\n  "
         + "\n  ".join(failures)
     )
 
@@ -147,7 +147,7 @@ def _add_files(tree: Tree, archive: tarfile.TarFile) -> None:
         path = member.name.removeprefix("./").rstrip("/")
         if not path or path == "." or _is_left_out(path):
             continue
-        # Before the merge of /lib and /usr/lib; packages may still name the former.
+        # Packages may still name folders as before the merge of / and /usr.
         path = re.sub(r"^(bin|sbin|lib|lib64)/", r"usr/\1/", path)
         if member.isdir():
             tree.folder(path, member.mode & 0o1777)
@@ -168,7 +168,7 @@ def _is_left_out(path: str) -> bool:
 
 
 def _bundle_certificates(tree: Tree) -> None:
-    """What update-ca-certificates does: every authority in one file, where OpenSSL looks."""
+    """As update-ca-certificates: every authority in one file, where OpenSSL looks."""
     found = [entry.data for path, entry in tree if path.startswith("usr/share/ca-certificates/") and entry.data]
     if not found:
         return

@@ -1,6 +1,6 @@
 """Choose the newest version of each Debian package of an image and write debian.lock: `make image-lock`.
 
-What Debian's key signed is believed and nothing else: InRelease (gpgv) -> hash of Packages.xz -> hash of each package.
+Trust comes from Debian's key alone: InRelease (gpgv) -> hash of Packages.xz -> hash of each package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = (
     "liblzma5", "libpython3.13-minimal", "libpython3.13-stdlib", "libsqlite3-0", "libssl3t64", "libstdc++6", "libuuid1",
     "libzstd1", "python3.13-minimal", "tzdata", "zlib1g",
 )  # fmt: skip
-"""Python, what its modules and those of our wheels link to, authorities, time zones. No shell, no package manager.
+"""Python, the libraries of its modules and of our wheels, authorities, time zones. No shell, no package manager.
 
 gcc-14-base is the licence of libgcc-s1 and libstdc++6 and nothing else."""
 
@@ -60,7 +60,7 @@ def _signed_packages(archive: str, suite: str) -> Iterator[Package]:
         path = f"main/binary-{architecture}/Packages.xz"
         listing = _get(f"{MIRRORS[archive]}/dists/{suite}/{path}")
         if hashlib.sha256(listing).hexdigest() != _stated_sha256(release, path):
-            sys.exit(f"{archive} {suite} {path}: other bytes than its signed Release says; try again in a while")
+            sys.exit(f"{archive} {suite} {path}: got other bytes than its signed Release names; try again later")
         for paragraph in lzma.decompress(listing).decode().split("\n\n"):
             fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
             if fields.get("Package") in PACKAGES:

@@ -1,6 +1,6 @@
-"""An image as the OCI image format 1.1 writes it, in one archive that docker, podman, skopeo and containerd read.
+"""Images in the OCI image format 1.1, each in one archive that docker, podman, skopeo and containerd read.
 
-Owns: digests, descriptors, and an archive that is the same bytes for the same layers and configuration. No network, no
+Owns: digests, descriptors, and an archive with the same bytes for the same layers and configuration. No network, no
 daemon. The archive has Docker's `manifest.json` as well, for `docker load` before version 25.
 """
 
@@ -56,21 +56,21 @@ class Image:
 
     @property
     def compressed_bytes(self) -> int:
-        """What a device downloads that has no layer of it yet."""
+        """The download of a device that has no layer of the image."""
         return self.manifest.size + self.config.size + sum(layer.blob.size for layer in self.layers)
 
 
 def make_layer(tar: bytes, made_by: str) -> Layer:
-    """Compress an archive; with time 0 and no name in gzip's header."""
+    """Compress an archive, with time 0 and no name in gzip's header."""
     return Layer(_blob(gzip.compress(tar, compresslevel=6, mtime=0)), _digest(tar), made_by)
 
 
 def make_image(
     layers: tuple[Layer, ...], architecture: str, config: Mapping[str, Any], created: str, base: Image | None = None
 ) -> Image:
-    """Join layers and what is run on them. base: an image whose layers come first and whose environment is kept.
+    """An image of layers and run configuration. base: an image whose layers come first and whose environment is kept.
 
-    Its PATH too: it names where the base has its programs. Other variables are ours where both have one.
+    The base's PATH wins, since it names the folders of its programs; of other variables `config` wins.
     """
     history = [{"created": created, "created_by": layer.made_by} for layer in layers]
     if base is not None:
@@ -93,9 +93,9 @@ def make_image(
 
 
 def write_archive(path: Path, images: list[Image], name: str) -> str:
-    """Write an OCI layout as one tar, whole or not at all; its digest is of the index, or of the only image.
+    """Write an OCI layout as one tar, whole or not at all. Return the digest of the index, or of the only image.
 
-    name: what it is called where it is loaded, `repository:tag`.
+    name: `repository:tag`, the image's name where it is loaded.
     """
     manifests: list[dict[str, Any]] = [
         {**_descriptor(image.manifest, MANIFEST), "platform": {"architecture": image.architecture, "os": "linux"}}
@@ -144,17 +144,17 @@ def read_archive(path: Path) -> Image:
 
     (named,) = index["manifests"]
     manifest = read(named)
-    told = json.loads(manifest)
-    if "layers" not in told:
-        raise ValueError(f"{path}: it holds several images; give one of a single architecture")
-    config = read(told["config"])
+    fields = json.loads(manifest)
+    if "layers" not in fields:
+        raise ValueError(f"{path}: got several images; wanted an archive of one architecture")
+    config = read(fields["config"])
     described = json.loads(config)
     layers = tuple(
         Layer(
             Blob(each["digest"], each["size"], archive=path, offset=blobs[each["digest"]][0]),
             diff_id, "", each["mediaType"],
         )
-        for each, diff_id in zip(told["layers"], described["rootfs"]["diff_ids"], strict=True)
+        for each, diff_id in zip(fields["layers"], described["rootfs"]["diff_ids"], strict=True)
     )  # fmt: skip
     return Image(_blob(manifest), _blob(config), layers, described["architecture"])
 

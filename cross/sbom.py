@@ -1,6 +1,6 @@
-"""What is in an image, as CycloneDX 1.6: every Debian package and wheel, its version, hash, licence and purl.
+"""The bill of materials of an image, CycloneDX 1.6: every Debian package and wheel, version, hash, licence and purl.
 
-The same for the same image: the serial number is made of the content, and the time is the image's.
+The same image has the same bill: the serial number comes from the content, and the time is the image's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cross.wheels import Wheel
 def make_sbom(
     name: str, own: Wheel, created: str, *, debian: Iterable[Package], base: Tree, wheels: Iterable[Wheel]
 ) -> bytes:
-    """The document of the image of that name. base: Debian's files, for the licences in them. own: our wheel."""
+    """The document for the image `name`. base: Debian's files, for their licences. own: our wheel."""
     components = [
         *(_of_debian(package, base) for package in debian),
         *(_of_wheel(wheel) for wheel in (own, *wheels)),

@@ -1,4 +1,4 @@
-"""A root file system as a value: paths, modes, owners and contents, with nothing on a disk. So it needs no root.
+"""A root file system as a value: paths, modes, owners and contents, not on a disk, so that building needs no root.
 
 Owns: what a layer may hold (files, folders, symbolic links) and the order and form in which tar holds it.
 """
@@ -23,13 +23,13 @@ class Entry:
 
 
 class Tree:
-    """Entries by path, relative to the root and without a leading slash. Folders above an entry are made as needed."""
+    """Entries by path, relative to the root and without a leading slash. Parent folders are added as needed."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
-        """Sorted by path, so a folder comes before what is in it."""
+        """Sorted by path, so a folder precedes its contents."""
         return iter(sorted(self._entries.items()))
 
     def file(self, path: str, data: bytes, mode: int = 0o644, owner: int = 0) -> None:
@@ -49,14 +49,14 @@ class Tree:
         self._entries.update(other._entries)
 
     def read(self, path: str) -> bytes:
-        """A file's content. Raises KeyError: there is no such file."""
+        """A file's content. Raises KeyError for any other path."""
         data = self._entries[path].data
         if data is None:
             raise KeyError(path)
         return data
 
     def target(self, path: str) -> str | None:
-        """What a symbolic link points to; None: there is none of that path."""
+        """The target of a symbolic link; None for any other path."""
         entry = self._entries.get(path)
         return entry.target if entry is not None else None
 
@@ -79,7 +79,7 @@ class Tree:
         return archive.getvalue()
 
     def write(self, folder: Path) -> None:
-        """Put files, folders and links on a disk, owned by whoever calls."""
+        """Write files, folders and links below a folder, owned by the caller."""
         for path, entry in self:
             place = folder / path
             if entry.target is not None:

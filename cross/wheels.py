@@ -1,7 +1,7 @@
-"""Python's share of an image or a package: wheels of another machine, as requirements.lock has them, with its hashes.
+"""The Python packages of an image or a package: wheels for the target, in the versions and with the hashes of the lock.
 
-Owns: which packages an extra needs on the target (markers are read for it, not for this machine), their download by
-pip and where they are kept, and which of their files are for serving. Called by build_image and deploy/debian.
+Owns: which packages an extra needs on the target (markers are read for the target, not for this machine), their
+download by pip, their cache, and the choice of files for serving. Called by build_image and deploy/debian.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cross.building import Tell, tell_nobody
+from cross.building import ShowStep, show_nothing
 from cross.tree import Tree
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / "build" / "cache"
-"""Where what was fetched is kept, when nobody says another place."""
+"""The default folder of downloads."""
 
 FETCH_LIMIT_S = 900.0
 BUILD_LIMIT_S = 120.0
@@ -45,13 +45,13 @@ LEFT_OUT = (
     "onnxruntime/transformers/*",
     "openvino/tools/*", "openvino/include/*", "openvino/cmake/*", "openvino/frontend/*/*",
 )  # fmt: skip
-"""Tests, headers, types, converters: what is for building and not for serving."""
+"""Tests, headers, types, converters: files for building, not for serving."""
 
 NOT_NEEDED = {
     "coloredlogs": "onnxruntime 1.23 imports it in its tools alone",
     "sympy": "onnxruntime 1.23 imports it in its tools alone",
 }
-"""Packages that others require and do not import when they serve, and why."""
+"""Packages that others require and never import while serving, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Target:
         return [*tags, *(f"{old}_{self.machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux"))]
 
     def environment(self, extra: str = "") -> dict[str, str]:
-        """What markers are read against (PEP 508)."""
+        """The environment for markers (PEP 508)."""
         return {
             "extra": extra, "implementation_name": "cpython", "os_name": "posix", "platform_machine": self.machine,
             "platform_python_implementation": "CPython", "platform_system": "Linux", "sys_platform": "linux",
@@ -92,12 +92,12 @@ class Wheel:
 
     @property
     def name(self) -> str:
-        """Normalised."""
+        """The normalised name."""
         return canonicalize_name(self.metadata["Name"])
 
     @property
     def version(self) -> str:
-        """As its METADATA says."""
+        """The version in METADATA."""
         return str(self.metadata["Version"])
 
 
@@ -107,7 +107,7 @@ def build_own(folder: Path) -> Wheel:
     for old in folder.glob("edge_runtime-*.whl"):
         old.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder.resolve())]
-    # hatchling dates files by this; what git says of the time is not part of a wheel.
+    # hatchling dates files by this; the time of the commit is no part of a wheel.
     subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_LIMIT_S,
         env={"SOURCE_DATE_EPOCH": "1580601600"},
@@ -123,13 +123,13 @@ def collect(
     cache: Path,
     replacements: Iterable[Path] = (),
     *,
-    tell: Tell = tell_nobody,
+    show_step: ShowStep = show_nothing,
 ) -> list[Wheel]:
-    """Every wheel that `own` with its extras requires on the target, sorted by name. Those in the cache are kept.
+    """Every wheel that `own` with its extras requires on the target, sorted by name; downloads those not cached.
 
-    replacements: wheels given by hand; onnxruntime_gpu stands for onnxruntime. No hash is known for them.
+    replacements: wheels given by hand, unhashed; onnxruntime_gpu stands for onnxruntime.
     """
-    # A folder for each kind of machine: names of wheels tell them apart, but hashes of the lock do not.
+    # One folder for each target: a wheel's name says its platform, the lock's hashes do not.
     cache = cache / f"{target.architecture}-3.{target.minor}-glibc2.{target.glibc}"
     locked = _locked(target)
     found = {_STANDS_FOR.get(wheel.name, wheel.name): wheel for wheel in map(_read, replacements)}
@@ -137,7 +137,7 @@ def collect(
     wanted += _requirements(own, ("", *extras), target)
     while wanted:
         fresh = sorted((name, extra) for name, extra in wanted if name not in found)
-        _download([locked[name] for name in sorted({name for name, _ in fresh})], target, cache, tell)
+        _download([locked[name] for name in sorted({name for name, _ in fresh})], target, cache, show_step)
         for name, _ in fresh:
             version = re.split(r"==| ", locked[name])[1]
             found[name] = _find(cache, name, version, _hashes(locked[name]))
@@ -147,7 +147,7 @@ def collect(
 
 
 def unpack(wheel: Wheel, folder: str) -> Tree:
-    """A wheel's files below a folder of the image. Commands are not made: the image has one, of its own."""
+    """A wheel's files below a folder of the image, without its commands: the image has one of its own."""
     tree = Tree()
     with zipfile.ZipFile(wheel.path) as archive:
         for member in archive.infolist():
@@ -164,9 +164,9 @@ _STANDS_FOR = {"onnxruntime-gpu": "onnxruntime"}
 
 
 def _locked(target: Target) -> dict[str, str]:
-    """By name, the lock's requirement that holds on the target, as one line for pip with its hashes."""
+    """The lock's requirements that hold on the target, by name, each one line for pip with its hashes."""
     found: dict[str, str] = {}
-    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    text = (ROOT / "requirements/dev.lock").read_text().replace("\\\n", " ")
     for line in text.splitlines():
         if not re.match(r"[a-z0-9]", line):
             continue
@@ -192,16 +192,18 @@ def _requirements(wheel: Wheel, extras: Iterable[str], target: Target) -> list[t
     return [need for need in needs if need[0] not in NOT_NEEDED]
 
 
-def _download(lines: list[str], target: Target, cache: Path, tell: Tell) -> None:
-    """By pip, which asks the index that this machine is set up for. What the cache has is not asked for again.
+def _download(lines: list[str], target: Target, cache: Path, show_step: ShowStep) -> None:
+    """Download missing wheels with pip from this machine's index.
 
-    Into a folder of its own first: whoever builds beside us sees whole wheels or none.
+    They go to a temporary folder first, so that a concurrent build sees whole wheels or none.
     """
     cache.mkdir(parents=True, exist_ok=True)
     lines = [line for line in lines if not _in_cache(line, cache)]
     if not lines:
         return
-    tell(f"fetching {len(lines)} packages of requirements.lock for {target.architecture}, Python 3.{target.minor}")
+    show_step(
+        f"fetching {len(lines)} packages of requirements/dev.lock for {target.architecture}, Python 3.{target.minor}"
+    )
     with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as fetched:
         listing = Path(fetched) / "wanted.txt"
         listing.write_text("\n".join(lines) + "\n")

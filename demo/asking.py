@@ -1,4 +1,4 @@
-"""A client that asks without a pause, and knows what became of every request. One thread."""
+"""A client that keeps requests in flight and records the fate of each. One thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWER_LIMIT_S = 30.0
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests so far: answers by the version that gave them, and what went wrong, in words."""
+    """The fate of all requests so far: answers by version, and the texts of errors."""
 
     asked: int = 0
     answered: Counter[int] = field(default_factory=Counter)
@@ -33,12 +33,12 @@ class Tally:
 
     @property
     def unanswered(self) -> int:
-        """How many have no answer: failed, or still under way."""
+        """Requests without an answer: failed, or still in flight."""
         return self.asked - self.answered.total()
 
 
 class Asking:
-    """Asks the digit model, IN_FLIGHT requests at once, from `with` to its end; then every request has been waited for.
+    """Asks the digit model, IN_FLIGHT requests at once, inside `with`; its end waits for every request.
 
     Shape: images [n, 64].
     """

@@ -40,7 +40,7 @@ _NUMBERS = itertools.count(1)
 
 
 class DeviceFailed(DemoFailed):
-    """The device, or a command on it, did not do what it was asked to; the message has its last words."""
+    """The device or a command on it failed; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Done:
 
     status: int
     said: str
-    """Standard output and standard error, as they came."""
+    """Standard output and standard error, interleaved."""
 
 
 class BootedDevice:
-    """One device. Made switched off; its disk is what the layers have, and what it wrote since.
+    """One device, at first switched off. Its disk is the layers, and all that it wrote since.
 
     folder: for its disk and console; new. layers: folders, the lowest last; not written to. shared: folders of this
     machine by where the device sees them.
@@ -62,7 +62,7 @@ class BootedDevice:
     def __init__(self, folder: Path, layers: Sequence[Path], shared: Mapping[str, Path] | None = None) -> None:
         self.console = folder / "console.log"
         self.own_layer = folder / "own"
-        """What the device wrote: a layer for others, once it is closed."""
+        """The files that the device wrote: a layer for others once it is closed."""
         self._root = folder / "root"
         self._scratch = folder / "scratch"
         self._layers = layers
@@ -71,7 +71,7 @@ class BootedDevice:
         self._notices: socket.socket | None = None
         self._container: subprocess.Popen[bytes] | None = None
         self.leader = 0
-        """Its process 1, as this machine numbers it; 0 while it is off."""
+        """This machine's number of its process 1; 0 while it is off."""
         self._name = f"edge-device-{os.getpid()}-{next(_NUMBERS)}"
         for made in (self.own_layer, self._root, self._scratch):
             made.mkdir(parents=True)
@@ -91,16 +91,16 @@ class BootedDevice:
 
     @property
     def endpoint(self) -> str:
-        """Where a client on this machine reaches the daemon of the device. Changes with each boot."""
+        """The device's endpoint for clients on this machine. Changes with each boot."""
         return f"ipc://{self.path(SOCKET)}"
 
     def path(self, inside: str) -> Path:
-        """Where this machine sees a path of the device: as its processes do while it is on, else on its disk."""
+        """This machine's path of a device's path: through its processes while it is on, else on its disk."""
         root = Path(f"/proc/{self.leader}/root") if self.is_on else self._root
         return root / inside.lstrip("/")
 
     def boot(self) -> float:
-        """Switch it on and wait until systemd has started everything: how long that took, in seconds."""
+        """Switch it on and wait until systemd has started everything. Returns the time, in seconds."""
         began = time.monotonic()
         if not self._root.is_mount():
             lower = ":".join(str(layer) for layer in self._layers)
@@ -120,7 +120,7 @@ class BootedDevice:
     def run(
         self, *words: str, user: str | None = None, is_checked: bool = True, limit_s: float = COMMAND_LIMIT_S
     ) -> Done:
-        """Run a command on the device, as root or another user of it. Raises DeviceFailed: it fails, where checked."""
+        """Run a command on the device, as root or another of its users. Raises DeviceFailed if checked and failed."""
         as_user = ["runuser", "-u", user, "--"] if user is not None else []
         ended = subprocess.run(
             ["nsenter", "--target", str(self.leader), "--all", *as_user, *words], env=ENVIRONMENT,
@@ -133,15 +133,15 @@ class BootedDevice:
         return done
 
     def unit(self, name: str, unit: str = UNIT) -> str:
-        """A property of a unit, as systemd has it now."""
+        """A property of a unit."""
         return self.run("systemctl", "show", "--value", "--property", name, unit).said.strip()
 
     def journal(self, unit: str = UNIT) -> str:
-        """What a unit wrote to the journal since this boot."""
+        """A unit's journal since this boot."""
         return self.run("journalctl", "--boot", "--no-pager", "--output=cat", "--unit", unit).said
 
     def cut_power(self) -> None:
-        """End all its processes at once, with SIGKILL. What they wrote stays: this machine's kernel lives on."""
+        """Kill all its processes at once. Their writes stay, since this machine's kernel goes on."""
         if self._container is None:
             return
         with suppress(psutil.NoSuchProcess):
@@ -152,20 +152,20 @@ class BootedDevice:
         self._let_go()
 
     def shut_down(self) -> float:
-        """Switch it off in order: how long that took, in seconds."""
+        """Shut it down. Returns the time, in seconds."""
         began = time.monotonic()
         self.run("systemctl", "poweroff", is_checked=False)
         self._let_go()
         return time.monotonic() - began
 
     def close(self) -> None:
-        """Cut its power and give its disk back, but for what lies in `own_layer`. Idempotent."""
+        """Cut its power and remove its disk, except `own_layer`. Idempotent."""
         self.cut_power()
         if self._root.is_mount():
             _run_here("umount", str(self._root))
 
     def last_words(self, lines: int = 30) -> str:
-        """The end of its console and of its journal, each line marked."""
+        """The ends of its console and its journal, each line marked."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
         journal = subprocess.run(
             ["journalctl", f"--directory={self._root}/var/log/journal", "--no-pager", f"--lines={lines}"],
@@ -207,7 +207,7 @@ class BootedDevice:
         self.leader = first.pid
 
     def _let_go(self) -> None:
-        """Wait until its processes are gone, and remove its control group."""
+        """Wait for its processes to end, and remove its control group."""
         assert self._container is not None
         try:
             self._container.wait(COMMAND_LIMIT_S)
@@ -243,12 +243,12 @@ def why_no_device() -> str | None:
             for cgroup in _own_cgroups(f"edge-device-{os.getpid()}-trial"):
                 _remove_cgroup(cgroup)
         except (DeviceFailed, OSError) as error:
-            return f"this machine lets nobody boot a device (a container without its rights?): {error}"
+            return f"this machine does not allow booting a device (a container without the rights?): {error}"
     return None
 
 
 def _own_cgroups(name: str) -> list[Path]:
-    """New control groups for systemd, one in each hierarchy that it may use here. Raises OSError."""
+    """Create control groups for systemd, one in each hierarchy that it may use. Raises OSError."""
     places = [CGROUPS, CGROUPS / "systemd", CGROUPS / "unified"]
     groups = [place / name for place in places if (place / "cgroup.procs").exists()]
     for group in groups:
@@ -257,14 +257,14 @@ def _own_cgroups(name: str) -> list[Path]:
 
 
 def _remove_cgroup(cgroup: Path) -> None:
-    """Remove a control group and those below it, which have no processes any more."""
+    """Remove a control group and those below it; none has a process left."""
     for folder, _, _ in os.walk(cgroup, topdown=False):
         with suppress(FileNotFoundError):
             Path(folder).rmdir()
 
 
 def _run_here(*words: str) -> None:
-    """Run a command on this machine. Raises DeviceFailed with what it says."""
+    """Run a command on this machine. Raises DeviceFailed with its output."""
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     if ended.returncode != 0:
         raise DeviceFailed(f"{words[0]}: {(ended.stderr or ended.stdout).strip()}")

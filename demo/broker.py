@@ -18,18 +18,18 @@ START_LIMIT_S = 10.0
 
 
 def find_mosquitto() -> str | None:
-    """The program, which Debian puts where users do not look; None when it is not installed."""
+    """The program, in a folder outside of users' PATH on Debian; None when not installed."""
     return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 @contextmanager
 def own_broker(folder: Path) -> Iterator[int | None]:
-    """A running broker's port; None where there is no mosquitto, or it does not start."""
+    """A running broker's port; None without mosquitto, or when it does not start."""
     program = find_mosquitto()
     if program is None:
         yield None
         return
-    port = _free_port()
+    port = free_port()
     configuration = folder / "mosquitto.conf"
     configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
     with (folder / "mosquitto.log").open("wb") as log:
@@ -47,7 +47,8 @@ def own_broker(folder: Path) -> Iterator[int | None]:
             child.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The daemon of a demonstration: `edge-runtime serve` as a process of its own, ready, and gone at the end."""
+"""The daemon of a demonstration: `edge-runtime serve` as a child process, ready at first and stopped at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_LIMIT_S = 30.0
 
 
 class DemoFailed(Exception):
-    """Something did not go as a demonstration promises; the message says what and where to look."""
+    """The demonstration failed; the message says what went wrong and where to look."""
 
 
 class Daemon:
@@ -43,7 +43,7 @@ class Daemon:
         return "\n".join([reason, *(f"  | {line}" for line in self.last_words(20))])
 
     def stop(self, screen: Screen) -> bool:
-        """Ask it to end in order; whether it did. Raises DemoFailed: it does not end."""
+        """Stop it with SIGTERM. Returns whether it exited cleanly. Raises DemoFailed when it does not end."""
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(STOP_LIMIT_S)
@@ -66,7 +66,7 @@ def short_folder() -> Iterator[Path]:
 def running_daemon(
     screen: Screen, title: str, folder: Path, options: Sequence[str], ready_means: str
 ) -> Iterator[Daemon]:
-    """The daemon, ready; gone at the end whatever happened. ready_means: what it did until then, in words."""
+    """The ready daemon, stopped at the end in any case. ready_means: what ready means, in words."""
     daemon = Daemon(folder, options)
     try:
         with screen.step(title):
@@ -77,7 +77,7 @@ def running_daemon(
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Make sure that a process is gone: asked first, then killed."""
+    """End a process: first SIGTERM, then SIGKILL."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -93,7 +93,7 @@ def shown_command(command: Sequence[str]) -> str:
 
 
 def _wait_until_ready(screen: Screen, daemon: Daemon, ready_means: str) -> None:
-    """Its socket is bound when every model is loaded and warm (DESIGN 5)."""
+    """Wait for its socket, which is bound when every model is loaded and warm."""
     screen.line(screen.paint(f"  $ {shown_command(daemon.command)}", "bold"))
     start = time.perf_counter()
     while not daemon.socket.exists():

@@ -17,26 +17,26 @@ MAKE_LIMIT_S = 600.0
 CACHE = Path(__file__).parents[1] / "build" / "roots"
 
 SMALLER = tuple(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale"))
-"""Nobody reads there. It holds for what is installed later as well."""
+"""Excludes documentation, also of packages that are installed later."""
 
 
 def kept_at(suite: str, options: Sequence[str], form: str = "") -> Path:
-    """Where the root of these options is, or will be. form: "" a folder, ".tar" an archive."""
+    """The path of the root of these options. form: "" a folder, ".tar" an archive."""
     made_of = repr((suite, *SMALLER, *options))
     return CACHE / f"{suite}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}{form}"
 
 
 def kept_root(suite: str, options: Sequence[str], *, form: str = "", source: Sequence[str] = ()) -> Path:
-    """The root, made if it is not there: about a minute, and the only thing here that needs a network.
+    """The root, created if missing: it takes about a minute, and needs a network as nothing else here.
 
-    options: mmdebstrap's. source: lines of sources.list, for what is not Debian. Raises CalledProcessError with
+    options: mmdebstrap's. source: lines of sources.list for other distributions. Raises CalledProcessError with
     mmdebstrap's words on stderr.
     """
     kept = kept_at(suite, options, form)
     if kept.exists():
         return kept
     CACHE.mkdir(parents=True, exist_ok=True)
-    # What is cut off has no root's name; mmdebstrap takes the form from the name's end.
+    # A partial root must not have a root's name; mmdebstrap takes the format from the suffix.
     partial = CACHE / f".{kept.stem}.{os.getpid()}.part{form}"
     try:
         subprocess.run(

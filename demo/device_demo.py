@@ -42,7 +42,7 @@ LOOK_S = 0.05
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line. Returns the exit status: 0 when all went as promised, or nothing can be shown here."""
+    """Run from the command line. Returns the exit status: 0 on success, or when nothing can be shown here."""
     parser = argparse.ArgumentParser(prog="python -m demo.device_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is a summary as JSON")
     wants_json = parser.parse_args(arguments).json
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def what_is_wrong(summary: Mapping[str, Any]) -> list[str]:
-    """What a summary shows that must not be, a sentence each; empty: all went as promised."""
+    """A sentence for each promise that a summary shows broken."""
     promises = {
         "the first answer is not the digit that was asked for": summary["first_answer"] == 7,
         "the slow release was not rolled back": "a run takes" in summary["refused"],
@@ -119,7 +119,7 @@ def _install_and_ask(screen: Screen, device: BootedDevice, package: Path) -> int
 
 
 def _update(stage: Stage, device: BootedDevice) -> tuple[str, int]:
-    """Versions 1 and 2 are taken, version 4 is rolled back: why, and how many requests were lost."""
+    """Versions 1 and 2 are installed, version 4 is rolled back. Returns the reason and the lost requests."""
     screen = stage.screen
     with screen.step("A publisher on this machine: keys, a team, a group of devices, version 1"):
         stage.edge_runtime("repo", "init", stage.repository.name, "--yes")
@@ -128,24 +128,24 @@ def _update(stage: Stage, device: BootedDevice) -> tuple[str, int]:
         write_golden(stage.golden)
         _publish(stage, POOR)
     with stage.server() as url:
-        with screen.step("The device is told where the repository is, and whose signatures count"):
+        with screen.step("The device learns where the repository is, and whose signatures count"):
             device.path(ROOT_FILE).write_bytes((stage.repository / "metadata" / "1.root.json").read_bytes())
             with device.path(CONFIG).open("a") as config:
                 config.write("\n" + SETTINGS.format(url=url, root=ROOT_FILE))
             _shown(screen, device, f"systemctl restart {UNIT}")
         with Client(device.endpoint) as client:
-            _wait_for(client, lambda told: _version(told) == POOR)
+            _wait_for(client, lambda status: _version(status) == POOR)
             with Asking(client, load_held_out().images) as asking:
                 with screen.step("Version 2 is published, while a client asks without a pause"):
                     _publish(stage, GOOD)
-                    _wait_for(client, lambda told: _version(told) == GOOD and told["under_way"] is None)
+                    _wait_for(client, lambda status: _version(status) == GOOD and status["under_way"] is None)
                     screen.line(f"  {screen.paint('version 2 serves', 'green')}")
                 with screen.step("Version 4: its answers are right, but it is far slower"):
                     _publish(stage, SLOW)
-                    told = _wait_for(client, lambda told: bool(told["refused"]) and told["under_way"] is None)
-                    reason = str(told["refused"][0]["reason"])
+                    status = _wait_for(client, lambda status: bool(status["refused"]) and status["under_way"] is None)
+                    reason = str(status["refused"][0]["reason"])
                     screen.line(f"  {screen.paint('rolled back', 'yellow')}: {reason}")
-                    screen.line(f"  {screen.paint(f'version {_version(told)} serves', 'green')}")
+                    screen.line(f"  {screen.paint(f'version {_version(status)} serves', 'green')}")
             screen.line(f"  {asking.tally.asked:,} requests, {asking.tally.unanswered} lost")
     return reason, asking.tally.unanswered
 
@@ -180,7 +180,7 @@ def _publish(stage: Stage, version: int) -> None:
 
 
 def _shown(screen: Screen, device: BootedDevice, command: str, user: str | None = None) -> str:
-    """Show a command as a person on the device would type it, run it, and give what it says."""
+    """Show a command as typed on the device, run it, and return its output."""
     screen.line(screen.paint(f"  {user or 'root'}@device {'$' if user else '#'} {command}", "bold"))
     return device.run(*command.split(), user=user).said
 
@@ -193,12 +193,12 @@ def _stamp_us(device: BootedDevice, name: str) -> int:
     return int(device.unit(f"{name}TimestampMonotonic"))
 
 
-def _version(told: Mapping[str, Any]) -> int:
-    return int(told.get("models", {}).get("digits", {}).get("version", 0))
+def _version(status: Mapping[str, Any]) -> int:
+    return int(status.get("models", {}).get("digits", {}).get("version", 0))
 
 
 def _wait_serving(device: BootedDevice) -> float:
-    """Until the digit model answers: how long that took, in seconds."""
+    """Wait until the digit model answers. Returns the time, in seconds."""
     began = time.monotonic()
     with Client(device.endpoint) as client:
         client.wait_ready(OUTCOME_LIMIT_S, "digits")
@@ -207,14 +207,14 @@ def _wait_serving(device: BootedDevice) -> float:
 
 
 def _wait_for(client: Client, holds: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
-    """The device's status once it is as wanted. Raises DemoFailed: it takes too long."""
+    """The first status that `holds`. Raises DemoFailed after a limit."""
     end_s = time.monotonic() + OUTCOME_LIMIT_S
     while time.monotonic() < end_s:
-        told = client.update_status()
-        if "models" in told and holds(told):
-            return told
+        status = client.update_status()
+        if "models" in status and holds(status):
+            return status
         time.sleep(LOOK_S)
-    raise DemoFailed(f"after {OUTCOME_LIMIT_S:.0f} s the device still says {json.dumps(told)}")
+    raise DemoFailed(f"after {OUTCOME_LIMIT_S:.0f} s the device still says {json.dumps(status)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Debian package that a device of the demonstration installs, built from this tree, and a later one of it."""
+"""Debian packages for a device of the demonstration, built from this tree: one to install and a later one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from demo.device_root import SUITE
 
 ARCHITECTURE = "amd64"
 QUICK = None
-"""Not packed at all: such a package lives for a minute."""
+"""No compression: such a package lives for a minute."""
 
 
 def why_no_package() -> str | None:
-    """Why no package can be built here, and what to do about it; None: it can."""
+    """Why no package can be built here, and what to do about it; None if one can."""
     if find_spec("tomllib") is None:
         return "building the package needs Python 3.11 or later: make PYTHON=python3.11 VENV=build/3.11 …"
     return None
@@ -22,7 +22,7 @@ def why_no_package() -> str | None:
 def build_package(folder: Path, version: str | None = None, suite: str = SUITE) -> Path:
     """The package for a device's Debian, in a folder. version: another than the source's.
 
-    Downloads wheels the first time. Raises CalledProcessError with what a tool said.
+    Downloads wheels the first time. Raises CalledProcessError with a tool's output.
     """
     from deploy.debian.build_deb import build  # Python 3.11 and later
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from demo.debian_root import kept_at, kept_root
 
 SUITE = "bookworm"
-"""Which Debian a device runs when nobody says so: 12."""
+"""The default Debian of a device: 12."""
 
 PACKAGES = (
     "systemd-sysv", "dbus",                 # what boots
@@ -26,7 +26,7 @@ set -eu
 printf '[Journal]\\nStorage=persistent\\n' > "$1/etc/systemd/journald.conf"
 ln -s /dev/null "$1/etc/systemd/system/console-getty.service"
 """
-"""The journal survives a power loss, and nobody logs in on the console."""
+"""Keeps the journal over a power loss, and lets no user log in on the console."""
 
 OPTIONS = ("--variant=minbase", f"--include={','.join(PACKAGES)}", f"--customize-hook={OWN_SETTINGS}")
 NEEDED = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux"}
@@ -34,7 +34,7 @@ APT_LINE = "sudo apt-get install mmdebstrap systemd-container"
 
 
 def why_no_root() -> str | None:
-    """Why no root can be made here, and what to do about it; None: it can."""
+    """Why no root can be created here, and what to do about it; None if one can."""
     if os.geteuid() != 0:
         return "booting a device needs root: sudo make demo-device"
     missing = [program for program in NEEDED if shutil.which(program) is None]
@@ -49,5 +49,5 @@ def is_made() -> bool:
 
 
 def device_root(suite: str = SUITE) -> Path:
-    """The root's folder, made if it is not there: about a minute, and with a network. Raises as `kept_root`."""
+    """The root's folder, created if missing in about a minute, with a network. Raises as `kept_root`."""
     return kept_root(suite, OPTIONS)

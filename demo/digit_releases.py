@@ -54,7 +54,7 @@ def broken() -> bytes:
 
 
 def slow() -> bytes:
-    """Somebody left layers in that do nothing: it answers what version 2 does, to the last digit, but slowly."""
+    """Layers without effect were left in: it answers exactly as version 2, but slowly."""
     model = onnx.load(MODEL_FILE)
     wide, idle = np.eye(64, IDLE_WIDTH, dtype=np.float32), np.eye(IDLE_WIDTH, dtype=np.float32)
     model.graph.initializer.extend(

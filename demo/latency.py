@@ -1,4 +1,4 @@
-"""How long answers take and how many come in a second: the raw backend in process, and the daemon over ZeroMQ.
+"""Latency and rate of answers: the raw backend in process, and the daemon over ZeroMQ.
 
 Owns: the measured loops. All ways of one model are measured in turn, round after round, so that a busy moment of the
 machine falls on each of them. The client shares the cores with the daemon; `make bench` measures with one of its own.
@@ -25,12 +25,12 @@ from edge_runtime.messages import InferResult
 
 Images = npt.NDArray[np.float32]
 ANSWER_LIMIT_S = 30.0
-"""No single answer takes this long on any device we know; past it the measurement gives up instead of hanging."""
+"""No answer takes this long on any known device; past it the measurement fails instead of hanging."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One stretch of measuring: each answer's time, the stretch's length, and how many runs the answers came from."""
+    """One measurement: each answer's time, the measurement's length, and its number of runs."""
 
     latencies_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a table shows of all rounds: percentiles over all answers, the median of the rounds' rates."""
+    """The summary of all rounds: percentiles over all answers, the median of the rounds' rates."""
 
     p50_ms: float
     p95_ms: float
@@ -55,7 +55,7 @@ class Way(Protocol):
     in_flight: int
 
     def round(self, images: Images, seconds: float) -> Round:
-        """Ask for one image after the other for so long. Shapes: images [n, ...]; each request is one of them."""
+        """Request one image after the other for a time. Shapes: images [n, ...]; each request is one of them."""
         ...
 
 
@@ -96,7 +96,7 @@ class Raw:
         return found
 
     def round(self, images: Images, seconds: float) -> Round:
-        """As Way says."""
+        """Time runs on the images, `in_flight` at once."""
         start = time.perf_counter()
         with ThreadPoolExecutor(self.in_flight) as callers:
             parts = list(callers.map(lambda _: self._calls(images, start + seconds), range(self.in_flight)))
@@ -126,7 +126,7 @@ class Served:
         self._model = model
 
     def round(self, images: Images, seconds: float) -> Round:
-        """As Way says. Raises the EdgeRuntimeError of a request that failed."""
+        """Time requests. Raises the EdgeRuntimeError of a failed one."""
         before = self._runs()
         found = self._one_by_one(images, seconds) if self.in_flight == 1 else self._pipelined(images, seconds)
         # Counted by the daemon: asking each request for its timing would make the answers dearer.
@@ -176,7 +176,7 @@ class Served:
 
 @dataclass(slots=True)
 class Flood:
-    """What became of more requests than the daemon can serve. Each is in exactly one list, with its time in ms."""
+    """The fates of more requests than the daemon can serve: each is in exactly one list, with its time in ms."""
 
     answered_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
@@ -186,12 +186,12 @@ class Flood:
 
     @property
     def asked(self) -> int:
-        """How many requests were sent and came back in one way or another."""
+        """Requests with a reply of any kind."""
         return len(self.answered_ms) + len(self.refused_ms) + len(self.expired_ms) + len(self.failures)
 
 
 def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_ms: float, seconds: float) -> Flood:
-    """Ask at a steady pace that does not wait for answers, each request with a deadline."""
+    """Send requests with a deadline at a steady rate, without waiting for answers."""
     found, under_way = Flood(), threading.Semaphore(0)
     start, count = time.perf_counter(), 0
 
@@ -221,7 +221,7 @@ def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_m
 
 
 def percentile(latencies_ms: Sequence[float], percent: float) -> float:
-    """A percentile, or not-a-number when there is nothing to take it from."""
+    """A percentile; NaN without values."""
     return float(np.percentile(latencies_ms, percent)) if latencies_ms else float("nan")
 
 

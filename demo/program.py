@@ -1,4 +1,4 @@
-"""A demonstration as a program: how it is stopped, how it fails, and what it says and returns in the end."""
+"""A demonstration as a program: Ctrl-C, failures, the last line and the exit status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(screen: Screen, show: Callable[[], bool], last_words: str) -> int:
 
 
 def keeps_its_promises(screen: Screen, wrong: Sequence[str]) -> bool:
-    """Whether nothing is wrong; shows what is."""
+    """Show the faults. Returns whether there are none."""
     for sentence in wrong:
         screen.line(screen.paint(f"Wrong: {sentence}", "red"))
     return not wrong

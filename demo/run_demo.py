@@ -3,8 +3,8 @@
     make demo        or, once set up:  python -m demo.run_demo [--quick]
 
 Everything goes through the public doors: `edge-runtime serve` as a process of its own, `edge_runtime.Client` over
-ZeroMQ, and where mosquitto is installed, a broker of our own and no library of ours at all. Each step is bounded in
-time, and the daemon is stopped however this program ends.
+ZeroMQ, curl over HTTP, and where mosquitto is installed, a broker of our own and no library of ours at all. Each step
+is bounded in time, and the daemon is stopped however this program ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo.broker import own_broker
+from demo.broker import free_port, own_broker
 from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
 from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
@@ -38,7 +38,7 @@ FLOOD_TIMEOUT_MS = 250.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line. Returns the exit status: 0 when everything was as it should be."""
+    """Run from the command line. Returns the exit status: 0 on success."""
     parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure for a moment only")
     is_quick = parser.parse_args(arguments).quick
@@ -52,21 +52,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
     with short_folder() as folder:
-        digits = load_held_out()
-        with own_broker(folder) as port, _daemon(screen, folder, port) as daemon:
+        digits, http_port = load_held_out(), free_port()
+        with own_broker(folder) as port, _daemon(screen, folder, http_port, port) as daemon:
             with Client(daemon.endpoint, max_in_flight=1024) as client:
                 is_right = _show_digits(screen, client, digits)
                 capacity_per_s = _show_latencies(screen, client, digits, rounds, seconds)
                 _show_overload(screen, client, digits, capacity_per_s, 4 * seconds)
+            is_right = _show_http(screen, digits, http_port) and is_right
             is_right = _show_mqtt(screen, digits, port) and is_right
             return _stop(screen, daemon) and is_right
 
 
-def _daemon(screen: Screen, folder: Path, broker_port: int | None) -> AbstractContextManager[Daemon]:
-    options = ["--models", str(MODELS)]
+def _daemon(screen: Screen, folder: Path, http_port: int, broker_port: int | None) -> AbstractContextManager[Daemon]:
+    options = ["--models", str(MODELS), "--http", f"127.0.0.1:{http_port}"]
     if broker_port is not None:
         options += ["--mqtt", f"mqtt://127.0.0.1:{broker_port}/demo"]
-    title = "The daemon starts: one process, a folder of two models, one socket"
+    title = "The daemon starts: one process, a folder of two models, a socket and a port"
     return running_daemon(screen, title, folder, options, "models loaded, measured and warm")
 
 
@@ -178,7 +179,7 @@ def _pictures(digits: Digits) -> Images:
 
 
 def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_s: float, seconds: float) -> None:
-    """Twice what was served above, each request with a deadline: answered in time, or told at once."""
+    """Offer twice the rate served above, each request with a deadline: answered in time, or refused at once."""
     title = f"Twice as many pictures as it can serve, each wanted within {FLOOD_TIMEOUT_MS:.0f} ms"
     with screen.step(title):
         found = flood(
@@ -203,28 +204,56 @@ def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_
         )
 
 
-# ---- MQTT -----------------------------------------------------------------------------------------------------------
+# ---- HTTP and MQTT --------------------------------------------------------------------------------------------------
+
+
+def _show_http(screen: Screen, digits: Digits, port: int) -> bool:
+    """Ask for one digit with curl, as clients of Triton and KServe ask. Returns whether it was answered."""
+    with screen.step("The same over HTTP, as clients of Triton and KServe ask: curl"):
+        program = shutil.which("curl")
+        if program is None:
+            screen.line("  left out: no curl here; sudo apt-get install curl")
+            return True
+        place = f"http://127.0.0.1:{port}/v2/models/digits/infer"
+        screen.line(screen.paint(f'  $ curl -s {place} -d \'{{"inputs": [{{"name": "image", …', "bold"))
+        command = [program, "--silent", "--show-error", "--noproxy", "*", "--max-time", "10", place, "-d", "@-"]
+        asked = subprocess.run(command, input=_request(digits), capture_output=True, text=True, timeout=20, check=False)
+        if asked.returncode != 0:
+            raise DemoFailed(f"no answer over HTTP: {asked.stderr.strip() or asked.returncode}")
+        return _show_digit(screen, digits, asked.stdout)
 
 
 def _show_mqtt(screen: Screen, digits: Digits, port: int | None) -> bool:
-    """One digit asked for through a broker from the shell, as any language would. Returns whether it was answered."""
+    """Ask for one digit through a broker from the shell, as any language could. Returns whether it was answered."""
     with screen.step("The same through an MQTT broker: JSON in, JSON out, from a shell"):
         program = shutil.which("mosquitto_rr")
         if port is None or program is None:
             screen.line("  left out: no mosquitto here; sudo apt-get install mosquitto mosquitto-clients")
             return True
-        image = {"name": "image", "shape": [1, 64], "datatype": "FP32", "data": digits.images[0].ravel().tolist()}
         command = ["-V", "5", "-W", "10", "-p", str(port), "-t", "edge/demo/infer/digits", "-e", "reply/me", "-m"]
         screen.line(screen.paint(f'  $ mosquitto_rr {" ".join(command)} \'{{"inputs": [{{"name": "image", …', "bold"))
-        request = json.dumps({"inputs": [image]})
-        asked = subprocess.run([program, *command, request], capture_output=True, text=True, timeout=20, check=False)
+        asked = subprocess.run(
+            [program, *command, _request(digits)], capture_output=True, text=True, timeout=20, check=False
+        )
         if asked.returncode != 0:
             raise DemoFailed(f"no answer through the broker: {asked.stderr.strip() or asked.returncode}")
-        answer = json.loads(asked.stdout)
-        found = next(each["data"][0] for each in answer["outputs"] if each["name"] == "digit")
-        screen.line(f"  {asked.stdout.strip()[:150]} …")
-        screen.line(f"  digit {screen.paint(str(found), 'green')}; the scan shows a {digits.labels[0]}")
-        return True
+        return _show_digit(screen, digits, asked.stdout)
+
+
+def _request(digits: Digits) -> str:
+    image = {"name": "image", "shape": [1, 64], "datatype": "FP32", "data": digits.images[0].ravel().tolist()}
+    return json.dumps({"inputs": [image]})
+
+
+def _show_digit(screen: Screen, digits: Digits, answer: str) -> bool:
+    """Show an answer in JSON, and its digit. Returns whether it has one."""
+    outputs = json.loads(answer).get("outputs")
+    if outputs is None:
+        raise DemoFailed(f"refused: {answer.strip()[:300]}")
+    found = next(each["data"][0] for each in outputs if each["name"] == "digit")
+    screen.line(f"  {answer.strip()[:150]} …")
+    screen.line(f"  digit {screen.paint(str(found), 'green')}; the scan shows a {digits.labels[0]}")
+    return True
 
 
 if __name__ == "__main__":

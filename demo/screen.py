@@ -1,4 +1,4 @@
-"""What the demonstration writes: steps with their time, tables, colours where a terminal shows them."""
+"""The output of a demonstration: steps with their time, tables, colours on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Screen:
         self._has_colours = self.is_live and not os.environ.get("NO_COLOR")
 
     def paint(self, text: str, *styles: str) -> str:
-        """The text in styles of `_STYLES`, or as it is where colours are not shown."""
+        """The text in styles of `_STYLES`; plain without colours."""
         if not self._has_colours or not styles:
             return text
         return f"\033[{';'.join(_STYLES[style] for style in styles)}m{text}\033[0m"
@@ -30,19 +30,19 @@ class Screen:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """A titled part; says at its end how long it took."""
+        """A titled part; its end shows its time."""
         self.line("\n" + self.paint(title, "bold", "cyan"))
         start = time.perf_counter()
         yield
         self.line(self.paint(f"  {time.perf_counter() - start:.1f} s", "dim"))
 
     def progress(self, text: str) -> None:
-        """A line that the next one replaces; nothing where lines cannot be replaced."""
+        """Show a line that the next one replaces; nothing without a terminal."""
         if self.is_live:
             print(f"\r\033[K  {text}", end="", flush=True)
 
     def end_progress(self) -> None:
-        """Take the changing line away."""
+        """Erase the changing line."""
         if self.is_live:
             print("\r\033[K", end="", flush=True)
 

@@ -1,4 +1,4 @@
-"""What somebody could publish who has a team's key and not the publisher's care: any bytes, with any golden output.
+"""A publisher with a stolen team key: it publishes any bytes, with any golden output.
 
 `edge-runtime repo publish` runs a model before it signs it, and records what it answers; it cannot publish a model that
 does not answer what it says. A signature proves who published, not that it works, so a device finds out for itself.
@@ -19,7 +19,7 @@ from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, team
 
 
 def publish_untried(path: Path, passphrase: str, model: bytes, version: int) -> None:
-    """Sign a model as the next release of what was published last, with that one's golden input and output.
+    """Sign a model as the next release after the last one, with that one's golden input and output.
 
     path: the repository. model: bytes of an ONNX file. Raises PublishError.
     """

@@ -32,7 +32,7 @@ OUTCOME_LIMIT_S = 90.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line. Returns the exit status: 0 when everything was as it should be."""
+    """Run from the command line. Returns the exit status: 0 on success."""
     parser = argparse.ArgumentParser(prog="python -m demo.update_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is a summary as JSON")
     wants_json = parser.parse_args(arguments).json
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def what_is_wrong(summary: Mapping[str, Any]) -> list[str]:
-    """What a summary shows that must not be, a sentence each; empty: all went as promised."""
+    """A sentence for each promise that a summary shows broken."""
     accuracy, refused, answered = summary["accuracy"], summary["refused"], summary["answered_by"]
     promises = {
         "a request was lost": not summary["lost"],
@@ -80,7 +80,7 @@ def _demonstrate(stage: Stage, digits: Digits) -> dict[str, Any]:
             accuracy[str(GOOD)] = _show_better(stage, client, digits, asking.tally)
             _show_broken(stage, client, asking.tally)
             _show_slow(stage, client, asking.tally)
-        told = client.update_status()
+        status = client.update_status()
         _show_end(stage, daemon, asking.tally)
         with stage.screen.step("The daemon stops"):
             ended_in_order = daemon.stop(stage.screen)
@@ -89,8 +89,8 @@ def _demonstrate(stage: Stage, digits: Digits) -> dict[str, Any]:
         "asked": asking.tally.asked,
         "answered_by": {str(version): count for version, count in sorted(asking.tally.answered.items())},
         "lost": asking.tally.unanswered,
-        "refused": {str(each["release"]): each["reason"] for each in told["refused"]},
-        "serves": told["models"]["digits"]["version"],
+        "refused": {str(each["release"]): each["reason"] for each in status["refused"]},
+        "serves": status["models"]["digits"]["version"],
         "ended_in_order": ended_in_order,
     }
 
@@ -106,14 +106,14 @@ def _found(stage: Stage) -> None:
 
 def _show_first(stage: Stage, client: Client, digits: Digits) -> float:
     with stage.screen.step("The device finds version 1, tries it in a child process, and serves it"):
-        _wait_for(stage, client, lambda told: told["models"].get("digits", {}).get("version") == POOR)
+        _wait_for(stage, client, lambda status: status["models"].get("digits", {}).get("version") == POOR)
         return _accuracy(stage, client, digits, POOR)
 
 
 def _show_better(stage: Stage, client: Client, digits: Digits, tally: Tally) -> float:
     with stage.screen.step("Version 2: trained to the end. From here on a client asks without a pause"):
         _publish(stage, GOOD)
-        _wait_for(stage, client, lambda told: told["models"]["digits"]["version"] == GOOD)
+        _wait_for(stage, client, lambda status: status["models"]["digits"]["version"] == GOOD)
         accuracy = _accuracy(stage, client, digits, GOOD)
         _show_tally(stage.screen, tally)
         return accuracy
@@ -153,7 +153,7 @@ def _show_end(stage: Stage, daemon: Daemon, tally: Tally) -> None:
 
 
 def _publish(stage: Stage, version: int) -> None:
-    """By the publisher's own commands, which try it first, and for every device of the group."""
+    """Publish for every device of the group, by the publisher's commands, which try the release first."""
     write_version(stage.models, version)
     model = str((stage.models / str(version)).relative_to(stage.folder))
     stage.edge_runtime("repo", "publish", model, "--team", "vision", "--golden", stage.golden.name, "--yes")
@@ -163,17 +163,17 @@ def _publish(stage: Stage, version: int) -> None:
 def _show_refusal(stage: Stage, client: Client, version: int) -> None:
     """Each release here has the number of its version."""
 
-    def reason(told: Mapping[str, Any]) -> str:
-        return next((str(each["reason"]) for each in told["refused"] if each["release"] == version), "")
+    def reason(status: Mapping[str, Any]) -> str:
+        return next((str(each["reason"]) for each in status["refused"] if each["release"] == version), "")
 
-    told = _wait_for(stage, client, lambda told: bool(reason(told)) and told["under_way"] is None)
-    stage.screen.line(f"  {stage.screen.paint('refused', 'yellow')}: {reason(told)}")
-    serves = f"version {told['models']['digits']['version']} serves"
+    status = _wait_for(stage, client, lambda status: bool(reason(status)) and status["under_way"] is None)
+    stage.screen.line(f"  {stage.screen.paint('refused', 'yellow')}: {reason(status)}")
+    serves = f"version {status['models']['digits']['version']} serves"
     stage.screen.line(f"  {stage.screen.paint(serves, 'green')}; this device never tries version {version} again")
 
 
 def _accuracy(stage: Stage, client: Client, digits: Digits, version: int) -> float:
-    """The share of held-out images that the device gets right, with the version that it must be."""
+    """The device's accuracy on held-out images, with the version that must answer."""
     images = digits.images.astype(np.float32)
     answers = [client.submit("digits", {"image": image[None]}) for image in images]
     found = [answer.result(ANSWER_LIMIT_S) for answer in answers]
@@ -192,17 +192,17 @@ def _show_tally(screen: Screen, tally: Tally) -> None:
 
 
 def _wait_for(stage: Stage, client: Client, holds: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """The device's status once it is as wanted. Raises DemoFailed: it takes too long."""
+    """The first status that `holds`. Raises DemoFailed after a limit."""
     end_s = time.monotonic() + OUTCOME_LIMIT_S
     while time.monotonic() < end_s:
-        told = client.update_status()
-        if "models" in told and holds(told):
+        status = client.update_status()
+        if "models" in status and holds(status):
             stage.screen.end_progress()
-            return told
-        step = told.get("under_way") or {}
-        stage.screen.progress(f"the device: {step.get('state', told['state'])} {step.get('detail', '')}"[:110])
+            return status
+        step = status.get("under_way") or {}
+        stage.screen.progress(f"the device: {step.get('state', status['state'])} {step.get('detail', '')}"[:110])
         time.sleep(0.1)
-    raise DemoFailed(f"after {OUTCOME_LIMIT_S:.0f} s the device still says {json.dumps(told)}")
+    raise DemoFailed(f"after {OUTCOME_LIMIT_S:.0f} s the device still says {json.dumps(status)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The publisher's folder, the web server and the device that the demonstration of updates is played with."""
+"""The publisher's folder, the web server and the device in the demonstration of updates."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ window_s = 3        # how long a release is observed before it is kept; 60 when 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A folder with all that a play needs: `repository`, `models`, the device's configuration and state."""
+    """A folder with `repository`, `models`, and the device's configuration and state."""
 
     screen: Screen
     folder: Path
 
     @property
     def repository(self) -> Path:
-        """What the publisher writes."""
+        """The publisher's folder."""
         return self.folder / "repository"
 
     @property
@@ -46,11 +46,11 @@ class Stage:
 
     @property
     def golden(self) -> Path:
-        """Images that each version is tried with."""
+        """The images of each version's golden input."""
         return self.folder / "golden.npz"
 
     def edge_runtime(self, *words: str) -> str:
-        """Show a command as a person would type it, run it, and give what it says. Raises DemoFailed."""
+        """Show a command as typed, run it, and return its output. Raises DemoFailed."""
         command = [str(PROGRAM), *words]
         self.screen.line(self.screen.paint(f"  $ {shown_command(command)}", "bold"))
         done = subprocess.run(
@@ -63,7 +63,7 @@ class Stage:
 
     @contextmanager
     def server(self) -> Iterator[str]:
-        """The repository on a port of this machine, as any web server would show it."""
+        """Serve the repository on a port of this machine, as any web server would."""
         command = [str(PROGRAM), "repo", "serve", "--port", "0"]
         server = subprocess.Popen(
             command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -80,7 +80,7 @@ class Stage:
 
     @contextmanager
     def device(self, url: str) -> Iterator[Daemon]:
-        """A daemon that is ready and follows the repository at an address."""
+        """A ready daemon that follows the repository at an address."""
         config = self.folder / "device.toml"
         config.write_text(SETTINGS.format(url=url, root=self.repository / "metadata" / "1.root.json"))
         title = "A device: the daemon, with an address, a group, and the root's public keys"

@@ -1,4 +1,4 @@
-"""Instants for deadlines. Monotonic seconds only; calendar time lives where expiry is judged and never meets this."""
+"""The clock of deadlines, in monotonic seconds. Calendar time judges expiry, elsewhere, and the two never meet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where scheduling takes its `now` from; tests inject one that stands still."""
+    """The source of `now`; tests inject one that stands still."""
 
     def monotonic_s(self) -> float:
         """Seconds on a clock that never goes back; the origin has no meaning."""

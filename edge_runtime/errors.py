@@ -1,7 +1,7 @@
 """The one tree of errors; each carries the code that goes over the wire.
 
 Owns: codes, whether a caller may try again, and the sentence a person reads. Raised everywhere, turned into a reply in
-three places only (I/O loop, worker loop, update loop). Codes are wire v1 (DESIGN 5) and never change.
+three places only (I/O loop, worker loop, update loop). Codes are wire v1 and never change (docs/architecture.md, Wire).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RequestError(EdgeRuntimeError):
 
 
 class DecodeFailed(RequestError):
-    """The message is not wire v1: bad or over-long header, missing or over-long id."""
+    """The message is not wire v1: bad or over-long header, missing or over-long id, too many frames or bytes."""
 
     code = "decode_failed"
 
@@ -37,6 +37,12 @@ class Unsupported(RequestError):
     """Understood, but not offered: another protocol version, an unknown op, a datatype the backend lacks."""
 
     code = "unsupported"
+
+
+class Unauthenticated(RequestError):
+    """The door wants a token, and the request has none that it knows."""
+
+    code = "unauthenticated"
 
 
 class Forbidden(RequestError):
@@ -63,10 +69,22 @@ class Refused(EdgeRuntimeError):
     retryable = True
 
 
+class RegionNotFound(TensorMismatch):
+    """No shared memory is registered under this name."""
+
+
+class RegionExists(TensorMismatch):
+    """Shared memory is registered under this name already."""
+
+
 class NotReady(Refused):
     """The model is known but loading, unloaded or failed; the message carries the reason."""
 
     code = "not_ready"
+
+
+class NotServed(NotReady):
+    """The model is known, and does not come by itself: it is unloaded, or failed to load."""
 
 
 class QueueFull(Refused):
@@ -109,6 +127,26 @@ class RunFailed(BackendError):
     code = "run_failed"
 
 
+class HostEnded(RunFailed):
+    """The host that ran this request died, or was killed, before the run ended.
+
+    signal_name: the signal that ended it, such as "SIGSEGV", or its exit status in words. is_outside: a signal that the
+    model cannot have caused. was_alone: no other run was on in the host, so the death is this run's.
+    """
+
+    def __init__(
+        self, message: str, *, signal_name: str = "", is_outside: bool = False, was_alone: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.signal_name = signal_name
+        self.is_outside = is_outside
+        self.was_alone = was_alone
+
+
+class RunTooLong(RunFailed):
+    """This run was over its limit, and was ended."""
+
+
 class BackendUnavailable(BackendError):
     """A backend, provider or device that was asked for is not on this host."""
 
@@ -146,50 +184,50 @@ class StateTaken(ConfigError):
 
 
 class StorageFailed(EdgeRuntimeError):
-    """The disk did not keep something: full, failing or not writable; the message says what is there now."""
+    """The disk is full, failing or not writable; the message says which content it has now."""
 
     code = "storage_failed"
 
 
 class UpdateError(EdgeRuntimeError):
-    """An update was not made; what is served is untouched."""
+    """An update failed; the serving versions are untouched."""
 
     code = "update_failed"
 
 
 class TrustError(UpdateError):
-    """What the repository gave is not what its keys vouch for: never tried again by itself, always reported."""
+    """The repository's keys did not sign its content: never retried automatically, always reported."""
 
     code = "untrusted"
 
 
 class MetadataExpired(TrustError):
-    """Signed well, but its time is over by this device's clock: the repository stands still, or the clock is wrong."""
+    """The signatures have expired by this device's clock: the repository is not maintained, or the clock is wrong."""
 
     code = "metadata_expired"
 
 
 class DownloadError(UpdateError):
-    """The repository was not reached, broke off, or was too slow; another try may succeed."""
+    """The repository is unreachable, broke the connection, or is too slow; another try may succeed."""
 
     code = "download_failed"
     retryable = True
 
 
 class NotPublished(DownloadError):
-    """The repository has no such file, or does not show it (HTTP 403 and 404)."""
+    """The repository has no such file, or refuses to show it (HTTP 403 and 404)."""
 
     code = "not_published"
 
 
 class ReleaseFailed(UpdateError):
-    """A release crashes, fails or answers wrongly on this device: it is refused, and not tried again."""
+    """A release crashes, fails or answers wrongly on this device: it is refused for ever."""
 
     code = "release_failed"
 
 
 class PublishError(EdgeRuntimeError):
-    """A repository was not changed; what it publishes is as it was. Raised by the publisher's tool only."""
+    """A change of a repository failed; its published content is as before. Raised by the publisher's tool only."""
 
     code = "publish_failed"
 
@@ -203,8 +241,8 @@ class ConversionFailed(EdgeRuntimeError):
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (
-        DecodeFailed, Unsupported, Forbidden, ModelNotFound, TensorMismatch, NotReady, QueueFull, DeadlineUnmeetable,
-        Draining, DeadlineExceeded, Cancelled, RunFailed, BackendUnavailable, LoadFailed,
+        DecodeFailed, Unsupported, Unauthenticated, Forbidden, ModelNotFound, TensorMismatch, NotReady, QueueFull,
+        DeadlineUnmeetable, Draining, DeadlineExceeded, Cancelled, RunFailed, BackendUnavailable, LoadFailed,
     )
 }  # fmt: skip
 

@@ -1,10 +1,57 @@
-"""One inference request and its answer, as the library's callers see them. Values only; no wire, no threads."""
+"""What a request asks for, by whichever door, and an answer as callers see it. Values only; no wire, no threads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from edge_runtime.tensors import Array
+
+
+class RegionPlace(NamedTuple):
+    """Where a tensor lies in shared memory: a region of its sender, and the byte at which it begins.
+
+    nbytes: of an output, the most that may be written there; None: up to the region's end.
+    """
+
+    region: int
+    offset: int
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a header says of one tensor; `shape` is the whole shape, batch axis included. place: None: in a frame."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    place: RegionPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """A decoded request header. `op` "infer" uses all fields; other ops use `model`, `version` and `parameters`.
+
+    output_places: where each of `outputs` is written, None: to a frame; empty: all to frames.
+    """
+
+    op: str = "infer"
+    model: str = ""
+    version: int | None = None
+    inputs: tuple[TensorHeader, ...] = ()
+    outputs: tuple[str, ...] | None = None
+    timeout_ms: float | None = None
+    priority: int = 0
+    timing: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    output_places: tuple[RegionPlace | None, ...] = ()
+
+    @property
+    def has_places(self) -> bool:
+        """Whether an input or an output lies in shared memory."""
+        return bool(self.output_places) or any(tensor.place is not None for tensor in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +67,15 @@ class Timing:
 class InferResult:
     """An answer: output arrays by name in the order asked for, and the version that gave it.
 
-    `result["scores"]` is `result.outputs["scores"]`. Shapes: axis 0 is rows for a model that batches.
+    `result["scores"]` is `result.outputs["scores"]`. Shapes: axis 0 is rows for a model that batches. shared: the
+    inputs that went by their place in shared memory.
     """
 
     model: str
     version: int
     outputs: dict[str, Array]
     timing: Timing | None = None
+    shared: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Array:
         """One output by name. Raises KeyError naming the outputs that are there."""

@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, datatypes, shapes. Pure values; read from artifacts by backends."""
+"""A model's inputs and outputs: names, datatypes, shapes. Pure values; backends read them from artifacts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DYNAMIC = -1
-"""A dimension that the model leaves open."""
+"""A dimension of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TensorSpec:
 class ModelSpec:
     """All inputs and outputs of one version, in the model's own order.
 
-    max_rows: most rows that one run takes, None where the library sets no bound; an engine is built for so many.
+    max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
     """
 
     inputs: tuple[TensorSpec, ...]

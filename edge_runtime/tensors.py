@@ -40,7 +40,7 @@ DATATYPES: dict[str, Datatype] = {
     )
 }  # fmt: skip
 _BY_DTYPE = {datatype.dtype: datatype.name for datatype in DATATYPES.values()}
-# numpy has no bfloat16: inside, a BF16 array is its bit pattern; `bits_to_values` is for where a user sees it.
+# numpy has no bfloat16: inside, a BF16 array is its bit pattern; `bits_to_values` converts it for users.
 DATATYPES["BF16"] = Datatype("BF16", np.dtype(np.uint16), 2)
 DATATYPES["BYTES"] = Datatype("BYTES", np.dtype(object), 0)
 
@@ -102,9 +102,9 @@ def array_from_wire(name: str, shape: Sequence[int], data: Buffer) -> Array:
 
 
 def as_tensors(inputs: Mapping[str, object]) -> dict[str, Array]:
-    """What a caller gave, as arrays that may be kept: native byte order, C-contiguous; lists and scalars become arrays.
+    """Convert a caller's inputs to arrays of native byte order, C-contiguous; lists and scalars become arrays.
 
-    A caller that changes an array before its answer is there changes what is run.
+    A caller that changes an array before its answer changes the run's input.
     """
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
@@ -169,7 +169,7 @@ def bf16_to_fp32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
 
 @cache
 def _bfloat16() -> np.dtype[np.generic] | None:
-    # Imported when the first BF16 tensor reaches a user: it takes 13 ms, and most devices never need it.
+    # Imported with the first BF16 tensor of a user: it takes 13 ms, and most devices never need it.
     try:
         import ml_dtypes
     except ImportError:
@@ -184,13 +184,13 @@ _LENGTH = struct.Struct("<I")
 
 
 MAX_ELEMENT_BYTES = (1 << 32) - 1
-"""What the uint32 length of a BYTES element can say."""
+"""Largest length that a BYTES element's uint32 holds."""
 
 
 def pack_bytes(array: Array) -> bytes:
     """BYTES layout: each element a uint32 little-endian length and the bytes; str elements are UTF-8.
 
-    Raises TensorMismatch for an element that is neither, or that its length cannot say.
+    Raises TensorMismatch for an element that is neither, or too long for its uint32 length.
     """
     parts: list[bytes] = []
     for element in array.reshape(-1).tolist():

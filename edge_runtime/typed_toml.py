@@ -1,7 +1,7 @@
-"""TOML text to typed structs, and what is wrong with it in a person's words. Pure: text in, values out.
+"""TOML text to typed structs, with every mistake in a person's words. Pure: text in, values out.
 
-Owns: how a key's path, a value got and a value wanted are said. The only user of the TOML parser; files are read by
-config (settings) and profiles (device profiles), which share these words and not one another.
+Owns: the wording of a key's path, the value got and the value wanted. The only user of the TOML parser; config
+(settings) and profiles (device profiles) read the files and share this module.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _brief.maxstring = _brief.maxother = 80
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a mapping: the key's path and the sentence that says what, got, wanted."""
+    """One mistake in a mapping: the key's path, and a sentence with got and wanted."""
 
     path: str
     message: str
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The mapping that TOML text says. Raises ConfigError `source:line:column: why` when it is not TOML."""
+    """The mapping in a TOML text. Raises ConfigError `source:line:column: why` when it is not TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -47,28 +47,28 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{source}: tables or lists are nested too deeply") from None
     except ValueError as error:
-        # TOMLDecodeError is a ValueError, and so is what int() says to a number of ten thousand digits.
+        # TOMLDecodeError is a ValueError; int() raises another for a number of ten thousand digits.
         raise ConfigError(_located(source, str(error), text)) from None
     return parsed
 
 
 def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """A struct from a mapping. Raises ConfigError naming `source` and every fault; nothing else."""
+    """A struct from a mapping. Raises only ConfigError, with `source` and every fault."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        # The quick way has failed; the slow way finds out where and what in words.
+        # msgspec names only the first fault; find_faults names all, in words.
         faults = list(find_faults(kind, values)) or [Fault("", str(error))]
     raise ConfigError("\n".join(f"{source}: {_at(fault)}" for fault in faults))
 
 
 def find_faults(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> Iterator[Fault]:
-    """Every fault of a mapping as this struct, in the mapping's order; none when it converts."""
+    """Every fault of a mapping as this struct, in the mapping's order; empty when it converts."""
     yield from _faults(values, kind, "")
 
 
 def wanted(kind: Any) -> str:
-    """What a key's type allows, in words: "an integer, 1 or more", "one of 'text', 'json'"."""
+    """The values that a type allows, in words: "an integer, 1 or more", "one of 'text', 'json'"."""
     kind, limits = _bare(kind)
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
@@ -77,6 +77,8 @@ def wanted(kind: Any) -> str:
         return f"a list, each {wanted(typing.get_args(kind)[0])}"
     if origin is dict:
         return f"a table, each value {wanted(typing.get_args(kind)[1])}"
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(wanted(each) for each in typing.get_args(kind))
     if is_struct(kind):
         return "a table of " + ", ".join(kind.__struct_fields__)
     return _PLAIN.get(kind, str(kind)) + _range(limits)
@@ -88,7 +90,7 @@ def bare_type(kind: Any) -> Any:
 
 
 def is_struct(kind: Any) -> bool:
-    """Whether a type is one of our structs, that is a TOML table with known keys."""
+    """Whether a type is a struct: a TOML table with known keys."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
@@ -108,13 +110,13 @@ def _faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
     if inner:
         yield from inner
     elif failed.__cause__ is not None:
-        yield Fault(path, str(failed.__cause__))  # the struct's own rule, said in its own words
+        yield Fault(path, str(failed.__cause__))  # the message of the struct's own rule
     else:
         yield Fault(path, f"got {_brief.repr(value)}, wanted {wanted(kind)}")
 
 
 def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
-    """Faults of what a table or list holds, so that the message can name the innermost key."""
+    """Faults inside a table or list, so that the message can name the innermost key."""
     if is_struct(kind) and isinstance(value, Mapping):
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         for key, item in value.items():
@@ -134,7 +136,7 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
 
 
 def _unknown(key: object, known: Sequence[str]) -> str:
-    import difflib  # only when something is wrong
+    import difflib  # seldom needed
 
     nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
     if nearest:
@@ -143,7 +145,7 @@ def _unknown(key: object, known: Sequence[str]) -> str:
 
 
 def _bare(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """A type without Optional and Annotated, and the limits that were on it. TOML has no null, so None is not said."""
+    """A type without Optional and Annotated, and its limits. TOML has no null, so None is never wanted."""
     limits: list[msgspec.Meta] = []
     while True:
         if typing.get_origin(kind) is typing.Annotated:
@@ -174,8 +176,8 @@ def _range(limits: Sequence[msgspec.Meta]) -> str:
 
 def _join(path: str, key: object) -> str:
     text = str(key)
-    said = text if _BARE_KEY.fullmatch(text) else _brief.repr(text)
-    return f"{path}.{said}" if path else said
+    name = text if _BARE_KEY.fullmatch(text) else _brief.repr(text)
+    return f"{path}.{name}" if path else name
 
 
 def _at(fault: Fault) -> str:
@@ -183,7 +185,7 @@ def _at(fault: Fault) -> str:
 
 
 def _located(source: str, message: str, text: str) -> str:
-    """`file:line:column: why`, which editors and terminals can follow; "at end of document" is the last line."""
+    """`file:line:column: why`, which editors and terminals can follow; "end of document" becomes the last line."""
     found = _LINE.search(message)
     if found:
         return f"{source}:{found[1]}:{found[2]}: {message[: found.start()]}"

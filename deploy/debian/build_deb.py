@@ -1,8 +1,8 @@
 """Build edge-runtime_<version>~<distribution>_<architecture>.deb on any Linux with dpkg-deb, without Docker or root.
 
-A virtual environment below /usr/lib/edge-runtime that is bound to the distribution's own Python, filled with wheels of
-requirements.lock for that platform; the service, its drop-ins and a configuration. The same inputs give the same bytes.
-Run by `make deb`; `build` is called by tests.
+The package has a virtual environment in /usr/lib/edge-runtime for the distribution's own Python, with wheels of
+requirements/dev.lock for that platform; the service, its drop-ins and a configuration. The same inputs give the same
+bytes. `make deb` runs it; tests call `build`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,42 @@ from email.utils import formatdate
 from pathlib import Path
 
 from cross import wheels
-from cross.building import Tell, made_line, run_program, tell_nobody, watched
+from cross.building import ShowStep, made_line, run_program, show_nothing, watched
 from cross.wheels import MACHINES, ROOT, Target
 from deploy.debian.manual import manual
 from edge_runtime.cli.completion import script_for
 
 HERE = Path(__file__).parent
 UNITS = ROOT / "deploy" / "systemd"
-EXTRAS = ("onnxruntime", "mqtt", "update", "prometheus")
+EXTRAS = ("onnxruntime", "http", "grpc", "mqtt", "update", "prometheus")
 MAINTAINER = "edge-runtime maintainers <maintainers@edge-runtime.invalid>"
 LIMIT_S = 600.0
 
 DOCUMENTS = (
     "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs",
     "deploy/runbook.md",
     "deploy/broker",
     "deploy/repository",
     "deploy/monitoring",
     "deploy/containers",
+    "deploy/kserve",
     "cross/README.md",
     "cross/debian.lock",
     "demo/README.md",
     "device_profiles/README.md",
-    "tests/bench/results",
+    "bench/results",
 )
-"""What the README sends a reader to, and what those name; below /usr/share/doc as here, so that links hold."""
+"""The handbook and every file that it links to, with the same paths below /usr/share/doc, so that links hold."""
 
 COMPLETIONS = {
     "bash": "bash-completion/completions/edge-runtime",
     "zsh": "zsh/vendor-completions/_edge-runtime",
     "fish": "fish/vendor_completions.d/edge-runtime.fish",
 }
-"""Below /usr/share, where each shell looks for what packages bring."""
+"""The folders below /usr/share where shells look for completions of packages."""
 
 CHANGES = """\
 edge-runtime ({version}) unstable; urgency=medium
@@ -65,7 +69,7 @@ edge-runtime ({version}) unstable; urgency=medium
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a distribution brings: the minor versions of its Python 3 and of its glibc 2."""
+    """A distribution's minor versions of Python 3 and glibc 2."""
 
     minor: int
     glibc: int
@@ -91,24 +95,24 @@ def build(
     *,
     version: str | None = None,
     level: int | None = 6,
-    tell: Tell = tell_nobody,
+    show_step: ShowStep = show_nothing,
 ) -> Path:
-    """Build one package into a folder; the file. version: another than the source's. level: of xz; None: not packed."""
+    """Build one package into a folder and return its file. version: None is the source's. level: of xz; None: no xz."""
     distribution = DISTRIBUTIONS[name]
     version = version or _source_version()
     epoch = _epoch()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-deb-") as made:
         root = Path(made) / "root"
-        _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version, tell)
+        _lay_out_environment(root, Target(architecture, distribution.minor, distribution.glibc), version, show_step)
         _lay_out_service(root, f"{version}~{name}", epoch)
         _lay_out_words(root, version, epoch)
         _write_control(root, architecture, distribution, f"{version}~{name}")
         _make_plain(root, epoch)
         packing = ("-Znone",) if level is None else ("-Zxz", f"-z{level}")
         package = folder / f"edge-runtime_{version}~{name}_{architecture}.deb"
-        tell("packing" if level is None else f"packing with xz -{level}{', about a minute' if level > 3 else ''}")
-        half = folder / f".{package.name}.part"  # what is cut off has no package's name
+        show_step("packing" if level is None else f"packing with xz -{level}{', about a minute' if level > 3 else ''}")
+        half = folder / f".{package.name}.part"  # a partial file must not have a package's name
         subprocess.run(
             ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(half)],
             check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -118,19 +122,19 @@ def build(
     return package
 
 
-# ---- what is in it --------------------------------------------------------------------------------------------------
+# ---- content --------------------------------------------------------------------------------------------------------
 
 
-def _lay_out_environment(root: Path, target: Target, version: str, tell: Tell) -> None:
-    """A virtual environment as `python -m venv` makes it, with packages for a machine that need not be this one."""
+def _lay_out_environment(root: Path, target: Target, version: str, show_step: ShowStep) -> None:
+    """A virtual environment as of `python -m venv`, with packages for the target machine."""
     python = f"3.{target.minor}"
     home = root / "usr/lib/edge-runtime"
     packages = home / "lib" / f"python{python}" / "site-packages"
     packages.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-wheel-") as made:
         own = wheels.build_own(Path(made))
-        required = wheels.collect(own, EXTRAS, target, wheels.CACHE / "wheels", tell=tell)
-        tell(f"unpacking {len(required)} packages of Python")
+        required = wheels.collect(own, EXTRAS, target, wheels.CACHE / "wheels", show_step=show_step)
+        show_step(f"unpacking {len(required)} packages of Python")
         for wheel in [*required, own]:
             wheels.unpack(wheel, packages.relative_to(root).as_posix()).write(root)
     _set_version(packages, version)
@@ -183,7 +187,7 @@ def _lay_out_documents(target: Path) -> None:
 
 
 def _lay_out_words(root: Path, version: str, epoch: int) -> None:
-    """The manual page, and what shells complete, of the command line as it is in this tree."""
+    """The manual page and the shells' completions, of this tree's command line."""
     page = root / "usr/share/man/man1/edge-runtime.1.gz"
     page.parent.mkdir(parents=True)
     page.write_bytes(gzip.compress(manual(version, epoch).encode(), 9, mtime=epoch))
@@ -213,13 +217,14 @@ Depends: {", ".join(depends)}
 Recommends: systemd, ca-certificates
 Section: science
 Priority: optional
-Description: serve models on a device over ZeroMQ and MQTT
+Description: serve models on a device over ZeroMQ, HTTP, gRPC and MQTT
  Drop an ONNX model into a folder and it is served, in batches, with a latency
  bound that holds under overload: a request carries a deadline, and is answered
  in time or told at once that it will not be. Models are updated with
  signatures, observed, and rolled back where they do badly.
  .
- With ONNX Runtime for the CPU, MQTT, updates and Prometheus metrics.
+ With ONNX Runtime for the CPU, the Open Inference Protocol over HTTP and gRPC,
+ MQTT, updates and Prometheus metrics.
 """
     )
     sums = [
@@ -243,7 +248,7 @@ def _set_version(packages: Path, version: str) -> None:
 
 
 def _oldest_glibc(root: Path) -> int:
-    """The minor version of the newest glibc symbol that a library here wants; names are plain text in ELF files."""
+    """The minor version of the newest glibc symbol that a library needs; names are plain text in ELF files."""
     wanted: set[int] = {17}
     for path in root.rglob("*.so*"):
         wanted.update(int(found) for found in re.findall(rb"\0GLIBC_2\.(\d+)\0", path.read_bytes()))
@@ -251,7 +256,7 @@ def _oldest_glibc(root: Path) -> int:
 
 
 def _make_plain(root: Path, epoch: int) -> None:
-    """Modes and times that do not depend on who builds, and when."""
+    """Set modes and times that depend on neither the builder nor the time."""
     for path in [root, *sorted(root.rglob("*"))]:
         if not path.is_symlink():
             is_program = path.parent.name in {"bin", "DEBIAN"} or path.suffix == ".sh"
@@ -268,22 +273,22 @@ def _source_version() -> str:
 
 
 def _epoch() -> int:
-    """`SOURCE_DATE_EPOCH`, else when the last commit was made, else the lock's time (reproducible-builds.org)."""
-    said = os.environ.get("SOURCE_DATE_EPOCH")
-    if said:
-        return int(said)
+    """`SOURCE_DATE_EPOCH`, else the last commit's time, else the lock's (reproducible-builds.org)."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given:
+        return int(given)
     try:
         log = subprocess.run(
             ["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
-        return int((ROOT / "requirements.lock").stat().st_mtime)
+        return int((ROOT / "requirements/dev.lock").stat().st_mtime)
     return int(log.stdout)
 
 
 def main() -> int:
-    """Build what the command line names, and print the file's name, size and digest. The exit status."""
+    """Build the package and print its name, size and digest. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Build a Debian package.", allow_abbrev=False)
     parser.add_argument("--architecture", choices=sorted(MACHINES), default="amd64")
     parser.add_argument("--distribution", choices=sorted(DISTRIBUTIONS), default="bookworm")
@@ -295,14 +300,14 @@ def main() -> int:
 
 
 def _make(arguments: argparse.Namespace) -> None:
-    with watched("building the daemon's wheel") as tell:
+    with watched("building the daemon's wheel") as show_step:
         package = build(
             arguments.architecture,
             arguments.distribution,
             arguments.folder,
             version=arguments.version,
             level=arguments.level,
-            tell=tell,
+            show_step=show_step,
         )
     sys.stdout.write(f"{made_line(package)}\n")
 

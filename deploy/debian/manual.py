@@ -1,6 +1,6 @@
-"""The manual page edge-runtime(1), written from the command line's own parsers, so that it says what `--help` says.
+"""The manual page edge-runtime(1), generated from the command line's parsers, so that it agrees with `--help`.
 
-Owns: the order of sections, and how argparse's words become roff (groff_man(7)). Called by build_deb.
+Owns: the order of sections, and the conversion of argparse's texts to roff (groff_man(7)). Called by build_deb.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from edge_runtime.cli.arguments import Parser
 from edge_runtime.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, VERBS, overview, parser_of
-from edge_runtime.config.service import CONFIGURATION
+from edge_runtime.config.endpoints import CONFIGURATION
 
 EXITS = {
     0: "done",
@@ -21,26 +21,26 @@ EXITS = {
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
 }
 VARIABLES = {
-    "EDGE_RUNTIME_ENDPOINT": "where verbs find the daemon, when --connect does not say",
-    "EDGE_RUNTIME_REPO": "the publisher's repository, when --repo does not say",
-    "EDGE_RUNTIME_PASSPHRASE": "what unlocks the publisher's keys, instead of asking for it",
+    "EDGE_RUNTIME_ENDPOINT": "the daemon's endpoint for verbs without --connect",
+    "EDGE_RUNTIME_REPO": "the publisher's repository for verbs without --repo",
+    "EDGE_RUNTIME_PASSPHRASE": "the passphrase of the publisher's keys; without it the verb asks",
     "NO_COLOR": "no colours on a terminal",
 }
 PLACES = {
-    str(CONFIGURATION): "the daemon's configuration; every key is in the README",
+    str(CONFIGURATION): "the daemon's configuration; every key: /usr/share/doc/edge-runtime/docs/configuration.md",
     "/var/lib/edge-runtime/models": "models of the service",
-    "/run/edge-runtime/infer.sock": "where the service is asked, by members of the group edge-runtime",
+    "/run/edge-runtime/infer.sock": "the service's infer endpoint, for members of the group edge-runtime",
     "/usr/share/edge-runtime/drop-ins": "drop-ins of the service for what some devices have",
-    "/usr/share/doc/edge-runtime/README.md": "the handbook",
+    "/usr/share/doc/edge-runtime/README.md": "the start of the handbook",
     "/usr/share/doc/edge-runtime/deploy/runbook.md": "what to do when something breaks",
 }
 
 SHARED_GROUP = "daemon"
-"""The title that `add_connection` gives to the options of every verb that talks to a daemon."""
+"""The title under which `add_connection` groups the options of every verb that talks to a daemon."""
 
 
 def manual(version: str, epoch: int) -> str:
-    """The page as roff, in UTF-8. epoch: what is on its last line as the day, in seconds since 1970, UTC."""
+    """The page as roff, in UTF-8. epoch: the day on its last line, in seconds since 1970, UTC."""
     day = time.strftime("%Y-%m-%d", time.gmtime(epoch))
     sentence = overview().split("\n\n")[1]
     parsers = {verb: parser_of(verb) for verb in VERBS}
@@ -48,7 +48,7 @@ def manual(version: str, epoch: int) -> str:
     of_all = next(iter(parsers.values())).all_options()
     always = [action for action in of_all if action.option_strings[-1] in ("--help", "--json")]
     parts = [
-        # Copied words are neither stretched nor hyphenated.
+        # No stretching and no hyphens, so that text can be copied.
         ".nh",
         ".ad l",
         f'.TH EDGE\\-RUNTIME 1 "{day}" "edge\\-runtime {_roff(version)}" "User Commands"',
@@ -82,11 +82,11 @@ def _list(entries: dict[str, str]) -> list[str]:
     return [line for name, text in entries.items() for line in (".TP", f".B {_roff(name)}", *_text(text))]
 
 
-def _verb(parser: Parser, said_before: Sequence[argparse.Action]) -> Iterator[str]:
-    """A verb, its options but those that were said before, and each of its actions in the same way."""
-    said = {(*action.option_strings, action.help) for action in said_before}
+def _verb(parser: Parser, described: Sequence[argparse.Action]) -> Iterator[str]:
+    """A verb, its options except the described ones, and each of its actions likewise."""
+    known = {(*action.option_strings, action.help) for action in described}
     for each in parser.all_parsers():
-        own = [action for action in each.all_options() if (*action.option_strings, action.help) not in said]
+        own = [action for action in each.all_options() if (*action.option_strings, action.help) not in known]
         needed = [_invocation(action) for action in own if action.required]
         places = [_place(action) for action in each.all_positionals()]
         yield f'.SS "{_roff(" ".join([each.prog, *places, *needed]))}"'
@@ -96,12 +96,12 @@ def _verb(parser: Parser, said_before: Sequence[argparse.Action]) -> Iterator[st
 
 
 def _option(action: argparse.Action) -> list[str]:
-    said = (action.help or "") % {**vars(action)}
-    return [".TP", f".B {_roff(_invocation(action))}", *(_text(said) or ["\\&"])]
+    text = (action.help or "") % {**vars(action)}
+    return [".TP", f".B {_roff(_invocation(action))}", *(_text(text) or ["\\&"])]
 
 
 def _invocation(action: argparse.Action) -> str:
-    """As `--help` has it: the option's names and what it takes."""
+    """The option's names and value, as in `--help`."""
     if not action.option_strings:
         return _value(action)
     names = ", ".join(action.option_strings)
@@ -120,7 +120,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def _text(text: str) -> list[str]:
-    """Paragraphs, filled; those with columns stay as they are."""
+    """Filled paragraphs; paragraphs with columns stay as they are."""
     lines: list[str] = []
     for paragraph in filter(None, (each.strip("\n") for each in text.split("\n\n"))):
         if lines:

@@ -1,1 +1,1 @@
-"""See the module docstrings."""
+"""Backends: the libraries that run artifacts, each in one file."""

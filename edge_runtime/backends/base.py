@@ -1,7 +1,7 @@
 """The seam between serving and the libraries that run models.
 
-Owns: the protocols Backend and Instance and the values they exchange. A backend's library is imported only inside its
-own file, only when its factory is called (registry.py). Nothing here imports a backend.
+Owns: the protocols Backend and Instance and the values they exchange. Each backend imports its library in its own file
+only, inside `probe` and `load`. This module imports no backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_runtime.tensors import Array, Tensors
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one backend found on this host: usable or why not, the library's version, devices and providers."""
+    """What one backend found on this device: usable or why not, the library's version, its devices."""
 
     name: str
     is_available: bool
@@ -29,13 +29,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How one instance is to be loaded; the profile's backend options after the model's own were laid over them.
+    """How to load one instance: the profile's backend options, overridden by the model's own.
 
-    threads: cores that one `run` may use (intra-op). concurrency: runs that go on at once; OpenVINO makes so
-    many streams of `threads` each, ONNX Runtime allows any number anyway. precision: "f32", "bf16", "f16", "int8"
-    (which the artifact must hold: it is read back, never made) or "" for the backend's default. device: "CPU", "GPU",
-    "NPU", "AUTO", "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the backend's own words, passed
-    through. max_rows: most rows of one run, where the owner says it; what is compiled for a range of rows goes by it.
+    threads: cores that one `run` may use (intra-op). concurrency: runs at the same time; OpenVINO makes that many
+    streams of `threads` each, ONNX Runtime allows any number. precision: "f32", "bf16", "f16", "int8" (which the
+    artifact must hold: no backend quantises) or "" for the backend's default. device: "CPU", "GPU", "NPU", "AUTO",
+    "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the library's own words, passed through.
+    max_rows: most rows of one run, where the configuration says it; engines are built for that range.
+    host_memory_bytes: what a host may allocate for the model, None for no limit.
     """
 
     threads: int = 1
@@ -45,13 +46,14 @@ class LoadOptions:
     extra: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
     max_rows: int | None = None
+    host_memory_bytes: int | None = None
 
 
 class Bound(Protocol):
-    """Pre-allocated buffers of one instance with its runs pre-built for each number of rows.
+    """Preallocated buffers of one instance, with a prepared run for each number of rows.
 
-    inputs and outputs: one array a tensor, in the model's order, each [max_rows, *inner], C-contiguous. They live as
-    long as this object; freeing them earlier crashes the library. Thread: one caller at a time.
+    inputs and outputs: one array for each tensor, in the model's order, each [max_rows, *inner], C-contiguous. They
+    live as long as this object; freeing them earlier crashes the library. Thread: one caller at a time.
     """
 
     inputs: Sequence[Array]
@@ -59,7 +61,7 @@ class Bound(Protocol):
     max_rows: int
 
     def run(self, rows: int) -> None:
-        """Run on the first `rows` rows of the input buffers, into the same rows of the output buffers.
+        """Run the first `rows` rows of the input buffers into the same rows of the output buffers.
 
         1 <= rows <= max_rows. Raises RunFailed.
         """
@@ -69,8 +71,8 @@ class Bound(Protocol):
 class Instance(Protocol):
     """One loaded copy of a version on a device.
 
-    Thread: `run` may be called from `concurrency` threads at once; the caller keeps to it. `close` is idempotent and
-    is called only when no run is on; a run after close raises RunFailed.
+    Thread: at most `concurrency` threads call `run` at the same time. `close` is idempotent and is called only when no
+    run is on; a run after close raises RunFailed.
     """
 
     @property
@@ -80,43 +82,46 @@ class Instance(Protocol):
 
     @property
     def backend(self) -> str:
-        """Name of the backend that made it."""
+        """Name of the backend that loaded it."""
         ...
 
     @property
     def device(self) -> str:
-        """Where it really runs, read back after load, for example "CPU" or "CUDA:0"."""
+        """Where the library runs it, read back after load, for example "CPU" or "CUDA:0"."""
         ...
 
     @property
     def precision(self) -> str:
-        """Precision it really runs in, read back after load: "f32", "bf16", "f16", "int8", "mixed"."""
+        """The precision that it runs in, read back after load: "f32", "bf16", "f16", "int8", "mixed"."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """How many threads may call `run` at once; 1 or more."""
+        """Threads that may call `run` at the same time; 1 or more."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that loading added, measured where the host tells, else estimated from the artifact."""
+        """Memory that loading added: measured where the kernel tells, else the artifact's size."""
         ...
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
-        """Run once on whole arrays.
+        """Run once on whole arrays; returns arrays that the caller owns.
 
-        inputs: name -> array, dtype and shape as in `spec`, checked by the caller. outputs: names wanted, in that
-        order; None for all in the model's order. The arrays returned are the caller's. Raises RunFailed.
+        inputs: name -> array, dtype and shape as in `spec`, checked by the caller. outputs: the wanted names, in that
+        order; None for all in the model's order. Raises RunFailed.
         """
         ...
 
     def bind(self, max_rows: int) -> Bound | None:
-        """Pre-build runs for 1..max_rows rows on fixed buffers; None where shapes or datatypes do not allow it."""
+        """Prepare runs of 1..max_rows rows on fixed buffers; None where shapes or datatypes do not allow it.
+
+        The caller makes sure that axis 0 is rows.
+        """
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free its memory, and that of all that `bind` returned; bound buffers stay until their owner drops them."""
         ...
 
 
@@ -134,21 +139,72 @@ class Backend(Protocol):
         ...
 
     def probe(self) -> Probe:
-        """Find the library, its version and devices. Raises nothing: what is missing is the probe's reason."""
+        """Find the library, its version and devices. Raises nothing: the probe's reason says what is missing."""
         ...
 
     def load(self, artifact: Path, options: LoadOptions) -> Instance:
-        """Load one artifact. Raises LoadFailed (bad artifact), BackendUnavailable (device or provider missing)."""
+        """Load one artifact. Raises LoadFailed (bad artifact), BackendUnavailable (missing device or provider)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """What is told of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
+
+    pid: int
+    restarts: int
+    memory_bytes: int
+    last_end: str
+
+
+@runtime_checkable
+class HostedInstance(Protocol):
+    """An instance in a host: a child process, which may end while the daemon goes on."""
+
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:
+        """Run requests together; returns the outputs of all, in the model's order, which the caller owns.
+
+        parts: each request's inputs in the model's order, to be joined along axis 0. limit_s: a run that lasts longer
+        is ended (math.inf: never). alone: this run is on trial, and the caller starts no other beside it. Starts a host
+        where there is none. Raises RunFailed; RunTooLong: this run was over its limit; HostEnded: the host ended during
+        this run, for which this run may be to blame or another.
+        """
+        ...
+
+    @property
+    def host(self) -> HostStatus:
+        """What is told of its host now."""
+        ...
+
+    def finish_warm_up(self) -> None:
+        """From here on deaths during runs are the requests' fault. Raises LoadFailed: too many came before."""
+        ...
+
+    def restore(self) -> None:
+        """Wait until a host can run again, and start one where the last has ended. Raises LoadFailed.
+
+        Called once after each HostEnded, on a thread that may wait; what is queued stays queued meanwhile.
+        """
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An instance whose library can end a run that is on."""
+
+    def allow_interrupts(self) -> None:
+        """Prepare the runs of this thread for `interrupt`."""
+        ...
+
+    def interrupt(self, thread: int) -> None:
+        """End the run of a thread (`threading.get_ident`) soon; it raises RunFailed. Thread: any."""
         ...
 
 
 @runtime_checkable
 class Compiler(Protocol):
-    """A backend that has models compiled for this device, which takes minutes and is not done by `load`."""
+    """A backend that compiles models for this device, which takes minutes; `load` does not wait for that."""
 
     def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
-        """Have what `load` needs compiled, and wait for it, or until `stop` is set.
-
-        Raises as `load`: it cannot be.
-        """
+        """Compile what `load` needs, and wait for it, or until `stop` is set. Raises as `load`."""
         ...

@@ -1,4 +1,4 @@
-"""Import a backend's library late, and turn whatever goes wrong into a reason a person can act on."""
+"""Import a backend's library late, and turn a failed import into a reason that a person can act on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edge_runtime.backends.base import Probe
 from edge_runtime.errors import BackendUnavailable
 
 IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
-"""What a missing, broken or mismatched binary package raises when it is imported."""
+"""What importing a missing, broken or mismatched binary package raises."""
 
 
 def import_library(module: str, extra: str, without: Sequence[str] = ()) -> ModuleType:
     """Import a library. Raises BackendUnavailable with the extra to install, or why the installed one is broken.
 
-    without: parts of the library that its own import would pull in and can do without; they stay importable later.
+    without: parts that the library imports by itself and can do without; they stay importable later.
     """
     if module in sys.modules:
         return sys.modules[module]
@@ -38,12 +38,12 @@ def import_library(module: str, extra: str, without: Sequence[str] = ()) -> Modu
 
 
 def not_installed(module: str, extra: str) -> BackendUnavailable:
-    """The error for a library that is not there."""
+    """The error for a missing library."""
     return BackendUnavailable(f"{module} is not installed; install it with: pip install 'edge-runtime[{extra}]'")
 
 
 def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) -> Probe:
-    """A probe from `find`, which gives the library's version and devices; never raises."""
+    """Make a probe from `find`, which returns the library's version and devices. Raises nothing."""
     try:
         version, devices = find()
     except (BackendUnavailable, *IMPORT_ERRORS) as error:

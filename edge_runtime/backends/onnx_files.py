@@ -1,9 +1,8 @@
-"""Which files an ONNX model needs, checked before any library reads it.
+"""Which files an ONNX model needs, and its weights' precision, read before any library reads the model.
 
 Owns: the walk over the model's protobuf that finds every tensor, wherever nested, and refuses external data that is not
-a plain file inside the version folder (DESIGN 6). Never imports a library: some versions of ONNX Runtime (1.23.2, the
-last for Python 3.10) read `../`, absolute and linked locations and crash on address marks. Called by every backend that
-reads ONNX.
+a plain file inside the version folder. Imports no library: some versions of ONNX Runtime (1.23.2, the last for Python
+3.10) read `../`, absolute and linked locations and crash on address marks. Called by every backend that reads ONNX.
 """
 
 from __future__ import annotations
@@ -11,28 +10,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.backends.onnx_precision import holds_int8, weight_precision
-from edge_runtime.backends.plain_files import open_artifact, plain_file_size
+from edge_runtime.backends.model_files import ArtifactFiles, open_artifact, plain_file_size
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
 from edge_runtime.errors import LoadFailed
-
-
-@dataclass(frozen=True, slots=True)
-class ArtifactFiles:
-    """One artifact: the locations of its data files, relative to its folder, and the bytes of all together.
-
-    precision: what most of its weights are ("f32", "bf16", "f16", "f64", "int8", "mixed"), "" where nothing tells.
-    holds_int8: whether a good part of them is int8, so that it was quantised.
-    """
-
-    locations: tuple[str, ...]
-    total_bytes: int
-    precision: str = ""
-    holds_int8: bool = False
-
 
 # Where a tensor can sit: message -> field number -> (message in that field, whether it may repeat).
 # Source: onnx.proto of ONNX 1.23 (IR version 13). The same numbers hold since IR version 3; new ones are never reused.
@@ -57,9 +39,19 @@ _TENSOR_DIMS, _TENSOR_DATA_TYPE, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 
 _EXTERNAL = 1
 _KNOWN_KEYS = frozenset(("location", "offset", "length", "checksum"))
 _MANY = 1 << 62
-"""More elements than any file holds: keeps the product of hostile dimensions small."""
+"""More elements than any file holds; bounds the product of hostile dimensions."""
 _MAX_ENTRY_BYTES = 8192
 """A key and a value of external data; twice the longest path (PATH_MAX, 4096)."""
+
+# TensorProto.DataType -> precision. Types that are not listed hold shapes, indices and text, not weights.
+_PRECISIONS = {
+    1: "f32", 10: "f16", 11: "f64", 16: "bf16",
+    2: "int8", 3: "int8",
+    17: "f8", 18: "f8", 19: "f8", 20: "f8", 21: "int4", 22: "int4", 23: "f4",
+}  # fmt: skip
+
+_MOST = 0.9
+"""Scales, biases and limits of an int8 or f16 model stay f32; they are a few per cent of its elements."""
 
 
 def check_onnx_files(artifact: Path) -> ArtifactFiles:
@@ -90,8 +82,26 @@ def check_onnx_files(artifact: Path) -> ArtifactFiles:
     )
 
 
+def holds_int8(elements: Mapping[int, int]) -> bool:
+    """Whether a model was quantised to int8, wholly or in part; any other model has int8 zero points at most."""
+    weights = _weights(elements)
+    return weights.get("int8", 0) > (1 - _MOST) * sum(weights.values())
+
+
+def weight_precision(elements: Mapping[int, int]) -> str:
+    """The precision of nine weights in ten, else "mixed"; "" for a model without weights.
+
+    elements: number of elements for each TensorProto.DataType.
+    """
+    weights = _weights(elements)
+    if not weights:
+        return ""
+    most = max(weights, key=lambda precision: weights[precision])
+    return most if weights[most] >= _MOST * sum(weights.values()) else "mixed"
+
+
 class _Walk:
-    """One pass over a model; iterative, so that nesting cannot exhaust the stack."""
+    """One pass over a model; iterative, so nesting cannot exhaust the stack."""
 
     def __init__(self, reader: ProtobufFields) -> None:
         self.elements: dict[int, int] = {}
@@ -99,7 +109,7 @@ class _Walk:
         self._entries: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
 
     def external_data(self) -> list[dict[str, str]]:
-        """The external data of every tensor, each as its keys and values, equal ones once."""
+        """Return the keys and values of each tensor's external data, equal ones once."""
         if self._reader.size == 0:
             raise LoadFailed("the ONNX file is empty; copy it again")
         seen = self._children("Model", 0, self._reader.size)
@@ -120,7 +130,7 @@ class _Walk:
         return list(self._entries.values())
 
     def _children(self, message: str, start: int, end: int) -> list[tuple[str, int, int]]:
-        """Messages inside one message that are or may hold tensors, as (message, start, end)."""
+        """Find the messages inside one message that are or may hold tensors, as (message, start, end)."""
         known = _CHILDREN[message]
         found: list[tuple[str, int, int]] = []
         once: set[int] = set()
@@ -145,7 +155,7 @@ class _Walk:
             raise LoadFailed("the model holds precompiled code (an EPContext node); wanted the original ONNX model")
 
     def _tensor(self, start: int, end: int) -> None:
-        """Collect one tensor's external data. Said to be external or not: what a tensor carries must be sound."""
+        """Collect one tensor's external data; it must be sound even where the tensor does not call itself external."""
         entry: dict[str, str] = {}
         is_external = False
         data_type, elements = 0, 1
@@ -194,3 +204,12 @@ def _check_range(entry: Mapping[str, str], size: int) -> None:
     if offset + length > size:
         where = f"bytes {offset} to {offset + length}"
         raise LoadFailed(f"external data {entry['location']!r} is {size} bytes, but the model wants {where} of it")
+
+
+def _weights(elements: Mapping[int, int]) -> dict[str, int]:
+    weights: dict[str, int] = {}
+    for data_type, count in elements.items():
+        precision = _PRECISIONS.get(data_type)
+        if precision is not None and count > 0:
+            weights[precision] = weights.get(precision, 0) + count
+    return weights

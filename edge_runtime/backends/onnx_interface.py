@@ -1,7 +1,7 @@
-"""What an ONNX model takes and gives, as it declares it, read without any library.
+"""The inputs and outputs that an ONNX model declares, read without any library.
 
-Owns: the walk over the graph's inputs and outputs. Called by backends whose own view of them differs from the model's:
-an engine is given the types and sizes that it was built for. The file was checked by onnx_files.py before.
+Owns: the walk over the graph's inputs and outputs. Called where the library reports other ones: an engine has the types
+and sizes that it was built for. onnx_files.py has checked the file before.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edge_runtime.backends.plain_files import open_artifact
+from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -37,9 +37,9 @@ Span = tuple[int, int]
 
 
 def declared_interface(artifact: Path) -> ModelSpec:
-    """Inputs and outputs in the model's order; initializers that older exporters list as inputs are left out.
+    """Return inputs and outputs in the model's order, without initializers that older exporters list as inputs.
 
-    Raises LoadFailed: a tensor without a type, a rank, or of a type that cannot be sent.
+    Raises LoadFailed: a tensor has no type, no rank, or a type that cannot be sent.
     """
     descriptor, status = open_artifact(artifact)
     try:
@@ -49,7 +49,7 @@ def declared_interface(artifact: Path) -> ModelSpec:
 
 
 class _Interface:
-    """One reading."""
+    """One pass over a model."""
 
     def __init__(self, reader: ProtobufFields) -> None:
         self._reader = reader

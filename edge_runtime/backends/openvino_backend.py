@@ -1,25 +1,32 @@
-"""OpenVINO: which devices there are, and how a model is compiled for one.
+"""OpenVINO: which devices it has, how a model is compiled for one and run.
 
-Owns: compile properties, and reading back device and precision. The library is imported by `probe` and `load` only,
-without its conversion tools: importing those reports the import to a web service from a thread, and takes 14 MiB and
-three quarters of the import's time. Extensions are never loaded.
+Owns: compile properties, reading back device and precision, infer requests and the tensors set on them. Only `probe`
+and `load` import the library, without its conversion tools: importing those reports to a web service from a thread,
+and takes 14 MiB and three quarters of the import's time. Extensions are never loaded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+import ctypes
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from edge_runtime.backends.base import LoadOptions, Probe
-from edge_runtime.backends.ir_files import check_ir_files
 from edge_runtime.backends.library_import import import_library, probe_library
+from edge_runtime.backends.model_files import check_ir_files
 from edge_runtime.backends.onnx_files import check_onnx_files
-from edge_runtime.backends.openvino_instance import Compiled, OpenVinoInstance
-from edge_runtime.backends.process_memory import watch_growth
-from edge_runtime.errors import BackendUnavailable, LoadFailed
+from edge_runtime.backends.row_buffers import bound_buffers
+from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.sandbox.process_memory import watch_growth
+from edge_runtime.tensors import Array, Tensors
 
 _DATATYPES = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
@@ -28,25 +35,29 @@ _DATATYPES = {
 # Text is left out: with OpenVINO 2026.4 a model that takes strings aborts the process when it is freed.
 
 _VIRTUAL_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
-"""Devices that choose among others; they are never in `available_devices`."""
+"""Devices that choose among others; `available_devices` never has them."""
 
 _CODE_PROPERTIES = ("CONFIG_FILE", "PATH", "EXTENSION", "PLUGIN")
-"""Properties with these words read files by path; `model.toml` lies beside the model, so it may not say them."""
+"""Properties with these words read files by path; a model's own `model.toml` may not set them."""
 
 INT8_SHARE = 0.75
-"""Of compute layers that run in int8, from which a model is one of int8; the first or the last often stay f32."""
+"""Share of compute layers in int8 from which on a model counts as int8; the first or the last often stay f32."""
 
 _COMPUTE_LAYERS = frozenset(
     ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm", "RNNSeq", "RNNCell", "MHA", "LLMMLP")
 )
-"""Where a model's time goes; the precision these ran in is the model's."""
+"""A model spends its time in these; their precision is the model's."""
+
+
+_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
+"""Python's forms of OpenVINO's exceptions."""
 
 
 class OpenVinoBackend:
     """Runs `model.xml` (IR, with `model.bin`) and `model.onnx`.
 
     options.device: CPU (default), GPU, GPU.1, NPU, AUTO. options.precision: f32, bf16, f16, or int8 for a model that
-    was quantised; on CPU the default is f32, because left alone OpenVINO picks bf16 on machines with AMX.
+    was quantised; on CPU the default is f32, because OpenVINO's own is bf16 on machines with AMX.
     options.extra: OpenVINO's own properties.
     """
 
@@ -54,7 +65,7 @@ class OpenVinoBackend:
     artifacts = ("model.xml", "model.onnx")
 
     def probe(self) -> Probe:
-        """See Backend.probe."""
+        """Find the library, its devices and AUTO."""
 
         def find() -> tuple[str, tuple[str, ...]]:
             library = import_openvino()
@@ -63,7 +74,7 @@ class OpenVinoBackend:
         return probe_library(self.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> OpenVinoInstance:
-        """See Backend.load. IR comes without a precision of its own; ONNX keeps the exported one for weights."""
+        """Compile a model, and read back its device and precision."""
         files = check_ir_files(artifact) if artifact.suffix == ".xml" else check_onnx_files(artifact)
         library = import_openvino()
         core = library.Core()
@@ -71,7 +82,7 @@ class OpenVinoBackend:
         properties = _properties(device, options)
         growth = watch_growth(files.total_bytes)
         try:
-            # Weights are read, not mapped: a user who copies a new file over a mapped one would end the daemon.
+            # Weights are read, not mapped: a new file copied over a mapped one would end the daemon.
             core.set_property({"ENABLE_MMAP": False})
             model = core.read_model(str(artifact))
             names = [_declared_name(port) for port in (*model.inputs, *model.outputs)]
@@ -88,38 +99,194 @@ class OpenVinoBackend:
             raise LoadFailed(f"{artifact.name} has no outputs, so there is nothing to serve")
         precision = _precision_run(compiled, options)
         return OpenVinoInstance(
-            Compiled(
-                library=library,
-                loses_errors=device == "CPU" and _property(compiled, "INFERENCE_NUM_THREADS") == 1,
-                model=compiled,
-                spec=spec,
-                device=_device_run(compiled, device),
-                precision=precision,
-                concurrency=options.concurrency,
-                memory_bytes=growth(),
-            )
+            library,
+            compiled,
+            loses_errors=device == "CPU" and _property(compiled, "INFERENCE_NUM_THREADS") == 1,
+            spec=spec,
+            device=_device_run(compiled, device),
+            precision=precision,
+            concurrency=options.concurrency,
+            memory_bytes=growth(),
         )
 
 
+class OpenVinoInstance:
+    """A compiled model with an infer request for each caller; runs release the GIL."""
+
+    backend = "openvino"
+
+    def __init__(
+        self,
+        library: ModuleType,
+        model: Any,
+        *,
+        loses_errors: bool,
+        spec: ModelSpec,
+        device: str,
+        precision: str,
+        concurrency: int,
+        memory_bytes: int,
+    ) -> None:
+        """loses_errors: `infer` would swallow exceptions, so it must not be used (a device with one core)."""
+        self.spec = spec
+        self.device = device
+        self.precision = precision
+        self.concurrency = concurrency
+        self.memory_bytes = memory_bytes
+        self._library = library
+        self._model = model  # None once closed
+        self._positions = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
+        self._requests = deque(model.create_infer_request() for _ in range(concurrency))
+        self._results, self._execute = _calls(None if loses_errors else _native_infer(library), len(spec.outputs))
+        self._bounds: weakref.WeakSet[OpenVinoBound] = weakref.WeakSet()
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Run once. The library reads contiguous arrays in place, read-only ones too."""
+        model = self._model
+        if model is None:
+            raise RunFailed("the instance is closed")
+        try:
+            request = self._requests.pop()
+        except IndexError:  # more callers than `concurrency`: slower, still right
+            request = model.create_infer_request()
+        try:
+            for index, tensor in enumerate(self.spec.inputs):
+                request.set_input_tensor(index, _to_tensor(self._library, tensor, inputs[tensor.name]))
+            results = self._results(request)
+        except _ERRORS as error:
+            raise _run_failed(error) from error
+        finally:
+            self._requests.append(request)
+        positions = range(len(results)) if outputs is None else [self._positions[name] for name in outputs]
+        return [
+            results[index].view(np.uint16) if self.spec.outputs[index].datatype == "BF16" else results[index]
+            for index in positions
+        ]
+
+    def bind(self, max_rows: int) -> OpenVinoBound | None:
+        """Make buffers and an infer request of their own. A run that gives other rows raises RunFailed."""
+        model = self._model
+        buffers = bound_buffers(self.spec, self.run, max_rows) if model is not None else None
+        if model is None or buffers is None:
+            return None
+        bound = OpenVinoBound(
+            model.create_infer_request(), self.spec, *buffers, library=self._library, execute=self._execute
+        )
+        self._bounds.add(bound)
+        return bound
+
+    def close(self) -> None:
+        """Drop the model, and close all that was bound."""
+        for bound in list(self._bounds):
+            bound.close()
+        self._model = None
+        self._requests.clear()
+
+
+class OpenVinoBound:
+    """Buffers with one infer request; tensors over them are made for each number of rows at its first run."""
+
+    def __init__(
+        self,
+        request: Any,
+        spec: ModelSpec,
+        inputs: list[Array],
+        outputs: list[Array],
+        *,
+        library: ModuleType,
+        execute: Callable[[Any], object],
+    ) -> None:
+        self.inputs: Sequence[Array] = inputs
+        self.outputs: Sequence[Array] = outputs
+        self.max_rows: int = inputs[0].shape[0]
+        self._library = library
+        self._request = request  # None once closed
+        self._execute = execute
+        self._spec = spec
+        self._fixed = spec.inputs[0].shape[0] >= 0
+        self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._rows_set: int | None = None
+
+    def run(self, rows: int) -> None:
+        """Set the tensors for `rows` where they are not set, and run."""
+        try:
+            if rows != self._rows_set:
+                self._set_rows(rows)
+            self._execute(self._request)
+            if self._has_other_rows(rows):
+                raise RunFailed(f"the model gave other rows than the {rows} it got, so its axis 0 is no batch")
+        except _ERRORS as error:
+            self._rows_set = None
+            raise _run_failed(error) from error
+
+    def close(self) -> None:
+        """Drop the request; a run afterwards raises RunFailed."""
+        self._request = None
+        self._rows_set = None
+        self._tensors.clear()
+
+    def _set_rows(self, rows: int) -> None:
+        if self._request is None:
+            raise RunFailed("the instance is closed")
+        if not 1 <= rows <= self.max_rows or (self._fixed and rows != self.max_rows):
+            raise RunFailed(f"got {rows} rows, wanted {self.max_rows if self._fixed else f'1 to {self.max_rows}'}")
+        tensors = self._tensors.get(rows)
+        if tensors is None:
+            tensors = (
+                [_to_tensor(self._library, t, a[:rows]) for t, a in zip(self._spec.inputs, self.inputs, strict=True)],
+                [_to_tensor(self._library, t, a[:rows]) for t, a in zip(self._spec.outputs, self.outputs, strict=True)],
+            )
+            self._tensors[rows] = tensors
+        for index, tensor in enumerate(tensors[0]):
+            self._request.set_input_tensor(index, tensor)
+        for index, tensor in enumerate(tensors[1]):
+            self._request.set_output_tensor(index, tensor)
+        self._rows_set = rows
+
+    def _has_other_rows(self, rows: int) -> bool:
+        """Whether the model shrank an output below its buffer, which OpenVINO allows silently."""
+        if all(tensor.shape[0] == rows for tensor in self._tensors[rows][1]):
+            return False
+        del self._tensors[rows]
+        self._rows_set = None
+        return True
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
 def import_openvino() -> ModuleType:
-    """The library without its conversion tools. Raises BackendUnavailable."""
+    """Import the library without its conversion tools. Raises BackendUnavailable."""
     return import_library("openvino", "openvino", without=("openvino.tools.ovc",))
 
 
+def prepare_openvino() -> None:
+    """Import the library and map what a model on the CPU needs, so that forked processes share it; starts no thread."""
+    libraries = Path(import_openvino().__file__ or "").parent / "libs"
+    for name in ("intel_cpu_plugin", "arm_cpu_plugin", "onnx_frontend", "ir_frontend"):
+        for file in libraries.glob(f"libopenvino_{name}.so*"):
+            with contextlib.suppress(OSError):  # a load says why
+                ctypes.CDLL(str(file))
+
+
 def _check_device(core: Any, device: str) -> str:
-    """The device's name as OpenVINO knows it. Raises BackendUnavailable with the devices that are there."""
+    """Return the device's name. Raises BackendUnavailable with the devices that OpenVINO finds."""
+    if device == "CPU":
+        with contextlib.suppress(RuntimeError):
+            core.get_property(device, "FULL_DEVICE_NAME")
+            return device  # to look for all devices loads the plugin of each, which takes time and 4 MiB
     there = core.available_devices
     kind = device.partition(":")[0]
     if kind in _VIRTUAL_DEVICES or device in there or any(name.partition(".")[0] == device for name in there):
         return device
     raise BackendUnavailable(
-        f"OpenVINO finds no device {device!r} on this host; it has {', '.join(there)}. Check the device's driver, or "
+        f"OpenVINO finds no device {device!r} here; it has {', '.join(there)}. Check the device's driver, or "
         "choose another device"
     )
 
 
 def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
-    """Compile properties for a device. Raises LoadFailed for properties that name code."""
+    """Return the compile properties for a device. Raises LoadFailed for properties that name files."""
     for key in options.extra:
         if any(word in key.upper() for word in _CODE_PROPERTIES):
             raise LoadFailed(f"property {key!r} names a file, which a model's options may not do")
@@ -127,8 +294,8 @@ def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
     streams, threads = options.concurrency, options.threads * options.concurrency
     hint = _hint(options)
     if threads == 1:
-        # With one thread in all, OpenVINO 2026.4 loses exceptions of `infer` and leaves the outputs as they were. A
-        # second stream makes it tell; each run still takes one thread.
+        # With one thread in all, OpenVINO 2026.4 loses exceptions of `infer` and leaves the outputs unchanged. With a
+        # second stream it raises them; each run still takes one thread.
         streams = threads = 2
     cpu = {
         "INFERENCE_PRECISION_HINT": hint or "f32",
@@ -149,14 +316,14 @@ def _properties(device: str, options: LoadOptions) -> dict[str, Any]:
 
 
 def _hint(options: LoadOptions) -> str:
-    """The precision of what is not quantised: a quantised model says itself which layers run in int8."""
+    """The precision of layers that are not quantised: a quantised model says itself which run in int8."""
     return "" if options.precision == "int8" else options.precision
 
 
 def _precision_run(compiled: Any, options: LoadOptions) -> str:
-    """The precision the compute layers were compiled to, else the device's hint.
+    """The precision that the compute layers were compiled to, else the device's hint.
 
-    Raises BackendUnavailable when a precision was asked for that the device did not take.
+    Raises BackendUnavailable: the device did not take the wanted precision.
     """
     hint = _precision_name(_property(compiled, "INFERENCE_PRECISION_HINT"))
     if _hint(options) and hint != options.precision:
@@ -183,13 +350,13 @@ def _precision_run(compiled: Any, options: LoadOptions) -> str:
 
 
 def _most(layers: Counter[str]) -> str:
-    """What the compute layers run in, else "mixed". Quantisers leave a layer or two of an int8 model as they were."""
+    """The precision of the compute layers, else "mixed". Quantisers leave a layer or two of an int8 model unchanged."""
     (name, count), *others = layers.most_common()
     return name if not others or (name == "int8" and count >= INT8_SHARE * layers.total()) else "mixed"
 
 
 def _precision_name(value: Any) -> str:
-    """`f32` for OpenVINO's Type or text, `int8` for 8-bit integers."""
+    """Name a precision of OpenVINO's Type or text: `f32`, `int8` for 8-bit integers."""
     name: str = value.get_type_name() if hasattr(value, "get_type_name") else str(value or "").lower()
     name = {"fp32": "f32", "fp16": "f16"}.get(name, name)
     return "int8" if name in ("i8", "u8") else name
@@ -203,7 +370,7 @@ def _device_run(compiled: Any, asked: str) -> str:
 
 
 def _property(compiled: Any, name: str) -> Any:
-    """A property read back, None where the device does not know it."""
+    """Read a property back; None where the device does not know it."""
     try:
         return compiled.get_property(name)
     except RuntimeError:
@@ -211,14 +378,14 @@ def _property(compiled: Any, name: str) -> Any:
 
 
 def _declared_name(port: Any) -> str:
-    """What the model calls an input or output. Asked before it is compiled, which adds names of what it folds away."""
+    """The model's name of an input or output. Read before compiling, which adds names of folded nodes."""
     names: set[str] = port.get_names()
     friendly: str = port.get_node().get_friendly_name()
     return friendly if friendly in names or not names else min(names)
 
 
 def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> TensorSpec:
-    """One input or output. Raises LoadFailed for element types with no wire datatype."""
+    """Describe an input or output. Raises LoadFailed for element types without a wire datatype."""
     element: str = port.get_element_type().get_type_name()
     if element not in _DATATYPES:
         raise LoadFailed(
@@ -235,7 +402,65 @@ def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> Tensor
 
 
 def _reason(error: Exception) -> str:
-    """OpenVINO's message without the source places that begin most of its lines."""
+    """OpenVINO's message without its lines of source locations, cut to 600 characters."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith("Exception from")]
     return " ".join(told or lines)[:600]
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+def _calls(infer: Any, count: int) -> tuple[Callable[[Any], list[Array]], Callable[[Any], object]]:
+    """Return two ways to run a request whose tensors are set: with copies of its results, and without results.
+
+    infer: the native call, None where it is missing or must not be used. count: of outputs. For a tiny model `infer`
+    under the library's wrapper takes 7 us (26 through the wrapper, which copies inputs); start_async and wait, which go
+    through a thread pool, take 65. For large models there is no difference.
+    """
+    if infer is None:
+        return lambda request: _run_and_copy(request, count), _run_and_wait
+    return (
+        lambda request: list(infer(request, {}, False, False).values()),
+        lambda request: infer(request, {}, True, True),  # shared results: views of the bound buffers
+    )
+
+
+def _native_infer(library: Any) -> Any:
+    """Return `infer(request, {}, share_outputs, decode_strings)` of the C++ class; None where this version has none."""
+    for base in library.InferRequest.__mro__[1:]:
+        if base.__module__.endswith("_pyopenvino") and hasattr(base, "infer"):
+            return base.infer
+    return None
+
+
+def _run_and_wait(request: Any) -> None:
+    request.start_async()
+    request.wait()
+
+
+def _run_and_copy(request: Any, count: int) -> list[Array]:
+    _run_and_wait(request)
+    return [np.array(request.get_output_tensor(index).data) for index in range(count)]
+
+
+def _to_tensor(library: Any, tensor: TensorSpec, array: Array) -> Any:
+    """Make a tensor over the array's own memory; a strided array is copied."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if not array.flags.writeable:
+        array = np.asarray(_Writeable(array))
+    if tensor.datatype == "BF16":
+        return library.Tensor(array.view(np.uint16), array.shape, library.Type.bf16)
+    return library.Tensor(array, shared_memory=True)
+
+
+class _Writeable:
+    """The same memory marked writeable: OpenVINO insists, though it never writes to an input."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+        self._keep = array
+
+
+def _run_failed(error: Exception) -> RunFailed:
+    return RunFailed(f"OpenVINO: {_reason(error)}")

@@ -1,8 +1,8 @@
 """Read the fields of a protobuf file one after another, in bounded memory, without a protobuf library.
 
-Owns: the wire format (https://protobuf.dev/programming-guides/encoding) of exactly what ONNX uses. Never copies a field
-that nobody asks for, so a 2 GB model costs one window. Called by onnx_files.py. Reads with `pread`, not mmap: a file
-that shrinks meanwhile is then an error, not a signal that ends the daemon.
+Owns: the part of the wire format (https://protobuf.dev/programming-guides/encoding) that ONNX uses. Copies a field only
+on request, so a 2 GB model costs one window. Called by onnx_files.py and onnx_interface.py. Reads with `pread`, not
+mmap: a file that shrinks meanwhile is then an error, not a signal that ends the daemon.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from edge_runtime.errors import LoadFailed
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
 _WINDOW_BYTES = 1 << 18
-"""One read; tags and small fields are decoded from it. 256 KiB is where larger reads stop being faster."""
+"""One read; tags and small fields are decoded from it. Reads larger than 256 KiB are no faster."""
 
 _LONGEST_TAG_AND_LENGTH = 20
 """A tag and a length are two varints of at most ten bytes each."""
 
 _MAX_FIELDS = 20_000_000
-"""A tree ensemble of two million nodes has about this many; more keeps a core busy for half a minute."""
+"""A tree ensemble of two million nodes has about this many; more would keep a core busy for half a minute."""
 
 
 class ProtobufFields:
-    """Fields of one open file, found by where their message begins and ends.
+    """Reads the fields of one open file, message by message.
 
-    Thread: one at a time. Every method raises LoadFailed, naming the byte, when the bytes are not protobuf.
+    Thread: one at a time. Every method raises LoadFailed, naming the byte, for bytes that are not protobuf.
     """
 
-    def __init__(self, descriptor: int, size: int, name: str) -> None:
+    def __init__(self, descriptor: int, size: int, name: str, most_fields: int = _MAX_FIELDS) -> None:
         self.size = size
         self._descriptor = descriptor
         self._name = name
         self._window = b""
         self._window_start = 0
-        self._fields_left = _MAX_FIELDS
+        self._most_fields = self._fields_left = most_fields
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (field number, wire type, value or content start, content end) for the message in [start, end).
@@ -47,7 +47,9 @@ class ProtobufFields:
         while position < end:
             self._fields_left -= 1
             if self._fields_left < 0:
-                raise self._broken(position, f"it has more than {_MAX_FIELDS} fields; split or simplify the model")
+                raise self._broken(
+                    position, f"it has more than {self._most_fields} fields; split or simplify the model"
+                )
             tag, position = self._varint(position, end)
             number, wire_type = tag >> 3, tag & 7
             if number == 0 or tag > 0xFFFFFFFF:
@@ -74,7 +76,7 @@ class ProtobufFields:
         return self._read(start, end - start)
 
     def _varint(self, position: int, end: int) -> tuple[int, int]:
-        """Decode the varint at `position`; the value and the position after it."""
+        """Decode the varint at `position`; returns its value and the position after it."""
         index = position - self._window_start
         if index < 0 or index + _LONGEST_TAG_AND_LENGTH > len(self._window):
             self._window = self._read(position, min(_WINDOW_BYTES, self.size - position))

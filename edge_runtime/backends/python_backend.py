@@ -1,38 +1,44 @@
-"""Models written in Python: `model.py`, run in a child process of its own.
+"""Models written in Python: `model.py`, imported and called.
 
-Owns: whether such models are allowed, and what happens when the child dies. The child's contract is in python_child.py.
-In a process of its own a model cannot hold the daemon's GIL, and a crash of its libraries is one failed run.
+Owns: whether such models are allowed, and the contract below. Serving loads them in a host only, so such a model cannot
+hold the daemon's GIL, and a crash of its libraries is one failed run.
+
+The contract of `model.py`:
+
+    INPUTS = [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}]     # wire datatypes; -1 is open
+    OUTPUTS = [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}]
+
+    def load(folder):            # optional; folder: pathlib.Path of the version. Its result is `model` below.
+    def infer(model, inputs):    # inputs: name -> numpy array, whole batches. Returns name -> array for every output.
+
+`infer(inputs)`, with the inputs alone, is allowed too. BYTES are object arrays of bytes,
+BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give each row the same answer in any batch. An
+exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
+thread of the host.
 """
 
 from __future__ import annotations
 
-import logging
+import importlib.util
+import inspect
 import platform
-import threading
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
-from edge_runtime.backends.plain_files import artifact_size
-from edge_runtime.backends.python_frames import BrokenMessage
-from edge_runtime.backends.python_process import ModelProcess
-from edge_runtime.clock import Clock, SystemClock
-from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
-from edge_runtime.model_spec import ModelSpec
-from edge_runtime.tensors import Array, Tensors
+from edge_runtime.backends.model_files import artifact_size
+from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, RunFailed
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.sandbox.process_memory import watch_growth
+from edge_runtime.tensors import Array, Tensors, datatype, datatype_name
 
-log = logging.getLogger(__name__)
-
-_LOAD_TIMEOUT_S = 60.0
-"""Enough to import a large framework from an SD card; `load_timeout_s` in the model's options changes it."""
-
-_RUN_TIMEOUT_S = 60.0
-"""Longer than any deadline a client waits for; `run_timeout_s` changes it. A child that hangs is then replaced."""
-
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.5, 30.0
-"""After one crash the child is replaced at once; when that one fails too, waits double between these."""
+_Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
 
 class PythonBackend:
@@ -41,16 +47,15 @@ class PythonBackend:
     name = "python"
     artifacts = ("model.py",)
 
-    def __init__(self, *, allow: bool, clock: Clock | None = None) -> None:
+    def __init__(self, *, allow: bool) -> None:
         self._allow = allow
-        self._clock: Clock = clock or SystemClock()
 
     def probe(self) -> Probe:
-        """See Backend.probe. Always there; allowed or not is the configuration's."""
+        """Report Python's version; whether models may run is the configuration's choice."""
         return Probe(self.name, is_available=True, version=platform.python_version(), devices=("CPU",))
 
-    def load(self, artifact: Path, options: LoadOptions) -> PythonInstance:
-        """See Backend.load. Waits until the child has loaded the model."""
+    def check(self, artifact: Path, options: LoadOptions) -> None:
+        """Check what can be checked without the model's code. Raises LoadFailed, BackendUnavailable."""
         if not self._allow:
             raise LoadFailed(
                 f"{artifact} is Python code, which is off by default; set python_models = true in the configuration "
@@ -59,124 +64,115 @@ class PythonBackend:
         if options.device.upper() not in ("", "CPU"):
             raise BackendUnavailable(f"a Python model chooses its device itself; got device {options.device!r}")
         artifact_size(artifact)
-        instance = PythonInstance(artifact.parent.resolve(), options, self._clock)
-        instance.start()
-        return instance
+
+    def load(self, artifact: Path, options: LoadOptions) -> PythonInstance:
+        """Import the model into this process, and run its `load`."""
+        self.check(artifact, options)
+        growth = watch_growth(0)
+        try:
+            module = _import_model(artifact.parent)
+            spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"))
+            infer = _infer_of(module, artifact.parent)
+        except Exception as error:
+            traceback.print_exc()
+            raise LoadFailed(f"{artifact}: {_words(error)}") from error
+        return PythonInstance(spec, infer, options.precision or "f32", growth())
 
 
 class PythonInstance:
-    """A `model.py` in its child process. One run at a time; a dead child is replaced when the next run comes."""
+    """A `model.py` that was imported. One run at a time."""
 
     backend = "python"
     device = "CPU"
     concurrency = 1
 
-    def __init__(self, folder: Path, options: LoadOptions, clock: Clock) -> None:
-        self.precision = options.precision or "f32"
-        self.memory_bytes = 0
-        self._folder = folder
-        self._threads = options.threads
-        self._load_timeout_s = _seconds(options, "load_timeout_s", _LOAD_TIMEOUT_S)
-        self._run_timeout_s = _seconds(options, "run_timeout_s", _RUN_TIMEOUT_S)
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._process: ModelProcess | None = None
-        self._spec: ModelSpec | None = None
-        self._failures = 0
-        self._retry_at_monotonic_s = 0.0
-        self._is_closed = False
-
-    @property
-    def spec(self) -> ModelSpec:
-        """See Instance.spec: as INPUTS and OUTPUTS declare."""
-        assert self._spec is not None, "started by load"
-        return self._spec
-
-    def start(self) -> None:
-        """Start the child. Raises LoadFailed, leaving nothing behind."""
-        process = ModelProcess(self._folder, self._threads)
-        try:
-            spec = process.begin(self._load_timeout_s)
-            if self._spec is not None and spec != self._spec:
-                raise LoadFailed(f"{self._folder / 'model.py'} was changed: it declares other tensors than before")
-        except LoadFailed:
-            process.end()
-            raise
-        self._spec, self._process = spec, process
-        self.memory_bytes = process.memory_bytes
+    def __init__(self, spec: ModelSpec, infer: _Infer, precision: str, memory_bytes: int) -> None:
+        self.spec = spec
+        self.precision = precision
+        self.memory_bytes = memory_bytes
+        self._infer: _Infer | None = infer
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
-        """See Instance.run. Raises RunFailed for an exception in `infer`, a child that died, and while it is down."""
-        tensors = [(spec.name, spec.datatype, np.asarray(inputs[spec.name])) for spec in self.spec.inputs]
-        with self._lock:
-            process = self._living_process()
-            try:
-                header, results = process.exchange(tensors, self._run_timeout_s)
-            except TimeoutError as error:
-                reason = f"no answer within {self._run_timeout_s:g} s"
-                self._bury(process, reason)
-                raise RunFailed(f"the model gave {reason}; it is restarted") from error
-            except BrokenMessage as error:
-                self._bury(process)
-                raise RunFailed("the model's process ended during this run; it is restarted, see the log") from error
-            if "error" in header:
-                raise RunFailed(f"the model failed: {header['error']}")
-            self._failures = 0
+        """Call `infer` once. Raises RunFailed: it raised, or its results are not what OUTPUTS says."""
+        if self._infer is None:
+            raise RunFailed("the instance is closed")
+        try:
+            results = _checked(self._infer(dict(inputs)), self.spec.outputs)
+        except Exception as error:
+            traceback.print_exc()
+            raise RunFailed(f"the model failed: {_words(error)}") from error
         names = [spec.name for spec in self.spec.outputs] if outputs is None else outputs
         try:
             return [results[name] for name in names]
         except KeyError as error:
-            raise RunFailed(f"the model gave no output {error}") from error
+            raise RunFailed(f"the model has no output {error}") from error
 
     def bind(self, max_rows: int) -> None:
-        """None: buffers cannot be shared with the child."""
+        """Return None: `infer` makes its own arrays."""
 
     def close(self) -> None:
-        """See Instance.close. Ends the child and all it started."""
-        with self._lock:
-            self._is_closed = True
-            process, self._process = self._process, None
-        if process is not None:
-            process.end()
-
-    def _living_process(self) -> ModelProcess:
-        """The child, restarted where it is gone. Raises RunFailed while closed or backing off."""
-        if self._is_closed:
-            raise RunFailed("the instance is closed")
-        if self._process is not None and not self._process.is_alive:
-            self._bury(self._process)
-        if self._process is None:
-            wait_s = self._retry_at_monotonic_s - self._clock.monotonic_s()
-            if wait_s > 0:
-                raise RunFailed(f"the model's process keeps ending; it is started again in {wait_s:.1f} s")
-            try:
-                self.start()
-            except LoadFailed as error:
-                self._back_off()
-                raise RunFailed(f"the model's process ended and cannot be restarted: {error.message}") from error
-        assert self._process is not None
-        return self._process
-
-    def _bury(self, process: ModelProcess, reason: str = "") -> None:
-        """End what is left of it. reason: why it was ended; empty where it did so itself, or something else did."""
-        process.end()
-        log.warning("a model's process ended", extra={"path": str(self._folder), "reason": reason or process.ending})
-        self._process = None
-        self._back_off()
-
-    def _back_off(self) -> None:
-        self._failures += 1
-        wait_s = 0.0 if self._failures == 1 else min(_FIRST_BACKOFF_S * 2 ** (self._failures - 2), _LAST_BACKOFF_S)
-        self._retry_at_monotonic_s = self._clock.monotonic_s() + wait_s
+        """Let go of the model."""
+        self._infer = None
 
 
-def _seconds(options: LoadOptions, key: str, default: float) -> float:
-    """An option in seconds. Raises LoadFailed unless it is a positive number."""
-    text = options.extra.get(key, str(default))
+def _checked(results: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Return the results by name. Raises RunFailed where they differ from OUTPUTS."""
+    if not isinstance(results, Mapping):
+        raise RunFailed(f"infer gave {type(results).__name__}; wanted a dict of arrays by name")
+    tensors: dict[str, Array] = {}
+    for spec in outputs:
+        if spec.name not in results:
+            raise RunFailed(f"infer gave no {spec.name!r}; got {', '.join(map(str, results))}")
+        array = np.asarray(results[spec.name])
+        got = datatype_name(array.dtype)
+        if got != spec.datatype and not (spec.datatype == "BF16" and got == "UINT16"):
+            raise RunFailed(f"infer gave {spec.name!r} as {got}, OUTPUTS says {spec.datatype}")
+        if not spec.fits(array.shape):
+            raise RunFailed(f"infer gave {spec.name!r} of shape {list(array.shape)}, OUTPUTS says {list(spec.shape)}")
+        tensors[spec.name] = array
+    return tensors
+
+
+def _import_model(folder: Path) -> ModuleType:
+    sys.path.insert(0, str(folder))  # a model may have modules beside it
+    found = importlib.util.spec_from_file_location("model", folder / "model.py")
+    if found is None or found.loader is None:
+        raise LoadFailed(f"{folder / 'model.py'} cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    sys.modules["model"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _infer_of(module: ModuleType, folder: Path) -> _Infer:
+    """Run the model's `load`, and return its `infer` as a function of the inputs alone."""
+    infer: Any = getattr(module, "infer", None)
+    if not callable(infer):
+        raise LoadFailed("model.py has no function infer(model, inputs)")
+    load = getattr(module, "load", None)
+    model = load(folder) if callable(load) else None
+    if len(inspect.signature(infer).parameters) == 1:
+        on_inputs: _Infer = infer
+        return on_inputs
+    return lambda inputs: infer(model, inputs)
+
+
+def _specs(module: ModuleType, constant: str) -> tuple[TensorSpec, ...]:
+    """Read INPUTS or OUTPUTS. Raises LoadFailed with the wanted form."""
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise LoadFailed(f"{key} is {text!r}; wanted a positive number of seconds")
-    return value
+        specs = [
+            TensorSpec(
+                str(entry["name"]), datatype(entry["datatype"]).name, tuple(int(size) for size in entry["shape"])
+            )
+            for entry in getattr(module, constant)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError, EdgeRuntimeError) as error:
+        wanted = f'{constant} = [{{"name": "x", "datatype": "FP32", "shape": [-1, 4]}}]'
+        raise LoadFailed(f"model.py must say {wanted}; got {_words(error)}") from error
+    if not specs or len({spec.name for spec in specs}) != len(specs):
+        raise LoadFailed(f"{constant} of model.py must hold at least one tensor, each name once")
+    return tuple(specs)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]

@@ -1,12 +1,11 @@
-"""Backends by name, each made when it is asked for.
+"""Backends by name, each made on request.
 
-Owns: the list. Importing this module imports no backend's library and none of their files. An explicit list, not a
-scan: what a device can run is read here.
+Owns: the list. Importing this module imports no backend's library and none of their files. The list is explicit, not a
+scan: a reader sees here what a device can run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,69 +17,51 @@ from edge_runtime.errors import BackendUnavailable
 if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
 
-
-def _onnxruntime(_: bool) -> Backend:
-    from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
-
-    return OnnxRuntimeBackend()
-
-
-def _openvino(_: bool) -> Backend:
-    from edge_runtime.backends.openvino_backend import OpenVinoBackend
-
-    return OpenVinoBackend()
-
-
-def _tensorrt(_: bool) -> Backend:
-    return _tensorrt_with(None)
-
-
-def _tensorrt_with(engines: EngineSource | None) -> Backend:
-    from edge_runtime.backends.tensorrt_backend import TensorRtBackend
-
-    return TensorRtBackend(engines)
-
-
-def _python(allow_python: bool) -> Backend:
-    from edge_runtime.backends.python_backend import PythonBackend
-
-    return PythonBackend(allow=allow_python)
-
-
-_FACTORIES: dict[str, Callable[[bool], Backend]] = {
-    "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
-    "tensorrt": _tensorrt,
-    "python": _python,
-}
-
-_LIBRARIES = ("onnxruntime", "openvino")
-"""Backends that are named like the package, and the extra, that they need."""
+_BACKENDS = ("onnxruntime", "openvino", "tensorrt", "python")
 
 
 def known_backends() -> tuple[str, ...]:
     """Every backend's name, whether or not its library is installed."""
-    return tuple(_FACTORIES)
+    return _BACKENDS
 
 
 def backend(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:
-    """One backend. Its library is looked for, and imported only by its `probe` and `load`.
+    """Make one backend. It looks for its library, and imports it only in `probe` and `load`.
 
-    allow_python: whether `model.py` may be loaded (`python_models` in the configuration). engines: where TensorRT's
-    come from; None has them built by whoever loads. Raises BackendUnavailable with what to install.
+    allow_python: whether `model.py` may be loaded (`python_models` in the configuration). engines: the source of
+    TensorRT's; None builds them at load. Raises BackendUnavailable with the extra to install.
     """
-    factory = _FACTORIES.get(name)
-    if factory is None:
-        raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(_FACTORIES)}")
-    if name in _LIBRARIES and find_spec(name) is None:
-        raise not_installed(name, name)
+    if name not in _BACKENDS:
+        raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(_BACKENDS)}")
     if name == "tensorrt":
-        if installed_library() is None:
-            raise not_installed(name, name)
-        return _tensorrt_with(engines)
-    return factory(allow_python)
+        is_installed = installed_library() is not None
+    else:  # the others' libraries and extras have their names
+        is_installed = name == "python" or find_spec(name) is not None
+    if not is_installed:
+        raise not_installed(name, name)
+    return _make(name, allow_python=allow_python, engines=engines)
 
 
 def probe_all() -> tuple[Probe, ...]:
-    """What every backend finds on this host; imports their libraries."""
-    return tuple(factory(False).probe() for factory in _FACTORIES.values())
+    """Probe every backend; imports their libraries."""
+    return tuple(_make(name).probe() for name in _BACKENDS)
+
+
+def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:
+    match name:
+        case "onnxruntime":
+            from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+
+            return OnnxRuntimeBackend()
+        case "openvino":
+            from edge_runtime.backends.openvino_backend import OpenVinoBackend
+
+            return OpenVinoBackend()
+        case "tensorrt":
+            from edge_runtime.backends.tensorrt_backend import TensorRtBackend
+
+            return TensorRtBackend(engines)
+        case _:
+            from edge_runtime.backends.python_backend import PythonBackend
+
+            return PythonBackend(allow=allow_python)

@@ -1,6 +1,6 @@
 """Buffers for a whole batch, and whether a model's tensors fit such buffers.
 
-Owns: the decision that a model can be bound, and aligned memory. Pure but for numpy. Called by the backends' `bind`.
+Owns: the decision that a model can be bound, and aligned memory. Called by the backends' `bind`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _ALIGNMENT_BYTES = 64
 """A cache line, and the widest vector register of x86 (AVX-512)."""
 
 _MAX_BUFFER_BYTES = 1 << 30
-"""One tensor's buffer; a model with larger batches takes the general path and pays only when it is used."""
+"""One tensor's buffer; a model with larger batches takes the general path, which allocates only when it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Inner shapes of a model whose axis 0 is rows everywhere; fixed_rows: the only number of rows it takes."""
+    """Inner shapes of a model whose axis 0 is rows everywhere. fixed_rows: the only number of rows that it takes."""
 
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     fixed_rows: int | None
 
     def rows_allowed(self, max_rows: int) -> int:
-        """How many rows buffers for at most `max_rows` are to have; 0: the model takes no such batch."""
+        """Return the rows of buffers for at most `max_rows`; 0: the model takes no such batch."""
         if self.fixed_rows is None:
             return max(max_rows, 0)
         return self.fixed_rows if self.fixed_rows <= max_rows else 0
 
 
 def row_layout(spec: ModelSpec, run: Callable[[Tensors], list[Array]]) -> RowLayout | None:
-    """Inner shapes of every tensor; None where a row has no fixed size or axis 0 is not the same rows everywhere.
+    """Return the inner shapes; None where a row has no fixed size or axis 0 is not the same rows everywhere.
 
-    An output whose inner shape the model leaves open is learnt by one `run` on one row of zeros.
+    One `run` on one row of zeros finds the inner shapes of outputs that the model leaves open.
     """
     tensors = (*spec.inputs, *spec.outputs)
     if not spec.inputs or any(not tensor.shape or tensor.datatype == "BYTES" for tensor in tensors):
@@ -58,8 +58,21 @@ def row_layout(spec: ModelSpec, run: Callable[[Tensors], list[Array]]) -> RowLay
     return RowLayout(inputs, tuple(outputs), None if rows_of_all == DYNAMIC else rows_of_all)
 
 
-def row_buffers(tensors: Sequence[TensorSpec], inner: Sequence[tuple[int, ...]], rows: int) -> list[Array] | None:
-    """One zeroed, aligned, C-contiguous array [rows, *inner] a tensor; None where one would be over a gigabyte."""
+def bound_buffers(
+    spec: ModelSpec, run: Callable[[Tensors], list[Array]], max_rows: int
+) -> tuple[list[Array], list[Array]] | None:
+    """Make the input and output buffers for batches of at most `max_rows`; None where the model allows none."""
+    layout = row_layout(spec, run)
+    rows = layout.rows_allowed(max_rows) if layout is not None else 0
+    if layout is None or rows == 0:
+        return None
+    inputs = _row_buffers(spec.inputs, layout.inputs, rows)
+    outputs = _row_buffers(spec.outputs, layout.outputs, rows)
+    return None if inputs is None or outputs is None else (inputs, outputs)
+
+
+def _row_buffers(tensors: Sequence[TensorSpec], inner: Sequence[tuple[int, ...]], rows: int) -> list[Array] | None:
+    """Make a zeroed, aligned, C-contiguous array [rows, *inner] for each tensor; None where one exceeds a gigabyte."""
     buffers: list[Array] = []
     for tensor, shape in zip(tensors, inner, strict=True):
         dtype = DATATYPES[tensor.datatype].dtype

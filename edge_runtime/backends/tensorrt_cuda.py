@@ -1,6 +1,6 @@
-"""CUDA for engines: which GPUs there are, memory that both sides can reach, a stream, graphs.
+"""CUDA for engines: the GPUs, memory that both sides reach, streams, graphs.
 
-Owns: every call of the CUDA runtime, through NVIDIA's cuda-python. The library is imported when first asked for.
+Owns: every call of the CUDA runtime, through NVIDIA's cuda-python, which is imported at the first use.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.library_import import import_library
-from edge_runtime.backends.tensorrt_order import Gpu
+from edge_runtime.backends.tensorrt_plan import Gpu
 from edge_runtime.errors import BackendUnavailable, RunFailed
 
 Bytes = npt.NDArray[np.uint8]
 
 _DRIVER_VERSIONS = (Path("/proc/driver/nvidia/version"), Path("/etc/nv_tegra_release"))
-"""What names the kernel's driver: of discrete GPUs, of Jetsons (its release of Linux for Tegra)."""
+"""Files that name the kernel's driver: of discrete GPUs, of Jetsons (the release of Linux for Tegra)."""
 
 _MAX_NAME = 200
 
@@ -89,21 +89,21 @@ class Cuda:
         self._to_device, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
 
     def use(self) -> None:
-        """Make this GPU the calling thread's; a thread begins with the first one."""
+        """Select this GPU for the calling thread; a thread begins with the first one."""
         if self.gpu.index:
             self._do(self._cuda.cudaSetDevice(self.gpu.index), "select the GPU")
 
     def new_stream(self) -> int:
-        """A stream of its own, as a handle; ended by `end_stream`."""
+        """Make a stream and return its handle; `end_stream` ends it."""
         stream = self._do(self._cuda.cudaStreamCreateWithFlags(self._cuda.cudaStreamNonBlocking), "make a stream")
         return int(stream)
 
     def end_stream(self, stream: int) -> None:
-        """Give a stream back. Raises nothing: at the end of a process CUDA may be gone already."""
+        """End a stream. Raises nothing: at the end of a process CUDA may be gone already."""
         self._cuda.cudaStreamDestroy(stream)
 
     def new_buffer(self, nbytes: int) -> Buffer:
-        """Pinned memory and its other side on the GPU: a Jetson's is the same memory, which is never copied."""
+        """Allocate pinned memory with its counterpart on the GPU; a Jetson shares one memory, which is never copied."""
         cuda, nbytes = self._cuda, max(nbytes, 1)
         is_shared = self.gpu.is_integrated
         flags = cuda.cudaHostAllocMapped if is_shared else cuda.cudaHostAllocDefault
@@ -121,29 +121,29 @@ class Cuda:
         return Buffer(np.ctypeslib.as_array(memory), device, is_shared)
 
     def copy_in(self, buffer: Buffer, nbytes: int, stream: int) -> None:
-        """Have the first bytes copied to the GPU; nothing where memory is shared."""
+        """Enqueue a copy of the first bytes to the GPU; does nothing where memory is shared."""
         if not buffer.is_shared and nbytes:
             error = self._cuda.cudaMemcpyAsync(buffer.device, buffer.host.ctypes.data, nbytes, self._to_device, stream)
             self._do(error, "copy an input to the GPU")
 
     def copy_out(self, buffer: Buffer, nbytes: int, stream: int) -> None:
-        """Have the first bytes copied from the GPU; nothing where memory is shared."""
+        """Enqueue a copy of the first bytes from the GPU; does nothing where memory is shared."""
         if not buffer.is_shared and nbytes:
             error = self._cuda.cudaMemcpyAsync(buffer.host.ctypes.data, buffer.device, nbytes, self._to_host, stream)
             self._do(error, "copy an output from the GPU")
 
     def wait(self, stream: int) -> None:
-        """Wait until all that was ordered is done; errors of kernels show here."""
+        """Wait until the stream is done; errors of kernels show here."""
         self._do(self._cuda.cudaStreamSynchronize(stream), "run on the GPU")
 
-    def record(self, stream: int, order: Callable[[], None]) -> Any:
-        """A graph of what `order` orders on the stream, ready to `launch`. Raises RunFailed: it cannot be recorded."""
+    def record(self, stream: int, enqueue: Callable[[], None]) -> Any:
+        """Record what `enqueue` puts on the stream as a graph to `launch`. Raises RunFailed: it cannot be recorded."""
         cuda = self._cuda
-        # Only this thread's calls count: other models' threads go on using CUDA meanwhile.
+        # Only this thread's calls are recorded, because other models' threads use CUDA meanwhile.
         mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._do(cuda.cudaStreamBeginCapture(stream, mode), "record a graph")
         try:
-            order()
+            enqueue()
         except BaseException:
             cuda.cudaStreamEndCapture(stream)
             raise
@@ -154,11 +154,11 @@ class Cuda:
             cuda.cudaGraphDestroy(graph)
 
     def launch(self, graph: Any, stream: int) -> None:
-        """Order everything that a graph holds."""
+        """Enqueue a graph."""
         self._do(self._cuda.cudaGraphLaunch(graph, stream), "launch a graph")
 
     def end_graph(self, graph: Any) -> None:
-        """Give a graph back. Raises nothing."""
+        """Free a graph. Raises nothing."""
         self._cuda.cudaGraphExecDestroy(graph)
 
     def _do(self, answer: tuple[Any, ...], doing: str) -> Any:
@@ -166,7 +166,7 @@ class Cuda:
 
 
 def _checked(cuda: ModuleType, answer: tuple[Any, ...], error: type[RunFailed | BackendUnavailable], doing: str) -> Any:
-    """The value of a CUDA call. Raises `error` with CUDA's words where it failed."""
+    """Return the value of a CUDA call. Raises `error` with CUDA's message where it failed."""
     status = answer[0]
     if status == cuda.cudaError_t.cudaSuccess:
         return answer[1] if len(answer) > 1 else None

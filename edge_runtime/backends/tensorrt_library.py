@@ -1,7 +1,7 @@
 """Which TensorRT is installed, and what its version can do.
 
 Owns: the choice between `tensorrt` and `tensorrt_rtx`, which share an API, and the table of what changed between
-versions. Imports a library only when asked to. Called by the other tensorrt_* files and by the registry.
+versions. Imports a library only in `import_tensorrt`. Called by the other tensorrt_* files and by the registry.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from edge_runtime.errors import BackendUnavailable
 FULL, RTX = "tensorrt", "tensorrt_rtx"
 
 LIBRARIES = (FULL, RTX)
-"""In the order they are looked for."""
+"""In the order of the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What a version can do.
 
-    weak_typing: precisions may be lowered by builder flags, layer by layer. strong_flag: a network can be told to keep
-    the model's own types. always_strong: it does anyway. explicit_batch: a flag is needed for it. bf16, int64: known
-    datatypes. progress: IProgressMonitor. timing_cache: builds are timed on the device, and timings can be kept.
+    weak_typing: builder flags may lower precisions, layer by layer. strong_flag: a flag keeps the model's own types.
+    always_strong: they are always kept. explicit_batch: it needs a flag. bf16, int64: known
+    datatypes. progress: IProgressMonitor. timing_cache: builds time kernels on the device, and timings can be kept.
     """
 
     weak_typing: bool
@@ -68,29 +68,29 @@ class Library:
 
     @property
     def title(self) -> str:
-        """For people: "TensorRT 10.3.0", "TensorRT for RTX 1.7.1"."""
+        """Its name for people: "TensorRT 10.3.0", "TensorRT for RTX 1.7.1"."""
         return title(self.name, self.version)
 
 
 def title(name: str, version: str) -> str:
-    """What people call a library of this name and version."""
+    """The name for people of a library and version."""
     return f"{'TensorRT for RTX' if name == RTX else 'TensorRT'} {version}"
 
 
 def installed_library() -> str | None:
-    """The name of the library that would be imported; None where neither is installed. Imports nothing."""
+    """The name of the library to import; None where neither is installed. Imports nothing."""
     return next((name for name in LIBRARIES if _is_there(name)), None)
 
 
 def _is_there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # what stands in the place of a library, and is none
+    except (ImportError, ValueError):  # a broken package of that name
         return False
 
 
 def import_tensorrt() -> Library:
-    """Import the library. Raises BackendUnavailable: none is there, it is broken, or too old."""
+    """Import the library. Raises BackendUnavailable: absent, broken, or too old."""
     name = installed_library()
     if name is None:
         raise not_installed("tensorrt", "tensorrt")
@@ -100,10 +100,10 @@ def import_tensorrt() -> Library:
 
 
 def traits_of(name: str, version: str) -> Traits:
-    """What a version can do. Pure. Raises BackendUnavailable for one that is too old, or says no number.
+    """What a version can do. Pure. Raises BackendUnavailable for one that is too old, or has no number.
 
     Source: the bindings of 8.6.1, 10.3.0, 10.13.3, 10.16.1, 11.4.0 and RTX 1.7.1 themselves, which
-    tests/tensorrt/test_bindings.py looks at.
+    tests/tensorrt/test_bindings.py inspects.
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None:

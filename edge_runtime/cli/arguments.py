@@ -1,4 +1,4 @@
-"""How command lines are read: argparse, with errors as one paragraph, near misses named, and the shared options."""
+"""Reads command lines: argparse, with errors as one paragraph, near misses named, and the shared options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="print JSON")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and name the option that was most likely meant where one is unknown."""
+        """Parse; the error for an unknown option names the nearest known one."""
         arguments, rest = self.parse_known_args(args, namespace)
         if rest:
             known = [option for parser in self.all_parsers() for option in parser.options()]
@@ -34,11 +34,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\n{usage}\nSee `{self.prog} --help`.")
 
     def options(self) -> list[str]:
-        """The long options that this parser knows."""
+        """Return the long options of this parser."""
         return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
 
     def choices(self) -> dict[str, list[str]]:
-        """The values that a long option takes, of those that take only some."""
+        """Return the allowed values of each long option that has a list of them."""
         return {
             name: [str(value) for value in action.choices]
             for action in self._actions
@@ -47,13 +47,13 @@ class Parser(argparse.ArgumentParser):
         }
 
     def all_options(self, group: str | None = None) -> list[argparse.Action]:
-        """What argparse knows of each option, or of those in a group of that title. The manual page is made of it."""
+        """Return argparse's action of each option, or of those in a group, for the manual page."""
         groups = [each for each in self._action_groups if each.title == group]
         found = self._actions if group is None else [action for each in groups for action in each._group_actions]  # noqa: SLF001
         return [action for action in found if action.option_strings and action.help != argparse.SUPPRESS]
 
     def all_positionals(self) -> list[argparse.Action]:
-        """What stands without a name; `all_parsers` has the actions of a verb."""
+        """Return the positional arguments; `all_parsers` has the actions of a verb."""
         return [
             action
             for action in self._actions
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def all_parsers(self) -> Iterable[Parser]:
-        """This parser and those of its actions (`models list`)."""
+        """Yield this parser and those of its actions (`models list`)."""
         yield self
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 (argparse has no public way to ask)
@@ -69,28 +69,34 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` when a known word is near, else nothing."""
+    """Return ` (did you mean 'x'?)` when a known word is near, else an empty text."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-MQTT_FILES = {
-    "password_file": "file with the password for the broker",
-    "ca_file": "PEM file of the authority that signed the broker's certificate (mqtts://)",
-    "cert_file": "PEM file of this client's certificate (mqtts://)",
-    "key_file": "PEM file of that certificate's key (mqtts://)",
+TLS_FILES = {
+    "ca_file": "PEM file of the authority that signed the server's certificate (mqtts://, https://, grpcs://)",
+    "cert_file": "PEM file of this client's certificate (for the same)",
+    "key_file": "PEM file of that certificate's key",
 }
-"""Options for a broker, by the names that `MqttClient` gives them, and what each is."""
+MQTT_FILES = {"password_file": "file with the password for the broker", **TLS_FILES}
+"""Options for a broker, by their names in `MqttClient`, with help texts."""
+
+OIP_FILES = {
+    "token_file": "file with the token for http[s]:// and grpc[s]:// (default: $EDGE_RUNTIME_TOKEN)",
+    **TLS_FILES,
+}
+"""Options for the Open Inference Protocol, by their names in `OipClient`, with help texts."""
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """The options of every verb that talks to a daemon."""
+    """Add the options of every verb that talks to a daemon."""
     group = parser.add_argument_group("daemon")
     group.add_argument(
         "--connect",
         metavar="E",
-        help="endpoint, ipc:///path, tcp://host:port or mqtt[s]://[user@]broker[:port]/DEVICE "
-        "(default: $EDGE_RUNTIME_ENDPOINT)",
+        help="endpoint: ipc:///path, tcp://host:port, mqtt[s]://[user@]broker[:port]/DEVICE, http[s]://host[:port] or "
+        "grpc[s]://host[:port] (default: $EDGE_RUNTIME_ENDPOINT)",
     )
     group.add_argument("--control", metavar="E", help="control endpoint (default: <path>.control beside an ipc one)")
     group.add_argument(
@@ -98,13 +104,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with server_key, public_key and secret_key, for an endpoint guarded by CURVE",
     )
-    for option, text in MQTT_FILES.items():
+    for option, text in {**MQTT_FILES, **OIP_FILES}.items():
         group.add_argument(f"--{option.replace('_', '-')}", metavar="FILE", help=text)
     group.add_argument("--prefix", metavar="T", default="edge", help="what MQTT topics begin with (default edge)")
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Parse a whole number of 1 or more."""
     number = _number(text, int)
     if number < 1:
         raise argparse.ArgumentTypeError(f"got {text}, wanted 1 or more")
@@ -112,7 +118,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A length of time above zero."""
+    """Parse a length of time above zero."""
     number = _number(text, float)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
@@ -120,7 +126,7 @@ def seconds(text: str) -> float:
 
 
 def positives(text: str) -> list[int]:
-    """Whole numbers of 1 or more, separated by commas."""
+    """Parse whole numbers of 1 or more, separated by commas."""
     return [positive(part) for part in text.split(",")]
 
 

@@ -1,6 +1,6 @@
 """Measure a running daemon: requests per second and latencies, from a load generator in a process of its own.
 
-Closed loop by default: --in-flight 1,16,64 keeps so many requests on their way, one measurement each. --rate R offers
+Closed loop by default: --in-flight 1,16,64 keeps that many requests in flight, one measurement each. --rate R offers
 Poisson arrivals instead, whether or not the daemon keeps up; latency then counts from the moment a request was due.
 Over ZeroMQ only: through a broker, the broker and this client would be measured (`infer --repeat N` shows latencies).
 """
@@ -17,18 +17,17 @@ from edge_runtime.cli.connection import connected_over_zmq, curve_keys
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.load_generator import Measured, Plan, measure
-from edge_runtime.client.quantiles import quantile
+from edge_runtime.client.load_generator import Measured, Plan, measure, quantile
 from edge_runtime.client.zmq_client import Client
 
 BUSY = 0.8
-"""From here the generator itself may be what limits a result."""
+"""From here the generator itself may limit a result."""
 
 COLUMNS = ("load", "requests/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "rows/run", "refused", "lost", "generator")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench`."""
+    """Add the options of `bench`."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--version", metavar="N", type=positive, help="one version (default: the daemon's choice)")
     load = parser.add_mutually_exclusive_group()
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     with connected_over_zmq(arguments, "bench") as client:
         specs = specs_of(client.metadata(arguments.model, arguments.version))
         inputs = tensors(given(arguments, fill="random"), specs, screen)
-        client.infer(arguments.model, inputs, version=arguments.version)  # what the model refuses is said here
+        client.infer(arguments.model, inputs, version=arguments.version)  # raises the model's refusal before the load
         options = Options(arguments.version, None, arguments.timeout_ms, arguments.priority, False)
         header, data = RequestEncoder().encode(arguments.model, inputs, options)
         frames = [header, *(bytes(frame) for frame in data)]
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     screen.table(COLUMNS, [_row(result) for result in results], right=COLUMNS[1:])
     _print_refusals(results, screen)
     if any(result["generator_busy"] >= BUSY for result in results):
-        screen.note("The load generator used most of a core in a measurement; it may be what limits that result.")
+        screen.note("The load generator used most of a core in a measurement; it may limit that result.")
     return 0
 
 
@@ -125,6 +124,6 @@ def _print_refusals(results: list[dict[str, Any]], screen: Screen) -> None:
 
 
 def _runs_and_rows(stats: Mapping[str, Any], model: str) -> tuple[int, int]:
-    """A model's runs and rows so far; zeros where the daemon does not tell."""
+    """Return a model's runs and rows so far; zeros where the daemon does not report them."""
     numbers = (stats.get("metrics") or {}).get("models", {}).get(model, {})
     return int(numbers.get("runs", 0)), int(numbers.get("rows", 0))

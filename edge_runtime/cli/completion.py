@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 
 from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
+from edge_runtime.wire.operations import MODEL, OPERATIONS
 
 SHELLS = ("bash", "zsh", "fish")
 MODEL_VERBS = ("infer", "bench", "tune")
-MODEL_ACTIONS = (("models", "show"), ("models", "load"), ("models", "unload"), ("update", "rollback"))
+MODEL_ACTIONS = [tuple(row.command.split()) for row in OPERATIONS.values() if row.command and MODEL in row.parameters]
 NAMES = "edge-runtime models list --names 2>/dev/null"
-"""What a script runs for model names; silent where no daemon is."""
+"""The command by which a script gets model names; silent without a daemon."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Add the shell."""
     parser.add_argument("shell", choices=SHELLS)
 
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def script_for(shell: str) -> str:
-    """The script of one of SHELLS; packages install all of them."""
+    """Return the script of one of SHELLS; packages install all of them."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](*_words())
 
 
@@ -44,7 +45,7 @@ Words = Mapping[str, Sequence[str]]
 
 
 def _words() -> tuple[Words, Words, Words]:
-    """Options and actions by verb, and values by "verb:option", from the parsers themselves."""
+    """Return options and actions by verb, and values by "verb:option", from the parsers."""
     options: dict[str, list[str]] = {}
     actions: dict[str, list[str]] = {}
     values: dict[str, list[str]] = {}

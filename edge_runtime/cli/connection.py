@@ -1,87 +1,66 @@
-"""The daemon that a verb talks to: a client made from the shared options, and help where a name is nearly right.
+"""Connects a verb to its daemon: a client made from the shared options, and help for a misspelt model.
 
-`--connect mqtt://broker/device` gives an `MqttClient`, everything else a `Client`; a verb that needs ZeroMQ says so.
+`--connect mqtt://broker/device` gives an `MqttClient`, http:// and grpc:// an `OipClient`, everything else a `Client`.
+A verb may require ZeroMQ.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy.typing as npt
-
-from edge_runtime.cli.arguments import MQTT_FILES, nearest
+from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
 from edge_runtime.client.zmq_client import Client, CurveKeys
 from edge_runtime.config.broker import is_broker_url
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
+from edge_runtime.config.oip_url import is_oip_url
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
-from edge_runtime.messages import InferResult
 
 if TYPE_CHECKING:
     from edge_runtime.client.mqtt_client import MqttClient
+    from edge_runtime.client.oip_client import OipClient
 
-
-class DaemonClient(Protocol):
-    """What verbs ask of a client, whichever transport it is of."""
-
-    endpoint: str
-
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike],
-        *,
-        version: int | None = None,
-        outputs: Sequence[str] | None = None,
-        timeout_ms: float | None = None,
-        priority: int = 0,
-        timing: bool = False,
-    ) -> InferResult:
-        """Run a model once."""
-        ...
-
-    def models(self) -> list[dict[str, Any]]:
-        """Every version known."""
-        ...
-
-    def metadata(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """What a model takes and gives."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and latencies."""
-        ...
-
-    def update_status(self) -> dict[str, Any]:
-        """What runs by updates, and what is under way."""
-        ...
-
-    def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
-        """What happened, newest first."""
-        ...
+    DaemonClient = Client | MqttClient | OipClient
 
 
 @contextmanager
 def connected(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
-    """A client for the options `add_connection` added; an unknown model's error names the one that was nearly said."""
+    """Open a client from the options of `add_connection`. The error for an unknown model names the nearest one."""
     endpoint = client_endpoint(arguments.connect)
     if is_broker_url(endpoint):
         with _mqtt_client(arguments, endpoint) as remote, _naming_the_nearest(remote, arguments):
             _check_device(remote)
             yield remote
+    elif is_oip_url(endpoint):
+        with connected_over_oip(arguments, endpoint) as server:
+            yield server
     else:
         with connected_over_zmq(arguments, "this") as client:
             yield client
 
 
 @contextmanager
-def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_control: bool = False) -> Iterator[Client]:
-    """As `connected`, for what only ZeroMQ offers. Raises ConfigError, naming `what`, when MQTT was asked for.
+def connected_over_oip(arguments: argparse.Namespace, url: str) -> Iterator[OipClient]:
+    """Connect over HTTP or gRPC."""
+    from edge_runtime.client.oip_client import OipClient
 
-    through_control: ask the control endpoint, which a daemon opens before its models are loaded.
+    _refuse_options(arguments, url, ("control", "curve_keys", "password_file"), "not for HTTP and gRPC")
+    with (
+        OipClient(url, **{option: getattr(arguments, option) for option in OIP_FILES}) as client,
+        _naming_the_nearest(client, arguments),
+    ):
+        yield client
+
+
+@contextmanager
+def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_control: bool = False) -> Iterator[Client]:
+    """Connect over ZeroMQ. Raises ConfigError, naming `what`, for an endpoint of another kind.
+
+    through_control: use the control endpoint, which a daemon opens before its models are loaded.
     """
     endpoint = client_endpoint(arguments.connect)
     if is_broker_url(endpoint):
@@ -89,9 +68,12 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
             f"{what} is not offered over MQTT ({endpoint}): it goes to the device itself, over ZeroMQ; run it there, "
             "or name an ipc:// or tcp:// endpoint with --connect"
         )
-    given = [option for option in MQTT_FILES if getattr(arguments, option) is not None]
-    if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} is for mqtt:// and mqtts:// endpoints; got {endpoint}")
+    if is_oip_url(endpoint):
+        raise ConfigError(
+            f"{what} is not in the Open Inference Protocol ({endpoint}); name an ipc:// or tcp:// endpoint "
+            "with --connect"
+        )
+    _refuse_options(arguments, endpoint, {**MQTT_FILES, **OIP_FILES}, "for MQTT, HTTP and gRPC")
     if through_control:
         endpoint = client_endpoint(arguments.control or control_endpoint_beside(endpoint))
     with (
@@ -103,9 +85,9 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
 
 @contextmanager
 def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
-    """As `connected`; asks the control endpoint while inference is not served yet, so that a start can be watched."""
+    """Connect, through the control endpoint while inference is not served yet, so that a start can be watched."""
     with connected(arguments) as client:
-        silence = None if is_broker_url(client.endpoint) else _silence(client)
+        silence = _silence(client) if isinstance(client, Client) else None
         if silence is None:
             yield client
             return
@@ -118,12 +100,22 @@ def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
 
 
 def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:
-    """The keys in the file that was named, if one was."""
+    """The keys in the file of `--curve-keys`, if one was given. Raises ConfigError naming the file and the key."""
     if arguments.curve_keys is None:
         return None
-    from edge_runtime.cli.curve_file import load_curve_keys
+    from msgspec import defstruct
+    from msgspec.structs import asdict
 
-    return load_curve_keys(Path(arguments.curve_keys))
+    from edge_runtime.typed_toml import build, parse_toml
+
+    path = Path(arguments.curve_keys)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    keys = [(each.name, str) for each in fields(CurveKeys)]
+    found = build(defstruct("CurveFile", keys, forbid_unknown_fields=True), parse_toml(text, str(path)), str(path))
+    return CurveKeys(**asdict(found))
 
 
 def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:
@@ -131,15 +123,20 @@ def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:
         from edge_runtime.client.mqtt_client import MqttClient
     except ImportError as error:
         raise ConfigError(f"{url}: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
-    for option in ("control", "curve_keys"):
-        if getattr(arguments, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is for ZeroMQ; got {url}")
+    _refuse_options(arguments, url, ("control", "curve_keys"), "for ZeroMQ")
+    _refuse_options(arguments, url, ("token_file",), "for HTTP and gRPC")
     files = {option: getattr(arguments, option) for option in MQTT_FILES}
     return MqttClient(url, prefix=arguments.prefix, **files)
 
 
+def _refuse_options(arguments: argparse.Namespace, url: str, options: Iterable[str], why: str) -> None:
+    for option in options:
+        if getattr(arguments, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} is {why}; got {url}")
+
+
 def _check_device(client: MqttClient) -> None:
-    """Raise where it is plain that nobody will answer: no device named, one that is away, or one that is not known."""
+    """Raise where no answer can come: no device is named, or the device is away or unknown."""
     if client.device_id is None:
         raise ConfigError(
             f"{client.endpoint} names no device; wanted {client.endpoint}/DEVICE; {_who_is_online(client)}"
@@ -149,7 +146,7 @@ def _check_device(client: MqttClient) -> None:
         return
     if status:
         raise ConnectionError(f"the device at {client.endpoint} is {status}; {_who_is_online(client)}")
-    if client.devices():  # else this client may not look, and asking is the only way to know
+    if client.devices():  # else this client may not list devices, and only a request can tell
         raise ConnectionError(f"no device is known at {client.endpoint}; {_who_is_online(client)}")
 
 
@@ -159,7 +156,7 @@ def _who_is_online(client: MqttClient) -> str:
 
 
 def _silence(client: DaemonClient) -> ConnectionError | None:
-    """Why nobody answers; None when somebody does."""
+    """Return why no daemon answers; None when one does."""
     try:
         client.models()
     except ConnectionError as error:

@@ -1,6 +1,6 @@
-"""Tensors for a model from what a person has: .npy, .json, raw bytes, pictures, literals, or made-up numbers.
+"""Tensors for a model from the command line: .npy, .json, raw bytes, pictures, literals, or made-up numbers.
 
-Owns: what the command line's words mean; how a file is read is client/input_files.py's. The model's metadata decides.
+Owns: the meaning of the input options; client/input_files.py reads files. The model's metadata decides the datatypes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, datatype
 
 RAW_SUFFIXES = (".bin", ".raw")
-"""Bytes and nothing else: shape and datatype are the model's, or said beside them."""
+"""Raw bytes: shape and datatype are the model's, or given by options."""
 
 TOKENS = 10
-"""Made-up integers are below this: inside any vocabulary or table that they may be looked up in."""
+"""Made-up integers are below this: inside any vocabulary or table that they may index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line says of inputs. texts: by input name, "" for a model's only one."""
+    """The input options as given. texts: by input name, "" for a model's only one."""
 
     texts: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
@@ -41,7 +41,7 @@ class Given:
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say what to send."""
+    """Add the input options."""
     group = parser.add_argument_group("inputs")
     group.add_argument(
         "--input",
@@ -63,7 +63,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(arguments: argparse.Namespace, *, fill: str = "") -> Given:
-    """Read those options. Raises UsageError."""
+    """Read the input options. Raises UsageError."""
     return Given(
         texts=_by_name("--input", arguments.input),
         shapes={name: _shape(text) for name, text in _by_name("--shape", arguments.shape).items()},
@@ -75,7 +75,7 @@ def given(arguments: argparse.Namespace, *, fill: str = "") -> Given:
 
 
 def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """A model's inputs."""
+    """Return the specs of a model's inputs."""
     return tuple(
         TensorSpec(str(spec["name"]), str(spec["datatype"]), tuple(spec["shape"]))
         for spec in metadata.get("inputs", ())
@@ -83,7 +83,7 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen) -> dict[str, Array]:
-    """One array for each of the model's inputs. Raises UsageError for one that is missing or unknown."""
+    """Return one array for each input of the model. Raises UsageError for a missing or unknown one."""
     texts = _named(asked.texts, specs, "--input")
     shapes = _named(asked.shapes, specs, "--shape")
     datatypes = _named(asked.datatypes, specs, "--datatype")
@@ -106,7 +106,7 @@ def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen) -> dict[s
 
 
 def made_up(spec: TensorSpec, shape: tuple[int, ...] | None, rows: int, random: np.random.Generator | None) -> Array:
-    """A tensor of the right datatype and shape: zeros, or random numbers. Open dimensions: rows first, 1 elsewhere."""
+    """Make a tensor of zeros or random numbers. Open dimensions: rows first, 1 elsewhere."""
     lengths = shape or tuple(
         length if length != DYNAMIC else (rows if axis == 0 else 1) for axis, length in enumerate(spec.shape)
     )
@@ -160,7 +160,7 @@ def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kin
 
 
 def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """{"name": data, …}, or the Open Inference Protocol's {"inputs": [{"name", "data", …}]}."""
+    """Read {"name": data, …}, or the Open Inference Protocol's {"inputs": [{"name", "data", …}]}."""
     said = _json(stdin_text(), "stdin")
     if not isinstance(said, dict):
         raise UsageError('stdin: wanted {"input name": data, …}')
@@ -203,7 +203,7 @@ def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _named(said: Mapping[str, Any], specs: Sequence[TensorSpec], option: str) -> dict[str, Any]:
-    """Values by input name; a value without a name belongs to a model's only input."""
+    """Return values by input name; a value without a name belongs to a model's only input."""
     names = [spec.name for spec in specs]
     found: dict[str, Any] = {}
     for name, value in said.items():

@@ -1,4 +1,4 @@
-"""`edge-runtime`: finds the verb, imports only its file, and turns what goes wrong into one clear paragraph.
+"""`edge-runtime`: finds the verb, imports only its file, and turns an error into one paragraph.
 
 Owns: the list of verbs and the exit status: 0 done, 1 failed, 2 usage, 130 interrupted. A verb is a module with
 `add_arguments(parser)` and `run(arguments, screen) -> int`.
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.cli.arguments import Parser, UsageError, nearest
@@ -20,20 +21,24 @@ VERBS = {
     "serve": "serve a folder of models until told to stop",
     "infer": "run a model once and show the answer",
     "models": "list models, show what one takes and gives, load and unload",
-    "status": "how the daemon does: rates, latencies, queues, refusals, memory",
+    "status": "show the daemon's rates, latencies, queues, refusals and memory",
     "bench": "measure requests per second and latencies of a running daemon",
     "tune": "find what serves a model best on this device, and use it",
-    "profile": "this device, the profile chosen for it, and what its backends offer",
+    "profile": "show this device, the profile chosen for it, and its backends",
     "repo": "publish signed models: keys, releases, and what groups of devices run",
     "update": "install signed releases, go back to the one before, see what runs",
+    "token": "make and withdraw tokens for callers over HTTP and gRPC",
     "convert": "make an artifact of a trained model, and show how near it is to its source",
     "completion": "print the completion script for bash, zsh or fish",
 }
 
+_ELSEWHERE = {"convert": "edge_runtime_converters.command"}
+"""Modules of verbs outside this package, by name only: converters import edge_runtime, never the other way."""
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells say it."""
+"""128 + SIGINT, as in shells."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         screen.note("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left; the interpreter's own flush at exit must not complain about that.
+        # The reader of the output has left; the interpreter's flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (EdgeRuntimeError, OSError) as error:
@@ -60,15 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_of(verb: str) -> Parser:
-    """The parser of one verb, with the options that every verb has."""
-    module = import_module(f"edge_runtime.cli.{verb}")
+    """Build the parser of one verb, with the options of every verb."""
+    module = _module_of(verb)
     parser = Parser(prog=f"edge-runtime {verb}", description=module.__doc__, add_help=True)
     module.add_arguments(parser)
     return parser
 
 
 def overview() -> str:
-    """What `edge-runtime --help` prints."""
+    """Return the text of `edge-runtime --help`."""
     width = max(map(len, VERBS))
     lines = (f"  {verb.ljust(width)}  {summary}" for verb, summary in VERBS.items())
     return "\n".join(
@@ -107,12 +112,16 @@ def _run(words: list[str], screen: Screen) -> int:
         arguments = parser_of(verb).parse_args(rest)
     except SystemExit as exit_:  # argparse ends the process after --help
         return int(exit_.code or 0)
-    status: int = import_module(f"edge_runtime.cli.{verb}").run(arguments, screen)
+    status: int = _module_of(verb).run(arguments, screen)
     return status
 
 
+def _module_of(verb: str) -> Any:
+    return import_module(_ELSEWHERE.get(verb, f"edge_runtime.cli.{verb}"))
+
+
 def _failure(error: EdgeRuntimeError | OSError) -> tuple[str, str, bool]:
-    """What went wrong, its code, and whether it may go well another time."""
+    """Return an error's message, its code, and whether a retry may succeed."""
     if isinstance(error, EdgeRuntimeError):
         return error.message, error.code, error.retryable
     if isinstance(error, TimeoutError):

@@ -1,60 +1,58 @@
 """List the models of a running daemon, show what one takes and gives, load and unload.
 
-list shows every version with its state and, where it failed, why. load and unload return when it is done.
+list shows every version with its state and the reason of a failure. load and unload return when they are done.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.arguments import UsageError, add_connection, positive
-from edge_runtime.cli.connection import connected, connected_early, connected_over_zmq
-from edge_runtime.cli.screen import Screen, size_text
+from edge_runtime.cli.actions import action_of, add_actions, run_action
+from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
+from edge_runtime.cli.screen import Screen, shape_text, size_text
+from edge_runtime.config.endpoints import client_endpoint
+from edge_runtime.config.oip_url import is_oip_url
 
-COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "reason")
+if TYPE_CHECKING:
+    from edge_runtime.client.oip_client import OipClient
+    from edge_runtime.client.zmq_client import Client
+
+COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
 
 BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions of `models` and their options."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
-    for name, summary in (
-        ("list", "every version the daemon knows"),
-        ("show", "what a model takes and gives"),
-        ("load", "load a model, or load it anew"),
-        ("unload", "take a model out of service"),
-    ):
-        action = actions.add_parser(name, help=summary, description=summary)
-        if name == "list":
-            action.add_argument("--names", action="store_true", help="names only, one a line")
-        else:
-            action.add_argument("model", metavar="MODEL")
-            action.add_argument(
-                "--version", metavar="N", type=positive, help="one version (default: the daemon's choice)"
-            )
-        add_connection(action)
+    """Add the actions of `models` and their options."""
+    parsers = add_actions(parser, "models")
+    parsers["list"].add_argument("--names", action="store_true", help="names only, one a line")
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Do the action; 0 when it is done."""
-    if arguments.action is None:
-        raise UsageError("models wants an action: list, show MODEL, load MODEL or unload MODEL")
-    actions = {"list": _list, "show": _show, "load": _load, "unload": _unload}
-    actions[arguments.action](arguments, screen)
+    match action_of(arguments, "models"):
+        case "list":
+            _list(arguments, screen)
+        case "show":
+            _show(arguments, screen)
+        case "load" | "unload" as action:
+            _load_or_unload(action, arguments, screen)
+        case _:
+            run_action(arguments, "models", screen)
     return 0
 
 
 def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
-    """The table of `models list`; columns that are empty everywhere are left out."""
+    """Print the table of `models list`, without empty columns. host: its process."""
     rows = [[_cell(entry, column) for column in COLUMNS] for entry in models]
     kept = [index for index, column in enumerate(COLUMNS) if any(row[index] for row in rows) or column == "name"]
     screen.table(
         [COLUMNS[index] for index in kept],
         [[row[index] for index in kept] for row in rows],
-        right=("version", "memory"),
+        right=("version", "memory", "host", "restarts"),
     )
 
 
@@ -98,19 +96,11 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.table(("", "name", "datatype", "shape"), rows)
 
 
-def _load(arguments: argparse.Namespace, screen: Screen) -> None:
-    with connected_over_zmq(arguments, "models load") as client, screen.progress(f"loading {arguments.model}"):
-        result = client.load(arguments.model, arguments.version)
-    _print_result(result, screen)
-
-
-def _unload(arguments: argparse.Namespace, screen: Screen) -> None:
-    with connected_over_zmq(arguments, "models unload") as client, screen.progress(f"unloading {arguments.model}"):
-        result = client.unload(arguments.model, arguments.version)
-    _print_result(result, screen)
-
-
-def _print_result(result: Any, screen: Screen) -> None:
+def _load_or_unload(action: str, arguments: argparse.Namespace, screen: Screen) -> None:
+    label = f"{action}ing {arguments.model}"
+    with _connected_to_change(arguments, action) as client, screen.progress(label):
+        call = client.load if action == "load" else client.unload
+        result = call(arguments.model, arguments.version)
     if screen.wants_json:
         screen.json(result)
     elif isinstance(result, list) and result:
@@ -119,14 +109,21 @@ def _print_result(result: Any, screen: Screen) -> None:
         screen.line("done")
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as it is read: an open dimension is a question mark."""
-    return f"[{', '.join('?' if length < 0 else str(length) for length in shape)}]"
+def _connected_to_change(arguments: argparse.Namespace, action: str) -> AbstractContextManager[Client | OipClient]:
+    """Connect where models are loaded and unloaded: over ZeroMQ, HTTP or gRPC."""
+    endpoint = client_endpoint(arguments.connect)
+    if is_oip_url(endpoint):
+        return connected_over_oip(arguments, endpoint)
+    return connected_over_zmq(arguments, f"models {action}")
 
 
 def _cell(entry: Mapping[str, Any], column: str) -> str:
     if column == "memory":
         nbytes = entry.get("memory_bytes")
         return size_text(nbytes) if nbytes else ""
+    if column in ("host", "restarts"):
+        host = entry.get("host") or {}
+        value = host.get("pid" if column == "host" else "restarts")
+        return str(value) if value else ""
     value = entry.get(column)
     return "" if value is None else str(value)

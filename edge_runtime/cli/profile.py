@@ -1,6 +1,6 @@
-"""This device, the profile chosen for it and why not the others, and what the backends offer here.
+"""Show this device, the profile chosen for it and why not the others, and the backends here.
 
-show asks no daemon: it finds out what a daemon started now would. list shows every profile.
+show asks no daemon: it detects what a daemon started now would detect. list shows every profile.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ INTERESTING_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp",
     "sve", "bf16", "i8mm",
 )  # fmt: skip
-"""CPU flags that decide how fast inference is; a CPU has a hundred others."""
+"""CPU flags that decide the speed of inference, of a CPU's hundred."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions of `profile` and their options."""
+    """Add the actions of `profile` and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
     show = actions.add_parser("show", help="this device and the profile chosen for it", description=__doc__)
     show.add_argument("--profile", metavar="NAME", help="as if this profile was asked for")

@@ -1,7 +1,7 @@
 """Publish signed models from a repository that any HTTP server can serve (needs the `publish` extra).
 
-init DIR, then add-team, add-group, publish, assign. Everything that signs says first what it will sign, and asks on a
-terminal unless --yes is given. The repository is found at --repo DIR, else $EDGE_RUNTIME_REPO, else in this folder.
+init DIR, then add-team, add-group, publish, assign. An action that signs first shows what it will sign, and asks on a
+terminal unless --yes is given. The repository is --repo DIR, else $EDGE_RUNTIME_REPO, else this folder.
 Devices trust DIR/metadata/1.root.json; serve DIR/metadata and DIR/targets, never DIR/keys.
 """
 
@@ -21,15 +21,15 @@ UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"
 ACTIONS = {
     "init": "make a repository: root and targets keys for people, snapshot and timestamp keys for cron",
     "add-team": "let a team publish models, with keys of its own",
-    "add-group": "a group of devices, which may be given releases",
+    "add-group": "add a group of devices, which can be assigned releases",
     "publish": "try a model and publish it as a new release of its team",
     "assign": "let the devices of a group run a version, all of them or a share",
     "unassign": "take a model away from a group",
-    "clean": "delete what nothing names any more, and with --keep take old releases out first",
-    "refresh": "sign anew what expires: the timestamp, at half time the snapshot, and the roles named",
+    "clean": "delete files that no metadata names; with --keep, take old releases out first",
+    "refresh": "renew signatures: the timestamp's, at half time the snapshot's, and those of the roles named",
     "rotate": "give a role new keys",
-    "revoke": "take one key out of every role, a new one taking its place",
-    "bundle": "write a folder with all that a device of a group needs, for a USB stick",
+    "revoke": "replace one key in every role that has it",
+    "bundle": "write a folder with all files that a device of a group needs, for a USB stick",
     "serve": "serve metadata and targets over HTTP, for trying it",
     "status": "roles, keys, expiry, releases, and what groups run",
 }
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Do the action; 0 when it is done. Raises PublishError: it cannot be done, or the extra is not installed."""
+    """Run the action; returns 0. Raises PublishError: it failed, or the extra is not installed."""
     if arguments.action is None:
         raise UsageError(f"repo wants an action: {', '.join(ACTIONS)}")
     try:

@@ -1,4 +1,4 @@
-"""What a person sees: tables, colours on a terminal, a spinner while something takes long, and numbers with units.
+"""Prints for a person: tables, colours on a terminal, progress while something takes long, and numbers with units.
 
 Owns: how results look. Results go to stdout, everything else to stderr. Colours only on a terminal, never with
 NO_COLOR set (no-color.org) or TERM=dumb.
@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from edge_runtime.cli.progress import Progress
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+SPIN_S = 0.1
+BAR_CELLS = 24
+"""4 % each; the line stays within 80 columns."""
+
+Paint = Callable[[str, str], str]
+"""Styles a text, where there are colours."""
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
@@ -29,7 +38,7 @@ STATE_STYLES = {
 
 
 class Screen:
-    """Where a verb prints. wants_json: results are one JSON document; `show` and `result` choose."""
+    """Prints a verb's results and notes. wants_json: results are one JSON document."""
 
     def __init__(self, out: TextIO, err: TextIO, *, wants_json: bool = False) -> None:
         self._out = out
@@ -40,37 +49,37 @@ class Screen:
         self.is_terminal = out.isatty()
 
     def line(self, text: str = "") -> None:
-        """One line of the result."""
+        """Print one line of the result."""
         print(text, file=self._out)
 
     def json(self, value: Any) -> None:
-        """The result as one JSON document."""
+        """Print the result as one JSON document."""
         print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=self._out)
 
     def note(self, text: str) -> None:
-        """Something that is not the result."""
+        """Print a line beside the result."""
         print(text, file=self._err)
 
     def error(self, text: str) -> None:
-        """One paragraph that says what went wrong."""
+        """Print an error as one paragraph."""
         print(f"{self._painted('edge-runtime:', 'red', self._err)} {text}", file=self._err, flush=True)
 
     def failure(self, message: str, code: str, retryable: bool) -> None:
-        """What went wrong, for the person on stderr and, with --json, for the program on stdout."""
+        """Print a failure: for a person on stderr and, with --json, for a program on stdout."""
         if self.wants_json:
             self.json({"error": {"code": code, "message": message, "retryable": retryable}})
         self.error(message)
 
     def painted(self, text: str, style: str) -> str:
-        """Text in a colour or weight, when the result goes to a terminal."""
+        """Style a text when the result goes to a terminal."""
         return self._painted(text, style, self._out)
 
     def heading(self, text: str) -> None:
-        """A line that stands out."""
+        """Print a heading."""
         self.line(self.painted(text, "bold"))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-        """Columns as wide as their widest cell; those named in `right` are numbers."""
+        """Print columns as wide as their widest cell; those named in `right` are numbers."""
         widths = [max(len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
         self.line(self.painted(self._row(columns, columns, widths, right), "dim"))
         for row in rows:
@@ -79,26 +88,26 @@ class Screen:
             self.line(self.painted(line, style) if style in ("red", "yellow") else line)
 
     def fields(self, values: Mapping[str, str]) -> None:
-        """Names and values, one a line; empty values are left out."""
+        """Print names and values, one a line, without empty values."""
         shown = {name: value for name, value in values.items() if value}
         width = max(map(len, shown), default=0)
         for name, value in shown.items():
             self.line(f"  {self.painted(name.ljust(width), 'dim')}  {value}")
 
     def clear(self) -> None:
-        """Empty the terminal, for a picture that is drawn again."""
+        """Empty the terminal before a picture is drawn again."""
         if self.is_terminal:
             print("\x1b[H\x1b[2J", end="", file=self._out)
 
     def flush(self) -> None:
-        """Let everything be seen now."""
+        """Flush the results."""
         self._out.flush()
 
     @contextmanager
     def progress(self, label: str, limit_s: float | None = None) -> Iterator[Progress]:
-        """Show on stderr that something takes its time: a spinner with the time on a terminal, else one line.
+        """Show progress on stderr: a spinner with the time on a terminal, else one line.
 
-        limit_s: how long it will take, where that is known.
+        limit_s: how long it will take, if known.
         """
         progress = Progress(self._err, label, lambda text, style: self._painted(text, style, self._err), limit_s)
         progress.start()
@@ -119,8 +128,69 @@ class Screen:
         return "  ".join(padded).rstrip()
 
 
+class Progress:
+    """Progress of one task on stderr. `start` once, then `close`, which is idempotent."""
+
+    def __init__(self, where: TextIO, label: str, paint: Paint, limit_s: float | None = None) -> None:
+        """limit_s: how long it will take, if known."""
+        self._where = where
+        self._paint = paint
+        self._limit_s = limit_s
+        self._shown: tuple[str, str, float | None] = (label, "", None)
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Show the label."""
+        if not self._where.isatty():
+            self._print_label()
+            return
+        self._thread = threading.Thread(target=self._spin, name="spinner")
+        self._thread.start()
+
+    def show(self, label: str, detail: str = "", share: float | None = None) -> None:
+        """Show the current step. detail: changes often, for a terminal only. share: 0 to 1, drawn as a bar."""
+        is_new = label != self._shown[0]
+        self._shown = (label, detail, share)
+        if is_new and self._thread is None:
+            self._print_label()
+
+    def close(self) -> None:
+        """Empty the line."""
+        if self._thread is None:
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._thread = None
+        print("\r\x1b[K", end="", file=self._where, flush=True)
+
+    def _print_label(self) -> None:
+        print(f"{self._shown[0]} …", file=self._where, flush=True)
+
+    def _spin(self) -> None:
+        began_s = time.monotonic()
+        turn = 0
+        while not self._is_over.wait(SPIN_S):
+            label, detail, share = self._shown
+            elapsed = f"{time.monotonic() - began_s:.1f} s"
+            if self._limit_s is not None:
+                elapsed += f" of {self._limit_s:g} s"
+            turn += 1
+            parts = (label, "" if share is None else bar_text(share), detail, elapsed)
+            sign = self._paint(SPINNER[turn % len(SPINNER)], "blue")
+            # A text longer than a line would stay on the screen.
+            text = "  ".join(filter(None, parts))[: shutil.get_terminal_size().columns - 3]
+            print(f"\r\x1b[K{sign} {text}", end="", file=self._where, flush=True)
+
+
+def bar_text(share: float) -> str:
+    """Draw a share of 0 to 1 as a bar."""
+    full = int(min(max(share, 0.0), 1.0) * BAR_CELLS)
+    return "█" * full + "░" * (BAR_CELLS - full)
+
+
 def size_text(nbytes: float | None) -> str:
-    """Bytes as a person reads them: 9.1 MiB. Empty when nobody knows."""
+    """Write bytes: 9.1 MiB. Empty for None."""
     if nbytes is None:
         return ""
     for unit in ("B", "KiB", "MiB"):
@@ -130,8 +200,13 @@ def size_text(nbytes: float | None) -> str:
     return f"{nbytes:.1f} GiB"
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """Write a shape, with a question mark for an open dimension."""
+    return f"[{', '.join('?' if length < 0 else str(length) for length in shape)}]"
+
+
 def ms_text(milliseconds: float | None) -> str:
-    """Milliseconds with three digits that matter; a dash when nothing was measured."""
+    """Write milliseconds with three significant digits; a dash for None."""
     if milliseconds is None:
         return "-"
     if milliseconds >= 100:
@@ -146,14 +221,14 @@ def ms_text(milliseconds: float | None) -> str:
 
 
 def rate_text(rate: float | None) -> str:
-    """Requests per second."""
+    """Write requests per second; a dash for None."""
     if rate is None:
         return "-"
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def duration_text(seconds: float | None) -> str:
-    """A length of time as a person reads it: 3 d 4 h, 2 min 5 s."""
+    """Write a length of time: 3 d 4 h, 2 min 5 s. Empty for None."""
     if seconds is None:
         return ""
     whole = int(seconds)
@@ -167,5 +242,5 @@ def duration_text(seconds: float | None) -> str:
 
 
 def stdin_text() -> str:
-    """All of standard input."""
+    """Read all of standard input."""
     return sys.stdin.read()

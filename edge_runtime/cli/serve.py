@@ -1,7 +1,7 @@
-"""Serve a folder of models over ZeroMQ, and MQTT where a broker is named, until SIGTERM or Ctrl-C.
+"""Serve a folder of models over ZeroMQ, and over HTTP, gRPC or MQTT where asked to, until SIGTERM or Ctrl-C.
 
-Each model is a folder <models>/<name>/<version>/ with its artifacts (model.onnx, model.xml + model.bin). Loading and
-everything after is logged on stderr: text on a terminal, JSON otherwise and with --json.
+Each model is a folder <models>/<name>/<version>/ with its artifacts (model.onnx, model.xml + model.bin). The log
+goes to stderr: text on a terminal, JSON otherwise and with --json.
 """
 
 from __future__ import annotations
@@ -19,14 +19,35 @@ from edge_runtime.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `serve`; each lies over the configuration file's."""
+    """Add the options of `serve`; each overrides the configuration file."""
     parser.add_argument("--config", metavar="F", type=Path, help="default: /etc/edge-runtime/config.toml when there")
     parser.add_argument("--models", metavar="DIR", help="folder of models (default: models)")
+    parser.add_argument("--model", metavar="NAME=PATH", action="append", help="serve one folder or file as one model;"
+                        " repeatable, alone or beside --models")  # fmt: skip
     parser.add_argument("--state", metavar="DIR", help="folder for what survives a restart (calibration)")
     parser.add_argument("--zmq", metavar="E", action="append", help="infer endpoint, ipc:///path or tcp://host:port;"
                         " repeatable, replaces the default")  # fmt: skip
     parser.add_argument(
-        "--control", metavar="E", help="control endpoint (default: <path>.control beside the first ipc)"
+        "--control",
+        metavar="E",
+        help="control endpoint (default: <path>.control beside the first ipc; without one,"
+        " control.sock where infer.sock would be)",
+    )
+    parser.add_argument(
+        "--http", metavar="A", help="also serve the Open Inference Protocol over HTTP, at host:port or unix:/path"
+    )
+    parser.add_argument("--grpc", metavar="A", help="the same over gRPC")
+    parser.add_argument("--http-control", metavar="A", help="HTTP address on which models are loaded and unloaded, too")
+    parser.add_argument("--grpc-control", metavar="A", help="the same over gRPC")
+    parser.add_argument(
+        "--allow-control",
+        action="store_true",
+        help="allow that on the endpoints of HTTP and gRPC themselves, on this machine or with tokens",
+    )
+    parser.add_argument(
+        "--client-shared-memory",
+        action="store_true",
+        help="let clients of HTTP and gRPC name POSIX shared memory of their own, as Triton's do",
     )
     parser.add_argument("--mqtt", metavar="URL", help="also serve through a broker, mqtt[s]://[user@]host[:port][/DEVICE];"
                         " the device's id is else the host's name")  # fmt: skip
@@ -35,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Serve until told to stop; the daemon's exit status. A wrong setting in the file is wrong usage too."""
+    """Serve until a signal, and return the daemon's exit status. A wrong setting in the file is wrong usage too."""
     read_config = partial(_read_config, arguments, screen)
     try:
         config = _checked(read_config())
@@ -48,25 +69,45 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _checked(config: Config) -> Config:
-    """The configuration itself. Raises ConfigError: there is nothing that it could serve."""
-    if config.serves_folder and not Path(config.models).is_dir():
+    """Return the configuration. Raises ConfigError when it has nothing to serve."""
+    folder = config.models_folder
+    if folder is not None and not Path(folder).is_dir():
         raise ConfigError(
-            f"models: there is no folder {str(Path(config.models).absolute())!r}; name one with --models DIR, "
-            "where each model is DIR/<name>/<version>/model.onnx"
+            f"models: there is no folder {str(Path(folder).absolute())!r}; name one with --models DIR, "
+            "where each model is DIR/<name>/<version>/model.onnx, or one model with --model NAME=PATH"
         )
     return config
 
 
+def _named_models(words: list[str]) -> dict[str, str]:
+    """The models of `--model NAME=PATH`, each name once. Raises ConfigError."""
+    named: dict[str, str] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if not name or not path:
+            raise ConfigError(f"--model: got {word!r}, wanted NAME=PATH, as in digits=/mnt/models")
+        if name in named:
+            raise ConfigError(f"--model: got {name!r} twice, for {named[name]} and {path}; give each its name")
+        named[name] = path
+    return named
+
+
 def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
-    """The configuration file as it is now, with the command line laid over it; read again on SIGHUP."""
+    """Read the configuration file, overridden by the command line; called again on SIGHUP."""
     return load_config(
         arguments.config,
         {
             "models": arguments.models,
+            "model": _named_models(arguments.model or []) or None,
             "state": arguments.state,
             "profile": arguments.profile,
             "zmq.endpoints": [client_endpoint(each) for each in arguments.zmq] if arguments.zmq else None,
             "zmq.control": client_endpoint(arguments.control) if arguments.control else None,
+            "http.endpoint": arguments.http,
+            "http.control": arguments.http_control or (True if arguments.allow_control else None),
+            "grpc.endpoint": arguments.grpc,
+            "grpc.control": arguments.grpc_control or (True if arguments.allow_control else None),
+            "shared_memory.client_named": True if arguments.client_shared_memory else None,
             "mqtt.url": arguments.mqtt,
             "metrics.port": arguments.metrics,
             "log.format": "json" if screen.wants_json else None,

@@ -1,7 +1,7 @@
-"""How a running daemon does: live and ready, each model's rates and latencies, queues, refusals, memory.
+"""Show a running daemon: live and ready, each model's rates and latencies, queues, refusals, memory.
 
-Rates are the average since the daemon's start; with --watch, those of the last interval. With --ready the exit status
-is an answer, for health checks of containers.
+Rates are averages since the daemon's start; with --watch, of the last interval. With --ready the exit status is the
+answer, for health checks of containers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, s
 from edge_runtime.cli.update_report import line_of
 
 DEFAULT_INTERVAL_S = 2.0
-"""How often --watch looks: often enough to follow, seldom enough to cost nothing."""
+"""Between two pictures of --watch: often enough to follow, seldom enough to cost nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `status`."""
+    """Add the options of `status`."""
     text = f"show it again every S seconds (default {DEFAULT_INTERVAL_S:g}) until Ctrl-C"
     parser.add_argument("--watch", metavar="S", nargs="?", type=seconds, const=DEFAULT_INTERVAL_S, help=text)
     parser.add_argument("--ready", action="store_true", help="exit with 1 unless the daemon is ready to answer")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Show it once, or again and again."""
+    """Show the status once, or with --watch repeatedly."""
     with connected_early(arguments) as client:
         before: Mapping[str, Any] | None = None
         while True:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None, screen: Screen) -> None:
-    """One picture of a daemon's stats; what a daemon does not tell is left out."""
+    """Print one picture of a daemon's stats, without the numbers that it does not report."""
     is_ready = stats.get("ready")
     state = screen.painted("ready", "green") if is_ready else screen.painted("live, not ready", "yellow")
     screen.line(f"{state}  {endpoint}")
@@ -75,6 +75,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             right=("version", "requests/s", "p50 ms", "p95 ms", "p99 ms", "rows/run", "queue", "refused"),
         )
     _print_reasons(stats, screen)
+    _print_hosts(stats, screen)
     _print_refusals(stats, screen)
 
 
@@ -96,7 +97,7 @@ def _row(entry: Mapping[str, Any], stats: Mapping[str, Any], before: Mapping[str
 
 
 def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:
-    """Answers per second since the last picture, else since the start."""
+    """Return answers per second since the last picture, else since the start."""
     answered = _mapping(stats, "metrics", "models", name).get("answered")
     uptime_s = stats.get("uptime_s")
     if answered is None or not uptime_s:
@@ -108,7 +109,7 @@ def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None)
 
 
 def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
-    """What a person should know of single versions: why one failed, how far another's engine is."""
+    """Print the reasons of single versions: of a failure, or of an engine under construction."""
     reasons = {
         f"{entry.get('name', '')} {entry.get('version', '')}": str(entry["reason"])
         for entry in stats.get("models") or ()
@@ -118,6 +119,23 @@ def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.heading("reasons")
         screen.fields(reasons)
+
+
+def _print_hosts(stats: Mapping[str, Any], screen: Screen) -> None:
+    """Print the processes in which models run, how often each was started again, and why."""
+    lines = {}
+    for entry in stats.get("models") or ():
+        host = _mapping(entry, "host")
+        if host:
+            restarts, why = host.get("restarts"), host.get("last_end")
+            parts = [f"process {host['pid']}" if host.get("pid") else "is started again"]
+            parts += [size_text(host["memory_bytes"])] if host.get("memory_bytes") else []
+            parts += [f"{restarts} restarts, the last: {why}"] if restarts or why else []
+            lines[f"{entry.get('name', '')} {entry.get('version', '')}"] = ", ".join(parts)
+    if lines:
+        screen.line()
+        screen.heading("hosts")
+        screen.fields(lines)
 
 
 def _print_refusals(stats: Mapping[str, Any], screen: Screen) -> None:
@@ -134,7 +152,7 @@ def _print_refusals(stats: Mapping[str, Any], screen: Screen) -> None:
 
 
 def _models(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The daemon's models, and those that only its numbers still know."""
+    """Return the daemon's models, and those that only its metrics still have."""
     listed = list(stats.get("models") or ())
     names = {entry.get("name") for entry in listed}
     return listed + [{"name": name} for name in _mapping(stats, "metrics", "models") if name not in names]
@@ -146,7 +164,7 @@ def _memory(host: Mapping[str, Any]) -> str:
 
 
 def _mqtt(told: Mapping[str, Any]) -> str:
-    """The daemon's broker, who the daemon is there, and whether it is connected; empty without one."""
+    """Return the broker, the device's id there, and whether it is connected; empty without a broker."""
     if not told:
         return ""
     if told.get("connected"):
@@ -157,7 +175,7 @@ def _mqtt(told: Mapping[str, Any]) -> str:
 
 
 def _mapping(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """A mapping inside mappings; empty where a key is missing, as an older or newer daemon may have it."""
+    """Return a nested mapping; empty where a key is missing, as an older or newer daemon may have it."""
     for key in keys:
         found = value.get(key)
         if not isinstance(found, dict):

@@ -1,12 +1,12 @@
-"""Find what serves a model best on this device: backend, precision, threads, instances, batch rows; and use it.
+"""Find and use the best settings for a model on this device: backend, precision, threads, instances, batch rows.
 
-Each way is measured end to end: the real daemon, a client, requests that come at random. --slo is what must hold;
---accuracy-drop is what may be given up for speed: of labels found (--labels), else of agreement with the model as it
-is. Without it, and with made-up inputs, only the model as it is is chosen. int8 models are made on the spot where the
-converters are installed (pip install 'edge-runtime[convert]').
+Each candidate is measured end to end: the real daemon, a client, random arrivals. --slo is the latency that must hold;
+--accuracy-drop is the accuracy to give up for speed at most: of labels found (--labels), else of agreement with the
+unchanged model. Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
+installed (pip install 'edge-runtime[convert]'), int8 models are made and tried too.
 
 Writes the choice with its reasons into model.toml, the variant beside the model, and a picture of rate against p99.
-What was measured is kept: a tune that was broken off goes on where it was.
+Results are kept: an interrupted tune goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from edge_runtime.cli.arguments import UsageError, nearest, positive
 from edge_runtime.cli.screen import Screen, ms_text, rate_text, size_text
 from edge_runtime.config.endpoints import client_endpoint, state_folder
 from edge_runtime.config.loading import load_config
+from edge_runtime.config.settings import DEFAULT_MODELS
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
 from edge_runtime.profiles.detect import detect
-from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.version_policy import select_versions
+from edge_runtime.repository.folder import ModelFolder, VersionFolder, select_versions
 from edge_runtime.repository.walk import scan
-from edge_runtime.tuning.candidates import MEASURED
-from edge_runtime.tuning.objective import parse_duration, parse_objective, parse_share
+from edge_runtime.tuning.candidates import MEASURED, Candidate
+from edge_runtime.tuning.options import TunedDevice, TuneOptions, parse_duration, parse_objective, parse_share
 from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, reasons, summarise
-from edge_runtime.tuning.session import Session, opened
-from edge_runtime.tuning.wish import Device, Wish
+from edge_runtime.tuning.tune import Tune, open_tune
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 DEFAULT_DROP = 0.005
-"""Where inputs are given: half a percent, which int8 keeps to for most networks of images."""
+"""With given inputs: half a percent, which int8 keeps for most networks of images."""
 
 COLUMNS = (
     "backend", "precision", "threads", "instances", "rows", "requests/s", "p50 ms", "p99 ms", "memory", "accuracy", "",
@@ -48,25 +47,27 @@ SHOWN_LOOKS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `tune`."""
     parser.add_argument("model", metavar="MODEL", help="its name in the models folder")
-    parser.add_argument("--slo", metavar="pQ=T", required=True, help="what must hold, for example p99=20ms")
-    parser.add_argument("--accuracy-drop", metavar="D", help="what may be given up, for example 0.5%% (default: that "
-                        "with --data, else nothing)")  # fmt: skip
+    parser.add_argument("--slo", metavar="pQ=T", required=True, help="the latency that must hold, for example p99=20ms")
+    parser.add_argument("--accuracy-drop", metavar="D", help="accuracy to give up at most, for example 0.5%% "
+                        "(default: that with --data, else nothing)")  # fmt: skip
     parser.add_argument("--data", metavar="DIR", type=Path, help="inputs to compare on: a folder of .npy, .npz, .json "
                         "or pictures, or one file")  # fmt: skip
-    parser.add_argument("--labels", metavar="F", type=Path, help="what they show: .npy, or text with a number a line")
     parser.add_argument(
-        "--scores", metavar="OUTPUT", help="the output that says the label (default: the first that can)"
+        "--labels", metavar="F", type=Path, help="the class of each input: .npy, or text with a number a line"
     )
-    parser.add_argument("--time", metavar="T", default="10m", help="how long it may take (default 10m)")
+    parser.add_argument(
+        "--scores", metavar="OUTPUT", help="the output that gives the class (default: the first that can)"
+    )
+    parser.add_argument("--time", metavar="T", default="10m", help="the time it may take (default 10m)")
     parser.add_argument("--version", metavar="N", type=positive, help="the version (default: the one served)")
     parser.add_argument("--output", metavar="F", type=Path, help="the picture (default: tune.svg beside model.toml)")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is known from before")
-    parser.add_argument("--force", action="store_true", help="although a daemon serves on this device")
+    parser.add_argument("--fresh", action="store_true", help="ignore kept results")
+    parser.add_argument("--force", action="store_true", help="run even while a daemon serves on this device")
     place = parser.add_argument_group("device")
     place.add_argument("--config", metavar="F", type=Path, help="as for serve")
     place.add_argument("--models", metavar="DIR", help="as for serve")
-    place.add_argument("--state", metavar="DIR", help="as for serve; keeps what was measured")
+    place.add_argument("--state", metavar="DIR", help="as for serve; keeps the results")
     place.add_argument("--profile", metavar="NAME", help="as for serve")
 
 
@@ -74,30 +75,30 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure, show, and write the choice."""
     from edge_runtime.tuning.applying import check_can_apply
 
-    wish = _wish(arguments)
+    options = _options(arguments)
     device, models = _device(arguments)
     model, version = _model(models, arguments)
     if not arguments.dry_run:
         check_can_apply(model)
     if not arguments.force:
-        _check_nobody_serves()
+        _check_no_daemon()
     with (
-        screen.progress(f"tune {model.name}", wish.time_s) as progress,
-        opened(model, version, device, wish, progress.show) as session,
+        screen.progress(f"tune {model.name}", options.time_s) as progress,
+        open_tune(model, version, device, options) as tune,
     ):
         try:
-            session.run()
+            tune.run(progress.show)
         except KeyboardInterrupt:
             progress.close()
-            return _interrupted(session, screen)
+            return _interrupted(tune, screen)
         progress.close()
-        return _finished(session, model, arguments, screen)
+        return _finished(tune, model, arguments, screen)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _wish(arguments: argparse.Namespace) -> Wish:
+def _options(arguments: argparse.Namespace) -> TuneOptions:
     def said(parse: Callable[[str], Any], text: str) -> Any:
         try:
             return parse(text)
@@ -107,7 +108,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     if arguments.labels is not None and arguments.data is None:
         raise UsageError("--labels says what inputs show; give the inputs with --data")
     drop = DEFAULT_DROP if arguments.data is not None else 0.0
-    return Wish(
+    return TuneOptions(
         objective=said(parse_objective, arguments.slo),
         drop=drop if arguments.accuracy_drop is None else said(parse_share, arguments.accuracy_drop),
         time_s=said(parse_duration, arguments.time),
@@ -118,13 +119,15 @@ def _wish(arguments: argparse.Namespace) -> Wish:
     )
 
 
-def _device(arguments: argparse.Namespace) -> tuple[Device, Path]:
+def _device(arguments: argparse.Namespace) -> tuple[TunedDevice, Path]:
     from edge_runtime.daemon.assemble import effective_profile
 
     said = {"models": arguments.models, "state": arguments.state, "profile": arguments.profile}
     config = load_config(arguments.config, said)
     facts = detect()
-    return Device(facts, effective_profile(config, facts), config, state_folder(config.state)), Path(config.models)
+    return TunedDevice(facts, effective_profile(config, facts), config, state_folder(config.state)), Path(
+        config.models or DEFAULT_MODELS
+    )
 
 
 def _model(models: Path, arguments: argparse.Namespace) -> tuple[ModelFolder, VersionFolder]:
@@ -145,8 +148,8 @@ def _model(models: Path, arguments: argparse.Namespace) -> tuple[ModelFolder, Ve
     return model, model.versions[number]
 
 
-def _check_nobody_serves() -> None:
-    """Raise ConfigError where a daemon answers at the usual place: it would take cores from what is measured."""
+def _check_no_daemon() -> None:
+    """Raise ConfigError where a daemon answers at the usual endpoint: it would take cores from the measurement."""
     from edge_runtime.client.zmq_client import Client
 
     endpoint = client_endpoint(None)
@@ -156,74 +159,74 @@ def _check_nobody_serves() -> None:
         if not client.is_live():
             return
     raise ConfigError(
-        f"a daemon serves at {endpoint}: what it does would disturb the figures. Stop it meanwhile, or measure beside "
+        f"a daemon serves at {endpoint}: its work would disturb the figures. Stop it meanwhile, or measure beside "
         "it with --force"
     )
 
 
-def _interrupted(session: Session, screen: Screen) -> int:
-    if session.space is not None and session.results.quick:
-        _print(session, summarise(session.space, session.results), [], screen)
+def _interrupted(tune: Tune, screen: Screen) -> int:
+    if tune.space is not None and tune.results.quick:
+        _print(tune, summarise(tune.space, tune.results), [], screen)
     screen.note("interrupted; nothing was written; the same command goes on from here")
     return EXIT_INTERRUPTED
 
 
-def _finished(session: Session, model: ModelFolder, arguments: argparse.Namespace, screen: Screen) -> int:
-    from edge_runtime.tuning.applying import apply_choice, write_picture
+def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, screen: Screen) -> int:
+    from edge_runtime.tuning.applying import write_picture
 
-    assert session.space is not None
-    summary = summarise(session.space, session.results)
+    assert tune.space is not None
+    summary = summarise(tune.space, tune.results)
     written: list[Path] = []
     try:
         if summary.choice is not None and not arguments.dry_run:
-            about = {"device": _device_text(session), "data": _data_text(session), "date": _today()}
-            why = reasons(summary, session.results, session.wish.objective, **about)
-            written += apply_choice(session, model, summary.choice, why).files
+            about = {"device": _device_text(tune), "data": _data_text(tune), "date": _today()}
+            why = reasons(summary, tune.results, tune.options.objective, **about)
+            written += tune.apply(summary.choice, why)
         picture = arguments.output or (None if arguments.dry_run else model.path / "tune.svg")
-        if picture is not None and session.results.full:
-            write_picture(picture, _picture(session, summary))
+        if picture is not None and tune.results.full:
+            write_picture(picture, _picture(tune, summary))
             written.append(picture)
     except (EdgeRuntimeError, OSError):
-        if not screen.wants_json:  # what was measured is worth seeing all the same
+        if not screen.wants_json:  # the results are worth seeing all the same
             _print_table(summary, screen)
         raise
-    _print(session, summary, written, screen)
+    _print(tune, summary, written, screen)
     return 0 if summary.choice is not None else EXIT_FAILED
 
 
-def _picture(session: Session, summary: Summary) -> str:
-    from edge_runtime.tuning.picture import curve_of, draw
+def _picture(tune: Tune, summary: Summary) -> str:
+    from edge_runtime.tuning.picture import draw, line_of
 
-    fulls = sorted(session.results.full.values(), key=lambda full: -full.rate)
+    fulls = sorted(tune.results.full.values(), key=lambda full: -full.rate)
     chosen = None if summary.choice is None else summary.choice.candidate
-    curves = [curve_of(each, _label(session, each.candidate), is_chosen=each.candidate == chosen) for each in fulls]
-    title = f"{session.version.model} version {session.version.number} on {_device_text(session)}"
-    return draw(title, session.wish.objective, curves)
+    lines = [line_of(each, _label(tune, each.candidate), is_chosen=each.candidate == chosen) for each in fulls]
+    title = f"{tune.version.model} version {tune.version.number} on {_device_text(tune)}"
+    return draw(title, tune.options.objective, lines)
 
 
-def _label(session: Session, candidate: Any) -> str:
+def _label(tune: Tune, candidate: Candidate) -> str:
     layout = candidate.layout
     said = {"threads": layout.threads, "instances": layout.instances, "rows": layout.max_batch_rows}
     words = [f"{name} {value}" for name, value in said.items() if value is not None] or ["the daemon's layout"]
-    precision = session.results.engines[candidate.engine].runs_in
-    return f"{candidate.engine.backend} {precision}, {', '.join(words)}"
+    precision = tune.results.ways[candidate.way].runs_in
+    return f"{candidate.way.backend} {precision}, {', '.join(words)}"
 
 
-def _print(session: Session, summary: Summary, written: list[Path], screen: Screen) -> None:
-    assert session.space is not None
+def _print(tune: Tune, summary: Summary, written: list[Path], screen: Screen) -> None:
+    assert tune.space is not None
     if screen.wants_json:
         about = {
-            "model": session.version.model,
-            "version": session.version.number,
-            "device": _device_text(session),
-            "profile": session.device.profile.name,
-            "data": _data_text(session),
+            "model": tune.version.model,
+            "version": tune.version.number,
+            "device": _device_text(tune),
+            "profile": tune.device.profile.name,
+            "data": _data_text(tune),
         }
         files = [str(path) for path in written]
-        screen.json({**about, **as_json(summary, session.space), "notes": session.notes, "written": files})
+        screen.json({**about, **as_json(summary, tune.space), "notes": tune.notes, "written": files})
     else:
         _print_table(summary, screen)
-        _print_words(session, summary, written, screen)
+        _print_words(tune, summary, written, screen)
 
 
 def _print_table(summary: Summary, screen: Screen) -> None:
@@ -236,16 +239,16 @@ def _print_table(summary: Summary, screen: Screen) -> None:
     if any(row.is_cut and row.rate for row in full):
         screen.line("> the time was over before its highest rate was found; the same command with more --time finds it")
     if any(row.candidate.layout == MEASURED for row in (*full, *looks)):
-        screen.line("- left to the daemon, which measures what is best")
+        screen.line("- left to the daemon, which measures the best value")
 
 
 def _cells(row: Row, summary: Summary) -> list[str]:
-    engine, layout = row.candidate.engine, row.candidate.layout
+    way, layout = row.candidate.way, row.candidate.layout
     is_known = bool(row.rate)
     numbers = ("-" if each is None else str(each) for each in (layout.threads, layout.instances, layout.max_batch_rows))
     return [
-        " ".join(filter(None, (engine.backend, engine.device if engine.device != "CPU" else ""))),
-        row.runs_in or engine.precision or "as it is",
+        " ".join(filter(None, (way.backend, way.device if way.device != "CPU" else ""))),
+        row.runs_in or way.precision or "as it is",
         *numbers,
         (">" if row.is_cut else "" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
         ms_text(row.p50_s * 1e3) if is_known else "-",
@@ -256,41 +259,41 @@ def _cells(row: Row, summary: Summary) -> list[str]:
     ]
 
 
-def _print_words(session: Session, summary: Summary, written: list[Path], screen: Screen) -> None:
+def _print_words(tune: Tune, summary: Summary, written: list[Path], screen: Screen) -> None:
     screen.line()
-    for note in session.notes:
+    for note in tune.notes:
         screen.note(note)
     choice = summary.choice
     if choice is None:
-        screen.note(_why_none(session, summary))
+        screen.note(_why_none(tune, summary))
         return
-    gain = "" if summary.gain is None else f", {summary.gain:.2f} times what serves without tuning"
-    rate = f"{'at least ' if choice.is_cut else ''}{rate_text(choice.rate)} requests/s within {session.wish.objective}"
-    screen.line(f"{_label(session, choice.candidate)}: {rate}{gain}")
+    gain = "" if summary.gain is None else f", {summary.gain:.2f} times the rate without tuning"
+    rate = f"{'at least ' if choice.is_cut else ''}{rate_text(choice.rate)} requests/s within {tune.options.objective}"
+    screen.line(f"{_label(tune, choice.candidate)}: {rate}{gain}")
     if summary.left_out:
-        with_data = "" if session.wish.data is not None else " and --data DIR"
+        with_data = "" if tune.options.data is not None else " and --data DIR"
         screen.note(f"{', '.join(summary.left_out)} looked quicker; --accuracy-drop 0.5%{with_data} lets it be chosen")
     for path in written:
         screen.line(f"written: {path}")
 
 
-def _why_none(session: Session, summary: Summary) -> str:
+def _why_none(tune: Tune, summary: Summary) -> str:
     nearest_ = min((row.p50_s for row in summary.rows if row.p50_s), default=None)
-    if not session.results.full and nearest_ is not None and nearest_ <= session.wish.objective.limit_s:
-        return "the time was over before anything was measured at the objective; give it more with --time"
-    told = "" if nearest_ is None else f"; the quickest answers one request alone in {ms_text(nearest_ * 1e3)} ms"
-    return f"nothing keeps {session.wish.objective} here{told}. Nothing was written"
+    if not tune.results.full and nearest_ is not None and nearest_ <= tune.options.objective.limit_s:
+        return "the time was over before any candidate was measured at the objective; give it more with --time"
+    told = "" if nearest_ is None else f"; one request alone takes at least {ms_text(nearest_ * 1e3)} ms"
+    return f"nothing keeps {tune.options.objective} here{told}. Nothing was written"
 
 
-def _device_text(session: Session) -> str:
-    facts = session.device.facts
+def _device_text(tune: Tune) -> str:
+    facts = tune.device.facts
     name = facts.device_tree_model or facts.cpu_model or facts.architecture
-    cores = session.device.profile.limits.cores
-    return f"{name}, {cores} core{'s' if cores > 1 else ''} (profile {session.device.profile.name})"
+    cores = tune.device.profile.limits.cores
+    return f"{name}, {cores} core{'s' if cores > 1 else ''} (profile {tune.device.profile.name})"
 
 
-def _data_text(session: Session) -> str:
-    samples = session.samples
+def _data_text(tune: Tune) -> str:
+    samples = tune.samples
     if samples is None:
         return ""
     count = len(samples.judging.inputs)

@@ -1,10 +1,10 @@
 """Look for new releases, install them, go back to the one before, and see what runs (needs [update] in the daemon).
 
-check installs nothing; apply installs what is meant for this device, as the daemon does by itself unless it has
-`auto = false`; import does so from a folder, such as a stick with what `edge-runtime repo bundle` wrote. These and
-rollback ask the daemon on its own machine; status and history go over MQTT as well. A release is tried, and observed
-while it serves: apply takes that long, and Ctrl-C leaves the daemon at work. Exit status 1: a check failed, or a
-release that was to be installed was refused, now or before, or put off.
+check installs nothing; apply installs the releases meant for this device, as the daemon does by itself unless it has
+`auto = false`; import does so from a folder, such as a stick that `edge-runtime repo bundle` wrote. These and rollback
+ask the daemon on its own machine; status and history work over MQTT too. A release is tried, and observed while it
+serves: apply takes that long, and Ctrl-C leaves the daemon at work. Exit status 1: the check failed, or a release to be
+installed was refused, now or before, or put off.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from edge_runtime.cli.arguments import UsageError, add_connection, positive
+from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.connection import connected_early, connected_over_zmq
-from edge_runtime.cli.progress import Progress
-from edge_runtime.cli.screen import Screen
+from edge_runtime.cli.screen import Progress, Screen
 from edge_runtime.cli.update_report import (
     failures,
     print_history,
@@ -29,39 +28,20 @@ from edge_runtime.cli.update_report import (
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.errors import EdgeRuntimeError
 
-ACTIONS = {
-    "check": "look now what the repository offers, and install nothing",
-    "apply": "look now and install what is meant for this device",
-    "status": "what runs, what is under way, what was refused and why",
-    "history": "what happened, newest first",
-    "rollback": "let the release before serve again, and refuse the one that does",
-    "import": "install from a folder, such as a USB stick",
-}
-
 DEFAULT_SHOWN = 20
 """Entries of the history: a screenful."""
 
 ASK_S = 0.25
-"""How often what is under way is asked for while an order runs."""
+"""Between two looks at the release under way while an operation runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `update` and their options."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
-    parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in ACTIONS.items()}
-    parsers["history"].add_argument(
-        "--count", metavar="N", type=positive, default=DEFAULT_SHOWN, help=f"entries (default {DEFAULT_SHOWN})"
-    )
-    parsers["rollback"].add_argument("model", metavar="MODEL")
-    parsers["import"].add_argument("folder", metavar="DIR", help="a folder that the daemon sees")
-    for action in parsers.values():
-        add_connection(action)
+    add_actions(parser, "update", {"count": DEFAULT_SHOWN})
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Do the action; 0 when it is done, 1 when the check failed or a release is refused or put off."""
-    if arguments.action is None:
-        raise UsageError("update wants an action: check, apply, status, history, rollback MODEL or import DIR")
+    """Run the action; returns 0, or 1 when the check failed or a release is refused or put off."""
     actions = {
         "check": _check,
         "apply": _apply,
@@ -70,7 +50,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "rollback": _rollback,
         "import": _import,
     }
-    return actions[arguments.action](arguments, screen)
+    action = actions.get(action_of(arguments, "update"))
+    return action(arguments, screen) if action else run_action(arguments, "update", screen)
 
 
 def _check(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -130,7 +111,7 @@ def _rollback(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _print_checked(checked: Mapping[str, Any], screen: Screen, *, installs: bool = True, imported: str = "") -> int:
-    """What a check found and did; 1 when something did not go well. imported: the folder, if one was."""
+    """Print what a check found and did; returns 1 when a part of it failed. imported: the folder, if one was."""
     offers = checked.get("offers", ())
     if screen.wants_json:
         screen.json(checked)
@@ -144,21 +125,21 @@ def _print_checked(checked: Mapping[str, Any], screen: Screen, *, installs: bool
     return 1 if wrong else 0
 
 
-# ---- an order that takes minutes ------------------------------------------------------------------------------------
+# ---- an operation that takes minutes --------------------------------------------------------------------------------
 
 
-def _followed(client: Client, order: Callable[[], dict[str, Any]], label: str, screen: Screen) -> dict[str, Any]:
-    """What an order answers, with what the daemon does meanwhile shown."""
-    with ThreadPoolExecutor(1, "order") as thread:
+def _followed(client: Client, operation: Callable[[], dict[str, Any]], label: str, screen: Screen) -> dict[str, Any]:
+    """Return the answer of an operation, and show meanwhile what the daemon does."""
+    with ThreadPoolExecutor(1, "operation") as thread:
         try:
-            answer = thread.submit(order)
+            answer = thread.submit(operation)
             with screen.progress(label) as progress:
                 while not wait((answer,), ASK_S).done:
                     _show_step(client, label, progress)
         except BaseException as error:
             client.close()  # else the thread would wait for the answer
             if isinstance(error, KeyboardInterrupt):
-                screen.note("The daemon goes on with it; `edge-runtime update status` tells how it does.")
+                screen.note("The daemon continues; `edge-runtime update status` shows its progress.")
             raise
         return answer.result()
 
@@ -167,7 +148,7 @@ def _show_step(client: Client, label: str, progress: Progress) -> None:
     try:
         step = client.update_status().get("under_way")
     except (ConnectionError, TimeoutError, EdgeRuntimeError):
-        return  # inference is not served yet, or the daemon has gone, which the order itself will say
+        return  # requests are not answered yet, or the daemon has gone, which the operation reports
     if step is None:
         progress.show(label)
         return

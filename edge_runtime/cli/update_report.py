@@ -1,6 +1,6 @@
-"""What the updater tells, as a person reads it: its state, what a check found, what happened.
+"""The updater's report for a person: its state, the result of a check, the history.
 
-Pure but for the screen. What a daemon does not tell, being older or still starting, is left out.
+Pure but for the screen. A field that the daemon does not send, being older or still starting, is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOING = {
     "rolling_back": "rolling back",
     "rejecting": "refusing",
 }
-"""States in a person's words; one that a newer daemon has is shown as it is."""
+"""States in a person's words; an unknown one, of a newer daemon, is shown as it is."""
 
 UNTOUCHED = "What serves is as it was."
 
@@ -32,28 +32,28 @@ ADVICE = {
     "refused before": "It is not tried again here; publish a release that does better, and assign that.",
     "put off": "It is tried again at the next check; `edge-runtime update apply` does so now.",
 }
-"""By what became of a release that was to be installed and is not."""
+"""By the fate of a release that was to be installed and is not."""
 
 
 def doing_text(told: Mapping[str, Any]) -> str:
-    """A state in a person's words."""
+    """Return a state in a person's words."""
     state = str(told.get("state", ""))
     return DOING.get(state, state)
 
 
 def step_text(step: Mapping[str, Any]) -> str:
-    """A release under way and where it stands: digits release 4 (version 3): fetching."""
+    """Return a release under way with its state: digits release 4 (version 3): fetching."""
     return f"{step.get('model')} release {step.get('release')} (version {step.get('version')}): {doing_text(step)}"
 
 
 def step_detail(step: Mapping[str, Any]) -> str:
-    """How many bytes of a release are here, or what else there is to say of the step."""
+    """Return how many bytes of a release are fetched, or the detail of the step."""
     total = step.get("total_bytes")
     return f"{size_text(step.get('done_bytes', 0))} of {size_text(total)}" if total else str(step.get("detail") or "")
 
 
 def line_of(told: Mapping[str, Any]) -> str:
-    """The updater in one line of `edge-runtime status`; empty where no updates are configured."""
+    """Return the updater's line of `edge-runtime status`; empty where no updates are configured."""
     if not told:
         return ""
     step, checked = told.get("under_way"), told.get("checked")
@@ -67,7 +67,7 @@ def line_of(told: Mapping[str, Any]) -> str:
 
 
 def print_status(told: Mapping[str, Any], screen: Screen) -> None:
-    """Everything about updates at one look, what matters first."""
+    """Print the whole status of updates, the most important first."""
     screen.heading(doing_text(told))
     step, checked = told.get("under_way"), told.get("checked")
     next_s = told.get("next_check_s")
@@ -105,7 +105,7 @@ def print_status(told: Mapping[str, Any], screen: Screen) -> None:
 
 
 def print_offers(offers: Sequence[Mapping[str, Any]], screen: Screen) -> None:
-    """What became of each release that the repository names for the group."""
+    """Print the fate of each release that the repository names for the group."""
     rows = [
         [
             str(each.get("model", "")),
@@ -121,16 +121,16 @@ def print_offers(offers: Sequence[Mapping[str, Any]], screen: Screen) -> None:
 
 
 def print_history(entries: Sequence[Mapping[str, Any]], screen: Screen) -> None:
-    """What happened, newest first."""
+    """Print the history, newest first."""
     rows = [[str(each.get(key, "")) for key in ("at_utc", "model", "counter", "what", "reason")] for each in entries]
     screen.table(("when", "model", "release", "what", "reason"), rows, ("release",))
 
 
 def failures(checked: Mapping[str, Any], *, installs: bool = True, imported: str = "") -> list[str]:
-    """What did not go well in a check, a paragraph each, with what to do about it; empty: all did.
+    """Return a paragraph for each failure of a check, with what to do about it.
 
-    installs: whether what is offered was to be installed; where not, one that was refused before is no failure.
-    imported: the folder that was imported, if one was.
+    installs: whether the check installs; where not, a release that was refused before is no failure. imported: the
+    folder that was imported, if one was.
     """
     if not checked.get("is_ok"):
         what = f"import of {imported}" if imported else "check"
@@ -164,7 +164,7 @@ def _model_row(name: str, told: Mapping[str, Any]) -> list[str]:
 
 
 def _ended(checked: Mapping[str, Any] | None, *, names_source: bool = False) -> str:
-    """When the last check was and how it ended. names_source: and where, the repository or a folder imported."""
+    """Return when and how the last check ended. names_source: and where, the repository or an imported folder."""
     if checked is None:
         return "none since the daemon's start"
     how = "went well" if checked.get("is_ok") else f"failed: {checked.get('reason')}"
@@ -173,7 +173,7 @@ def _ended(checked: Mapping[str, Any] | None, *, names_source: bool = False) -> 
 
 
 def _obstacles(told: Mapping[str, Any]) -> dict[str, str]:
-    """What keeps a device from installing though nothing is wrong with releases."""
+    """Return what keeps this device from installing any release."""
     found: dict[str, str] = {}
     clock = _clock(told)
     if told.get("reason"):
@@ -186,11 +186,11 @@ def _obstacles(told: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _doubts(told: Mapping[str, Any]) -> dict[str, str]:
-    """What may be wrong, and need not be."""
+    """Return what may be wrong, and need not be."""
     clock = _clock(told)
     if not clock or clock.get("is_behind") or clock.get("is_synchronised"):
         return {}
-    return {"clock": f"it says {clock.get('now_utc')}, and nobody sets it: expiry may be judged wrongly"}
+    return {"clock": f"it says {clock.get('now_utc')}, and no time service sets it: expiry may be judged wrongly"}
 
 
 def _clock(told: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,7 @@
-"""The same client for an event loop: no thread, no lock, one socket watched by the loop.
+"""The client for an event loop: no thread, no lock, one socket that the loop watches.
 
-Owns: one DEALER a client, driven by the loop's reader callback. Not `zmq.asyncio`, which reaches 0.3 of a blocking
-loop, and not the threaded client's futures: a thread in between doubles a lone request's time (tests/bench).
-Everything here runs on the loop's own thread.
+Owns: one DEALER for each client, driven by the loop's reader callback. `zmq.asyncio` reaches 0.3 of a blocking loop,
+and the threaded client's futures double a lone request's time (bench). Thread: the loop's own.
 """
 
 from __future__ import annotations
@@ -12,28 +11,25 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.client import frames
+from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
-from edge_runtime.client.frames import Frame, Options
-from edge_runtime.client.lateness import LOOK_S, LOOKS, no_reply
-from edge_runtime.client.link import closed, lost
-from edge_runtime.client.zmq_client import (
-    DEFAULT_WAIT_S,
-    LOAD_WAIT_S,
-    MAX_IN_FLIGHT,
-    READY_POLL_S,
-    SLACK_S,
-    UPDATE_WAIT_S,
-)
+from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
+from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
+from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, all_in_flight, closed, no_reply
+from edge_runtime.client.link import lost
+from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.retries import Retries
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult
+from edge_runtime.tensors import Array
+from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,8 +41,9 @@ REPLIES_A_TURN = 64
 class AsyncClient:
     """A connection to a daemon for one event loop; same arguments, errors and meaning as `Client`.
 
-    Made anywhere, used inside the loop that uses it first. Cancelling a call discards its answer; the daemon still
-    runs it, and it counts as in flight until then. A call beyond `max_in_flight` waits for its turn.
+    Made anywhere; it belongs to the loop that uses it first until that loop is closed, then to the next. Cancelling a
+    call discards its answer; the daemon still runs it, and it counts as in flight until then. A call beyond
+    `max_in_flight` waits for its turn. In the child of a fork a client that was used before raises RuntimeError.
 
         async with AsyncClient() as client:
             result = await client.infer("digits", {"image": x}, timeout_ms=20)
@@ -62,16 +59,12 @@ class AsyncClient:
         curve: CurveKeys | None = None,
     ) -> None:
         self.endpoint = client_endpoint(endpoint)
-        self._timeout_ms = timeout_ms
         self._link = _AsyncLink(Channel(self.endpoint, curve), max_in_flight)
         if control is None and self.endpoint.startswith("ipc://"):
             control = control_endpoint_beside(self.endpoint)
         self._control = _AsyncLink(Channel(client_endpoint(control), curve), max_in_flight) if control else None
-        self._encoder = frames.RequestEncoder()
-        self._decoder = frames.ReplyDecoder()
-        self._metadata: dict[str, Mapping[str, Any]] = {}
-        self._asks_metadata = asyncio.Lock()
-        self._max_frame_bytes: int | None = None
+        self._core = ClientCore(timeout_ms)
+        self._memory = ClientMemory(self.endpoint)
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,7 +75,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Fail what is pending with ConnectionError and give the sockets back. Idempotent."""
+        """Fail pending calls with ConnectionError and close the sockets. Idempotent."""
+        self._memory.close()
         self._link.close()
         if self._control is not None:
             self._control.close()
@@ -93,31 +87,43 @@ class AsyncClient:
         inputs: Mapping[str, npt.ArrayLike],
         *,
         version: int | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        retry: bool = False,
     ) -> InferResult:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
-        if timeout_ms is None:
-            timeout_ms = self._timeout_ms
-        options = Options(version, None if outputs is None else tuple(outputs), timeout_ms, priority, timing)
-        tensors, guessed = frames.arrays(inputs)
-        if guessed:
-            frames.fit_datatypes(tensors, guessed, await self._known_metadata(model))
-        header, data = self._encoder.encode(model, tensors, options, parameters)
-        if frames.largest_bytes(data) >= frames.SIZE_CHECK_BYTES:
-            frames.check_frame_sizes(model, tensors, data, await self._frame_limit(model))
-        wait_s = frames.wait_s(timeout_ms, DEFAULT_WAIT_S, SLACK_S)
-        return self._decoder.result(await self._link.ask(header, data, wait_s))
+        options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        retries = Retries(options) if retry else None
+        while True:
+            try:
+                call = await self._packed(model, inputs, options, parameters, outputs)
+                return cast("InferResult", await self._link.ask(call))
+            except EdgeRuntimeError as error:
+                if retries is None:
+                    raise
+                pause_s = retries.pause_s(error)
+                options = retries.options
+            await asyncio.sleep(pause_s)
+
+    async def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Make an array in memory that is shared with the daemon; as `Client.allocate`."""
+        array = await asyncio.to_thread(self._memory.allocate, shape, dtype)
+        if array is None:
+            return np.zeros(shape, dtype)
+        if self._memory.attached != self._link.connection or not self._link.connection:
+            with contextlib.suppress(ConnectionError, TimeoutError):  # the next call tells
+                await self._attach()
+        return array
 
     async def is_live(self) -> bool:
-        """Whether the daemon answers; False when nobody does."""
+        """Return whether the daemon answers."""
         return await self._says("live")
 
     async def is_ready(self, model: str = "") -> bool:
-        """Whether the daemon can answer inference, or one model can; False when nobody answers."""
+        """Return whether the daemon, or one model, can answer inference; False when the daemon does not answer."""
         return await self._says("ready", model)
 
     async def wait_ready(self, limit_s: float = DEFAULT_WAIT_S, model: str = "") -> None:
@@ -128,99 +134,128 @@ class AsyncClient:
                 raise TimeoutError(f"{model or 'the daemon'} at {self.endpoint} was not ready within {limit_s:.1f} s")
             await asyncio.sleep(READY_POLL_S)
 
+    # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
+
     async def models(self) -> list[dict[str, Any]]:
-        """Every version the daemon knows, as `Client.models`."""
-        return cast("list[dict[str, Any]]", await self._ask("models"))
+        """List every version that the daemon knows."""
+        return cast("list[dict[str, Any]]", await self._call("models"))
 
     async def metadata(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """What a model takes and gives, as `Client.metadata`."""
-        return cast("dict[str, Any]", await self._ask("metadata", model, version))
+        """Describe what a model takes and gives."""
+        return cast("dict[str, Any]", await self._call("metadata", model=model, version=version))
+
+    async def model_config(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Describe a loaded model as Triton's ModelConfig."""
+        return cast("dict[str, Any]", await self._call("model_config", model=model, version=version))
+
+    async def model_statistics(self, model: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
+        """Tell what loaded models have done, in Triton's words."""
+        return cast("list[dict[str, Any]]", await self._call("model_statistics", model=model, version=version))
 
     async def stats(self) -> dict[str, Any]:
-        """Counters, latencies by model, memory and uptime, as the daemon tells them."""
-        return cast("dict[str, Any]", await self._ask("stats"))
+        """Tell counters, latencies by model, memory and uptime."""
+        return cast("dict[str, Any]", await self._call("stats"))
 
     async def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
-        """Load a model, or one version; as `Client.load`."""
-        return await self._ask_control("load", model, version, timeout_ms=timeout_ms)
+        """Load a model, or one version, anew, and wait until it is ready."""
+        return await self._call("load", timeout_ms, model=model, version=version)
 
     async def unload(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
-        """Take a model, or one version, out of service; as `Client.unload`."""
-        return await self._ask_control("unload", model, version, timeout_ms=timeout_ms)
+        """Take a model, or one version, out of service."""
+        return await self._call("unload", timeout_ms, model=model, version=version)
 
     async def update_status(self) -> dict[str, Any]:
-        """What runs by updates and what is under way; as `Client.update_status`."""
-        return cast("dict[str, Any]", await self._ask("update_status"))
+        """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
+        return cast("dict[str, Any]", await self._call("update_status"))
 
     async def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
-        """The last things that happened, newest first; as `Client.update_history`."""
-        return cast("list[dict[str, Any]]", await self._ask("update_history", parameters={"count": count}))
+        """List the last events of updates, newest first."""
+        return cast("list[dict[str, Any]]", await self._call("update_history", count=count))
 
     async def update_check(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
-        """Look now what is offered; as `Client.update_check`."""
-        asked = self._ask_control("update_check", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
-        return cast("dict[str, Any]", await asked)
+        """Look now what the repository offers, and install nothing."""
+        return cast("dict[str, Any]", await self._call("update_check", timeout_ms))
 
     async def update_apply(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
-        """Look now and install; as `Client.update_apply`."""
-        asked = self._ask_control("update_apply", timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
-        return cast("dict[str, Any]", await asked)
+        """Look now and install what is meant for this device."""
+        return cast("dict[str, Any]", await self._call("update_apply", timeout_ms))
 
     async def update_import(self, folder: str | os.PathLike[str], *, timeout_ms: float | None = None) -> dict[str, Any]:
-        """Install from a folder; as `Client.update_import`."""
-        parameters = frames.folder_parameters(folder)
-        asked = self._ask_control("update_import", parameters=parameters, timeout_ms=timeout_ms, wait_s=UPDATE_WAIT_S)
-        return cast("dict[str, Any]", await asked)
+        """Install from a folder, such as a USB stick."""
+        return cast("dict[str, Any]", await self._call("update_import", timeout_ms, folder=folder))
 
     async def update_rollback(self, model: str, *, timeout_ms: float | None = None) -> dict[str, Any]:
-        """Let the release before serve again; as `Client.update_rollback`."""
-        return cast("dict[str, Any]", await self._ask_control("update_rollback", model, timeout_ms=timeout_ms))
+        """Let the release before serve again, and refuse the current one."""
+        return cast("dict[str, Any]", await self._call("update_rollback", timeout_ms, model=model))
+
+    # ---- operations: end ---------------------------------------------------------------------------------------------
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    async def _known_metadata(self, model: str) -> Mapping[str, Any]:
-        async with self._asks_metadata:  # many tasks begin at once: one of them asks
-            found = self._metadata.get(model)
+    async def _packed(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        options: Options,
+        parameters: Mapping[str, Any] | None,
+        outputs: Sequence[str] | Mapping[str, Array] | None,
+    ) -> Call:
+        core = self._core
+        tensors, guessed = arrays(inputs)
+        if guessed:
+            fit_datatypes(tensors, guessed, await self._metadata(model))
+        targets = check_targets(outputs)
+        call = core.infer(model, tensors, options, parameters, targets, await self._places(tensors, targets))
+        if core.is_large(call):
+            if not core.knows_limit:
+                # A model that is missing or not ready refuses the call itself, with a better message.
+                with contextlib.suppress(EdgeRuntimeError):
+                    core.learn_limit(await self._metadata(model))
+            core.check_size(model, tensors, call)
+        return call
+
+    async def _places(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> CallPlaces | None:
+        """Where a call's arrays lie in shared memory that the present connection may name; None: in frames."""
+        memory = self._memory
+        places = memory.call_places(inputs, outputs)
+        if places is None:
+            return None
+        if memory.attached != self._link.connection:
+            await self._attach()
+        return None if memory.attached == NOT_ATTACHED else places._replace(connection=memory.attached)
+
+    async def _attach(self) -> None:
+        """Let the connection name this client's regions."""
+        memory = self._memory
+        call = self._core.operation(OPERATIONS["attach_memory"], {"secret": memory.secret.hex()})
+        try:
+            await self._link.ask(call)
+        except EdgeRuntimeError:  # a daemon that has forgotten them
+            memory.lose()
+        else:
+            memory.attached = call.connection
+
+    async def _metadata(self, model: str) -> Mapping[str, Any]:
+        """Return a model's metadata, fetched once, also when many tasks begin together."""
+        async with self._link.turn():
+            found = self._core.metadata.get(model)
             if found is None:
-                found = self._metadata[model] = await self.metadata(model)
+                found = self._core.metadata[model] = await self.metadata(model)
             return found
 
-    async def _frame_limit(self, model: str) -> int:
-        if self._max_frame_bytes is None:
-            try:
-                found = await self._known_metadata(model)
-            except EdgeRuntimeError:
-                return frames.NO_LIMIT  # the model is not there or not ready: its own refusal says so better
-            self._max_frame_bytes = int(found.get("max_frame_bytes", frames.NO_LIMIT))
-        return self._max_frame_bytes
-
-    async def _says(self, op: str, model: str = "") -> bool:
+    async def _says(self, name: str, model: str = "") -> bool:
         try:
-            return bool(await self._ask(op, model))
+            return bool(await self._call(name, model=model))
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
 
-    async def _ask(
-        self, op: str, model: str = "", version: int | None = None, parameters: Mapping[str, Any] | None = None
-    ) -> Any:
-        wait_s = frames.wait_s(self._timeout_ms, DEFAULT_WAIT_S, SLACK_S)
-        return self._decoder.value(await self._link.ask(frames.pack_op(op, model, version, parameters), (), wait_s))
-
-    async def _ask_control(
-        self,
-        op: str,
-        model: str = "",
-        version: int | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        *,
-        timeout_ms: float | None,
-        wait_s: float = LOAD_WAIT_S,
-    ) -> Any:
-        if self._control is None:
-            raise ConfigError(f"{op} needs the control endpoint, which a tcp endpoint does not tell; give control=")
-        self._metadata.pop(model, None)
-        header = frames.pack_op(op, model, version, parameters)
-        return self._decoder.value(await self._control.ask(header, (), frames.wait_s(timeout_ms, wait_s, SLACK_S)))
+    async def _call(self, name: str, timeout_ms: float | None = None, **values: Any) -> Any:
+        """Call an operation. timeout_ms: of one with scope control; the others take the client's."""
+        operation = OPERATIONS[name]
+        link = self._link if operation.scope is Scope.INFER else self._control
+        if link is None:
+            raise ConfigError(f"{name} needs the control endpoint, which a tcp endpoint does not tell; give control=")
+        return await link.ask(self._core.operation(operation, values, timeout_ms))
 
 
 class _AsyncLink:
@@ -228,40 +263,58 @@ class _AsyncLink:
 
     def __init__(self, channel: Channel, max_in_flight: int) -> None:
         self._channel = channel
-        self._numbers = count(1)
-        self._pending: dict[bytes, tuple[asyncio.Future[list[Any]], asyncio.TimerHandle]] = {}
+        self._max_in_flight = max_in_flight
+        self._in_flight = InFlight(max_in_flight)
+        self._timer: asyncio.TimerHandle | None = None  # runs at the book's next look, or before
         self._slots = asyncio.Semaphore(max_in_flight)
+        self._turn = asyncio.Lock()
         self._connected: list[asyncio.Future[None]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose reader watches the socket
+        self._forks = forks.count
         self._is_closed = False
         self._is_scheduled = False
 
-    async def ask(self, header: bytes, tensors: Sequence[Frame], wait_s: float) -> list[Any]:
+    @property
+    def connection(self) -> int:
+        """The number of the connection that there is, or was last."""
+        return self._channel.connection
+
+    def turn(self) -> asyncio.Lock:
+        """Return the lock that lets one task at a time fetch metadata."""
+        self._leave_closed_loop()
+        return self._turn
+
+    async def ask(self, call: Call) -> Any:
+        """Send one request, wait for its reply and return what the call decodes from it. Raises as `Link.ask`."""
         loop = asyncio.get_running_loop()
         await self._open(loop)
-        await self._slot(wait_s)
-        number = next(self._numbers).to_bytes(8, "little")
+        await self._slot(call.wait_s)
+        self._in_flight.number(call)
         try:
             if self._is_closed:
                 raise closed()
-            if not self._channel.send(number, header, tensors):
-                await self._connect(min(CONNECT_LIMIT_S, wait_s))
-                if not self._channel.send(number, header, tensors):
+            if not call.send(self._channel):
+                await self._connect(min(CONNECT_LIMIT_S, call.wait_s))
+                if not call.send(self._channel):
                     raise lost(self._channel.endpoint)
         except BaseException:
             self._slots.release()
             raise
-        future: asyncio.Future[list[Any]] = loop.create_future()
-        # From now: what waited long for its slot, or a connection, has to be given time for its answer, too.
-        end_s = loop.time() + wait_s
-        self._pending[number] = future, loop.call_at(end_s, self._look_late, number, wait_s, end_s, LOOKS)
+        call.future = loop.create_future()
+        # The wait starts now: a long wait for a slot or a connection must not shorten the time for the reply.
+        self._in_flight.add(call, loop.time() + call.wait_s)
+        self._watch()
         self._look_again()
-        return await future
+        await call.future
+        return call.result()
 
     def close(self) -> None:
         self._is_closed = True
-        for number in list(self._pending):
-            self._settle(number, error=closed())
+        if self._forks != forks.count:
+            return  # the socket is the parent's
+        self._leave_closed_loop()
+        for call in self._in_flight.take_all():
+            self._end(call, closed())
         for waiter in self._connected:
             if not waiter.done():
                 waiter.set_exception(closed())
@@ -269,24 +322,44 @@ class _AsyncLink:
             self._loop.remove_reader(self._channel.fd)
             self._channel.close()
             self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _leave_closed_loop(self) -> None:
+        """Drop the state of a closed loop: its calls have no caller any more, and its locks are never released."""
+        if self._loop is None or not self._loop.is_closed():
+            return
+        self._channel.close()
+        self._loop = None
+        self._timer = None
+        self._in_flight.take_all()
+        self._connected.clear()
+        self._slots = asyncio.Semaphore(self._max_in_flight)
+        self._turn = asyncio.Lock()
+        self._is_scheduled = False
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._is_closed:
             raise closed()
+        if self._forks != forks.count:
+            if self._loop is not None:
+                raise forks.crossed()
+            self._forks = forks.count
         if self._loop is loop:
             return
+        self._leave_closed_loop()
         if self._loop is not None:
             raise RuntimeError("this AsyncClient belongs to another event loop; make one for each loop")
         if (missing := await self._missing()) is not None:
             raise missing
-        if self._loop is None and not self._is_closed:  # else another task was faster
+        if self._loop is None and not self._is_closed:  # else another task opened it
             self._channel.open()
             self._loop = loop
             loop.add_reader(self._channel.fd, self._take)
 
     async def _connect(self, limit_s: float) -> None:
-        """No connection: what is pending lost its answer. Fail at once when nobody listens, else connect anew."""
-        while self._pending and not self._channel.events() & POLLOUT:
+        """Reconnect after a loss, which ends the pending calls. Raises at once without a listener."""
+        while self._in_flight.calls and not self._channel.events() & POLLOUT:
             self._take()
         if self._connected:
             is_there = await self._is_connected(limit_s)
@@ -298,7 +371,7 @@ class _AsyncLink:
             raise (await self._missing()) or self._channel.no_handshake()
 
     async def _dial(self, limit_s: float) -> bool:
-        """As `Channel.wait_connected`."""
+        """Connect like `Channel.wait_connected`."""
         for patience_s in self._channel.patience(limit_s):
             if self._is_closed:
                 raise closed()
@@ -308,7 +381,7 @@ class _AsyncLink:
         return False
 
     async def _is_connected(self, limit_s: float) -> bool:
-        """Whether a connection that somebody asked for is there within so many seconds."""
+        """Wait for the connection that a task dials; False when it is not there within `limit_s` seconds."""
         if self._is_closed:
             raise closed()
         if self._channel.events() & POLLOUT:
@@ -324,7 +397,7 @@ class _AsyncLink:
         return True
 
     async def _missing(self) -> ConnectionError | None:
-        """As `Channel.missing`, without holding the loop up: a name may be looked up, a host may be silent."""
+        """Call `Channel.missing` off the loop: a name look-up or a silent host takes seconds."""
         if self._channel.endpoint.startswith("ipc://"):
             return self._channel.missing()
         return await asyncio.wait_for(asyncio.to_thread(self._channel.missing), 2 * PROBE_LIMIT_S)
@@ -333,16 +406,14 @@ class _AsyncLink:
         if not self._slots.locked():
             await self._slots.acquire()
             return
-        for limit_s in (wait_s, LOOKS * LOOK_S):  # again: where the loop was held up, replies are yet to be taken
+        for limit_s in (wait_s, LOOKS * LOOK_S):  # twice: after a stall of the loop, replies are still unread
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._slots.acquire(), limit_s)
                 return
-        raise TimeoutError(
-            f"as many requests as this client may have were in flight for {wait_s:.3f} s; raise max_in_flight"
-        )
+        raise all_in_flight(self._max_in_flight, wait_s)
 
     def _take(self) -> None:
-        """Take the replies that are there; called by the loop when the socket has news."""
+        """Take the replies that have arrived; the loop calls this when the socket has news."""
         self._is_scheduled = False
         channel = self._channel
         if self._is_closed:
@@ -351,49 +422,52 @@ class _AsyncLink:
         while (events := channel.events()) & POLLIN:
             while taken < REPLIES_A_TURN and (reply := channel.receive()) is not None:
                 taken += 1
-                self._settle(reply[1].bytes if len(reply) > 1 else b"", reply)
+                call = self._in_flight.take(reply[1].bytes if len(reply) > 1 else b"")
+                if call is not None:  # else its caller gave up
+                    call.frames = reply
+                    self._end(call)
             if taken >= REPLIES_A_TURN:
-                # Invariant: the descriptor tells only once, so what is left must be remembered here.
+                # Invariant: the descriptor signals once, so remaining replies must be remembered here.
                 self._look_again(must=True)
                 return
         if not events & POLLOUT:
-            for number in list(self._pending):
-                self._settle(number, error=lost(channel.endpoint))
+            for call in self._in_flight.take_all():
+                self._end(call, lost(channel.endpoint))
         else:
             for waiter in self._connected:
                 if not waiter.done():
                     waiter.set_result(None)
 
     def _look_again(self, must: bool = False) -> None:
-        """After a send, which may have taken the socket's news (a reply, a connection): look once more if so."""
+        """Schedule a look after a send, which may have consumed the socket's signal (a reply, a connection)."""
         if self._loop is None or self._is_scheduled:
             return
         if must or self._connected or self._channel.events() != POLLOUT:
             self._is_scheduled = True
             self._loop.call_soon(self._take)
 
-    def _settle(self, number: bytes, reply: list[Any] | None = None, error: Exception | None = None) -> None:
-        found = self._pending.pop(number, None)
-        if found is None:
-            return  # the reply to a request that was given up
-        future, timer = found
-        timer.cancel()
+    def _end(self, call: Call, error: Exception | None = None) -> None:
+        call.error = error
         self._slots.release()
-        if future.done():
-            return  # cancelled by its caller
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(reply or [])
+        if not call.future.done():  # else cancelled by its caller
+            call.future.set_result(None)
 
-    def _look_late(self, number: bytes, wait_s: float, end_s: float, looks_left: int) -> None:
-        """Its time was over at `end_s`: after so many further looks its reply is missing (lateness.py)."""
+    def _watch(self) -> None:
+        """Schedule `_look_for_missing` for the book's next look."""
+        if self._loop is None or not self._in_flight.calls:
+            return
+        look_s = self._in_flight.look_s
+        if self._timer is not None:
+            if self._timer.when() <= look_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(look_s, self._look_for_missing)
+
+    def _look_for_missing(self) -> None:
+        self._timer = None
         self._take()  # the loop may have been held up
-        if (found := self._pending.get(number)) is None or self._loop is None:
+        if self._loop is None:
             return
-        if looks_left:
-            timer = self._loop.call_later(LOOK_S, self._look_late, number, wait_s, end_s, looks_left - 1)
-            self._pending[number] = found[0], timer
-            return
-        late_s = self._loop.time() - end_s - LOOKS * LOOK_S
-        self._settle(number, error=no_reply(self._channel.endpoint, wait_s, late_s))
+        for call, late_s in self._in_flight.take_missed(self._loop.time()):
+            self._end(call, no_reply(self._channel.endpoint, call.wait_s, late_s))
+        self._watch()

@@ -1,16 +1,18 @@
-"""One DEALER socket as its owner drives it: send a request, take the replies that are there, say why nobody answers.
+"""One DEALER socket: sends a request, takes the replies that have arrived, and explains a missing connection.
 
-Owns: the socket, its context and the meaning of silence. Starts no thread, waits for nothing but a first connection,
-and is not safe to use from two threads at once: the owner holds a lock (link.py) or is an event loop (asyncio).
-Uses pyzmq's Cython backend with plain int flags, as the daemon does.
+Owns: the socket and its context. Starts no thread and waits only for a first connection. Not safe from two threads at
+once: its owner holds a lock (link.py) or is an event loop (asyncio_client.py). Uses pyzmq's Cython backend with plain
+int flags, as the daemon does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket as sockets
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +33,7 @@ POLLIN = int(zmq.POLLIN)
 POLLOUT = int(zmq.POLLOUT)
 
 CONNECT_LIMIT_S = 5.0
-"""A first connection on a device or its local network takes milliseconds; a busy daemon's handshake stays far below."""
+"""A first connection on a device or its local network takes milliseconds, also to a busy daemon."""
 
 PROBE_LIMIT_S = 2.0
 """How long a bare TCP connection is tried when ZeroMQ has none, to tell "refused" from "no such host"."""
@@ -41,12 +43,12 @@ RECONNECT_MAX_MS = 500
 """A socket that connects again by itself finds a daemon that restarts within half a second."""
 
 NEVER_MS = 86_400_000
-"""A day. libzmq's own "never", -1, takes the endpoint away some time after the connection, and with it one that was
-asked for meanwhile."""
+"""A day. libzmq's own "never", -1, removes the endpoint some time after the connection, and with it a new attempt that
+was begun meanwhile."""
 
 PATIENCE_S = {"ipc": 0.1, "tcp": 2.0}
-"""How long a first try to connect may take before it is made anew, then twice as long: somebody listens, so over ipc it
-takes less than a millisecond, and over TCP three round trips, of which the slowest links (satellites) take 2 s."""
+"""How long a first attempt to connect may take before it is repeated, then twice as long. With a listener it takes less
+than a millisecond over ipc, and three round trips over TCP, 2 s on the slowest links (satellites)."""
 
 _receive: Any = RawSocket.recv
 _send: Any = RawSocket.send
@@ -63,34 +65,40 @@ class CurveKeys:
 
 
 class Channel:
-    """A connection to one endpoint, made when `wait_connected` or `dial` asks for it; `close` is idempotent.
+    """A connection to one endpoint, made by `wait_connected` or `dial`; `close` is idempotent.
 
-    Invariant: a connection that was lost is not made anew before its owner asks again, so no daemon comes back unseen:
-    while there is POLLOUT, the requests that were sent wait for the daemon that they were sent to.
+    Invariant: a lost connection is made again only when the owner asks, so no restart of the daemon goes unseen: while
+    there is POLLOUT, sent requests wait for the daemon that they were sent to.
     """
 
     def __init__(self, endpoint: str, curve: CurveKeys | None = None) -> None:
         self.endpoint = check_endpoint(endpoint)
         self._curve = curve
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: Any = None
+        self._free: weakref.finalize[..., Any] | None = None
         self._is_dialed = False
+        self._connection = 0
         self.fd = -1
 
-    def open(self, *, comes_back: bool = False) -> None:
-        """Make the socket, and no connection yet. Raises ConfigError for bad CURVE keys.
+    @property
+    def connection(self) -> int:
+        """The number of the connection that there is, or was last; the daemon knows nothing of it when it is new."""
+        return self._connection
 
-        comes_back: a lost connection is made again in the background, for a loop that drives `socket` alone.
+    def open(self, *, comes_back: bool = False) -> None:
+        """Make the socket, without a connection. Raises ConfigError for bad CURVE keys.
+
+        comes_back: make a lost connection again in the background, for a loop that drives `socket` alone.
         """
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.DEALER)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.DEALER)
         try:
             socket.set(zmq.LINGER, 0)
-            # No bound here: what is in flight is bounded by the client, in requests.
+            # No bound here: the client bounds the requests in flight.
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.RCVHWM, 0)
-            # Requests go to a connection that is there, or fail at once: none waits for a daemon that is not, and
-            # none is sent to the next daemon after its caller gave up.
+            # A request goes to an existing connection or fails at once. It never waits for an absent daemon, and never
+            # reaches the next daemon after its caller gave up.
             socket.set(zmq.IMMEDIATE, 1)
             socket.set(zmq.RECONNECT_IVL, RECONNECT_MS if comes_back else NEVER_MS)
             socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS if comes_back else 0)
@@ -99,20 +107,21 @@ class Channel:
             if self._curve is not None:
                 _set_keys(socket, self._curve)
         except BaseException:
-            socket.close()
-            self._context.term()
+            _free(socket, context, os.getpid())
             raise
+        # Invariant: this finalizer closes the socket before its context, also when the garbage collector frees a cycle.
+        # The objects' own finalizers run in any order there, and a context with an open socket waits for ever.
+        self._free = weakref.finalize(self, _free, socket, context, os.getpid())
+        self._free.atexit = False  # a thread may use the socket; pyzmq terminates no context at exit
         self._socket = socket
         self._is_dialed = False
         self.fd = int(socket.get(zmq.FD))
 
     def close(self) -> None:
-        """Give the socket back; requests not yet sent are dropped."""
-        if self._socket is None or self._context is None:
-            return
-        self._socket.close()
-        self._context.term()
-        self._socket = self._context = None
+        """Close the socket; unsent requests are dropped."""
+        if self._free is not None:
+            self._socket = None
+            self._free()
 
     def send(self, request_id: bytes, header: bytes, tensors: Sequence[Frame]) -> bool:
         """Send one request; False when there is no connection. A memoryview frame is lent until it is on the wire."""
@@ -130,15 +139,15 @@ class Channel:
         except zmq.Again:
             return False
         except BaseException:
-            # KeyboardInterrupt between two frames: end the message, so that the next one is not taken for its rest. If
-            # it was whole already, the daemon refuses this empty one, and that reply belongs to nobody.
+            # KeyboardInterrupt between two frames: end the message, or the next one becomes its rest. If the message
+            # was complete, the daemon refuses this empty one, and no call waits for that reply.
             with contextlib.suppress(zmq.ZMQError):
                 _send(socket, b"", NOBLOCK)
             raise
         return True
 
     def receive(self) -> list[Any] | None:
-        """Frames of the next reply (`zmq.Frame`: header, id, tensors), or None when there is none now."""
+        """Return the frames of the next reply (`zmq.Frame`: header, id, tensors), or None."""
         socket = self._socket
         try:
             frame = _receive(socket, NOBLOCK, False)
@@ -149,22 +158,22 @@ class Channel:
         except zmq.Again:
             return None
         except BaseException:
-            while _get(socket, RCVMORE):  # KeyboardInterrupt between two frames: what is left of them goes, too
+            while _get(socket, RCVMORE):  # KeyboardInterrupt between two frames: drop the rest
                 _receive(socket, NOBLOCK, False)
             raise
         return frames
 
     def events(self) -> int:
-        """POLLIN: a reply is there. POLLOUT: there is a connection.
+        """Return POLLIN for a waiting reply and POLLOUT for a connection.
 
-        Invariant: `fd` tells of news only once. It may be waited for only after this said no POLLIN, and this must be
-        asked again after each `send`, which may have taken the news (zmq_getsockopt(3), ZMQ_FD).
+        Invariant: `fd` signals once. Wait for it only after this returned no POLLIN, and call this again after each
+        `send`, which may consume the signal (zmq_getsockopt(3), ZMQ_FD).
         """
         events: int = _get(self._socket, EVENTS)
         return events
 
     def wait_connected(self, limit_s: float) -> bool:
-        """Connect, where there is no connection, within `limit_s` seconds; False when there is none then."""
+        """Connect unless connected; False when there is no connection within `limit_s` seconds."""
         for patience_s in self.patience(limit_s):
             self.dial()
             end_s = time.monotonic() + patience_s
@@ -175,17 +184,18 @@ class Channel:
         return False
 
     def dial(self) -> None:
-        """Begin to connect, where there is no connection; it is made in the background. Ends the attempt before."""
+        """Begin to connect in the background unless connected. Ends the previous attempt."""
         if self.events() & POLLOUT:
             return
         if self._is_dialed:
-            with contextlib.suppress(zmq.ZMQError):  # it is gone already
+            with contextlib.suppress(zmq.ZMQError):  # already disconnected
                 self._socket.disconnect(self.endpoint)
         self._is_dialed = True
+        self._connection += 1
         self._socket.connect(self.endpoint)
 
     def patience(self, limit_s: float) -> Iterator[float]:
-        """Seconds to wait for each of the attempts that have room in `limit_s`."""
+        """Yield the seconds to wait for each attempt that fits into `limit_s`."""
         wait_s = PATIENCE_S[self.endpoint.partition("://")[0]]
         while limit_s > 0:
             yield min(wait_s, limit_s)
@@ -194,15 +204,15 @@ class Channel:
 
     @property
     def socket(self) -> Any:
-        """The DEALER itself, for a loop that drives it alone (load_generator)."""
+        """The DEALER, for a loop that drives it alone (load_generator)."""
         return self._socket
 
     def missing(self) -> ConnectionError | None:
-        """Why there can be no connection, from trying a bare one; None when somebody listens."""
+        """Try a bare connection and return why it failed; None with a listener."""
         return probe(self.endpoint)
 
     def no_handshake(self) -> ConnectionError:
-        """What to say when somebody listens and yet no ZeroMQ connection comes about."""
+        """Return the error for a listener that completes no ZeroMQ handshake."""
         advice = (
             "check the CURVE keys, and that the daemon lets this client's public key in"
             if self._curve is not None
@@ -212,7 +222,7 @@ class Channel:
 
 
 def probe(endpoint: str) -> ConnectionError | None:
-    """Connect a bare socket once and say in words what failed; None when somebody listens. At most PROBE_LIMIT_S."""
+    """Connect a bare socket once and return why it failed; None with a listener. Takes at most PROBE_LIMIT_S."""
     transport, _, rest = endpoint.partition("://")
     try:
         if transport == "ipc":
@@ -224,10 +234,16 @@ def probe(endpoint: str) -> ConnectionError | None:
             with contextlib.closing(sockets.create_connection((host.strip("[]"), int(port)), PROBE_LIMIT_S)):
                 pass
     except BlockingIOError:
-        return None  # so many connect at this moment that its queue is full: somebody listens
+        return None  # a listener whose queue of connections is full at this moment
     except OSError as error:
         return _no_daemon(endpoint, error)
     return None
+
+
+def _free(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
+    if os.getpid() == pid:
+        socket.close()
+        context.term()
 
 
 def _no_daemon(endpoint: str, error: OSError) -> ConnectionError:

@@ -1,52 +1,70 @@
-"""Arrays to frames and back, for every client: packed headers kept, small arrays copied, large ones lent.
+"""Arrays to frames and back, for every client: headers are cached, small arrays copied, large ones lent.
 
-Owns: the cache of packed headers and the choice between copy and view. Knows no socket and no thread; one object may
-be used from several threads (its cache is a dict that is only added to and cleared).
+Owns: the cache of packed headers and the choice between copy and view. Does no I/O. Thread: any; a cache is a dict that
+is only added to and cleared.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch, error_from_wire
-from edge_runtime.messages import InferResult, Timing
-from edge_runtime.tensors import Array, array_from_wire, array_to_wire, datatype, datatype_name
-from edge_runtime.wire.codec import ReplyHeader, RequestHeader, TensorHeader, pack_request, unpack_reply
+from edge_runtime.messages import InferResult, RegionPlace, RequestHeader, TensorHeader, Timing
+from edge_runtime.tensors import (
+    Array,
+    array_from_wire,
+    array_to_wire,
+    datatype,
+    datatype_name,
+    element_count,
+    fits_datatype,
+)
+from edge_runtime.wire.codec import ReplyHeader, pack_request, unpack_reply
 
 LENT_BYTES = 256 << 10
-"""From here a tensor goes out as the caller's own memory; below, a copy is cheaper than tracking the buffer. Measured
+"""From here a tensor is sent from the caller's own memory; below, a copy is cheaper than tracking the buffer. Measured
 round trips over ipc, copied / lent: 64 KiB 30 / 40 us, 256 KiB 159 / 148, 600 KB 347 / 204, 4 MiB 1145 / 562."""
 
 KEPT_REPLY_BYTES = 64 << 10
 """From here a reply's frame is itself the array's memory; smaller ones are copied out of libzmq's receive buffer."""
 
-SIZE_CHECK_BYTES = 1 << 20
-"""From here a tensor is held against the daemon's `max_frame_bytes`; no daemon has a reason to set less."""
-
-NO_LIMIT = 1 << 63
-"""What a daemon that states no limit takes."""
-
 MAX_KEPT_HEADERS = 1024
-"""Bound of the header cache; a client that varies more than this pays for packing (about 3 us) each time."""
+"""Bound of the header cache; a client with more different headers packs each one again (about 3 us)."""
+
+NO_PLACES: Mapping[str, RegionPlace] = {}
 
 Frame = bytes | bytearray | memoryview
-"""What goes into a message. A memoryview is lent: sent without a copy."""
+"""One frame of a message. A memoryview is lent: sent without a copy."""
 
 
 class Options(NamedTuple):
-    """What a header says beside the model and its inputs; hashable, so that it is part of the cache's key."""
+    """The fields of a header beside the model and its inputs; part of the cache's key.
+
+    output_places: as in RequestHeader.
+    """
 
     version: int | None = None
     outputs: tuple[str, ...] | None = None
     timeout_ms: float | None = None
     priority: int = 0
     timing: bool = False
+    output_places: tuple[RegionPlace | None, ...] = ()
+
+
+class Shared(NamedTuple):
+    """What one call has in shared memory. connection: the one that may name it.
+
+    in_frames: makes header, frames and decoder of the same call without it. arrays: they stay until the end of the
+    call, so that no other array gets their memory.
+    """
+
+    connection: int
+    in_frames: Callable[[], tuple[bytes, Sequence[Frame], Callable[[Sequence[Any]], Any]]]
+    arrays: tuple[Array, ...]
 
 
 class RequestEncoder:
@@ -56,16 +74,26 @@ class RequestEncoder:
         self._headers: dict[tuple[object, ...], bytes] = {}
 
     def encode(
-        self, model: str, inputs: Mapping[str, Array], options: Options, parameters: Mapping[str, Any] | None = None
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        options: Options,
+        parameters: Mapping[str, Any] | None = None,
+        places: Mapping[str, RegionPlace] = NO_PLACES,
     ) -> tuple[bytes, list[Frame]]:
-        """Header bytes and one frame an input. Raises Unsupported for a dtype that has no wire name."""
-        key = (model, options, *[(name, array.dtype, array.shape) for name, array in inputs.items()])
+        """Return header bytes and one frame for each input that has no place in shared memory.
+
+        Raises Unsupported for a dtype without a wire name.
+        """
+        key: tuple[object, ...] = (
+            model, options, *[(name, array.dtype, array.shape) for name, array in inputs.items()], *places.items(),
+        )  # fmt: skip
         header = None if parameters else self._headers.get(key)
         if header is None:
-            header = pack_request(_header(model, inputs, options, parameters or {}))
+            header = pack_request(_header(model, inputs, options, parameters or {}, places))
             if not parameters:
                 self._keep(key, header)
-        return header, [_frame(name, array) for name, array in inputs.items()]
+        return header, [tensor_frame(name, array) for name, array in inputs.items() if name not in places]
 
     def _keep(self, key: tuple[object, ...], header: bytes) -> None:
         if len(self._headers) >= MAX_KEPT_HEADERS:
@@ -74,28 +102,42 @@ class RequestEncoder:
 
 
 class ReplyDecoder:
-    """Turns replies into results; a header seen before is not decoded again."""
+    """Turns replies into results; a known header is not decoded again."""
 
     def __init__(self) -> None:
         self._headers: dict[bytes, ReplyHeader] = {}
 
     def result(self, frames: Sequence[Any]) -> InferResult:
-        """An infer reply's frames as an InferResult. Raises the EdgeRuntimeError it carries, or DecodeFailed.
+        """Decode the reply to an inference call. Raises the EdgeRuntimeError that it carries, or DecodeFailed.
 
-        The arrays are the caller's own and writable: nothing else refers to their memory.
+        The arrays are writable, and nothing else refers to their memory.
         """
         header = self._header(frames[0].bytes)
         outputs: dict[str, Array] = {}
         if len(frames) - 2 != len(header.outputs):
             raise TensorMismatch(f"the reply announces {len(header.outputs)} outputs and has {len(frames) - 2} frames")
         for tensor, frame in zip(header.outputs, frames[2:], strict=True):
-            data = frame.buffer if len(frame) >= KEPT_REPLY_BYTES else bytearray(frame.bytes)
-            outputs[tensor.name] = array_from_wire(tensor.datatype, tensor.shape, data)
+            outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
         return InferResult(header.model, header.version, outputs, timing)
 
+    def result_into(self, targets: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]) -> InferResult:
+        """As `result`, with outputs in the caller's arrays: written there by the daemon, or copied from frames."""
+        header = self._header(frames[0].bytes)
+        count = sum(tensor.place is None for tensor in header.outputs)
+        if len(frames) - 2 != count:
+            raise TensorMismatch(f"the reply announces {count} frames and has {len(frames) - 2}")
+        left = iter(frames[2:])
+        outputs: dict[str, Array] = {}
+        for tensor in header.outputs:
+            array = _array(tensor, next(left)) if tensor.place is None else None
+            target = targets.get(tensor.name)
+            outputs[tensor.name] = fill_target(tensor, target, array) if target is not None else _given(tensor, array)
+        timing = None if header.timing is None else _timing(header.timing)
+        return InferResult(header.model, header.version, outputs, timing, shared)
+
     def value(self, frames: Sequence[Any]) -> Any:
-        """What an op other than infer answered. Raises the EdgeRuntimeError it carries, or DecodeFailed."""
+        """Decode the reply to an operation. Raises the EdgeRuntimeError that it carries, or DecodeFailed."""
         header = unpack_reply(frames[0].bytes)
         if header.error is not None:
             raise _error(header.error)
@@ -107,25 +149,15 @@ class ReplyDecoder:
             header = unpack_reply(packed)
             if header.error is not None:
                 raise _error(header.error)
-            if header.timing is None:  # one with timing is hardly ever seen again
+            if header.timing is None:  # a header with timing hardly ever comes again
                 if len(self._headers) >= MAX_KEPT_HEADERS:
                     self._headers.clear()
                 self._headers[packed] = header
         return header
 
 
-def pack_op(op: str, model: str = "", version: int | None = None, parameters: Mapping[str, Any] | None = None) -> bytes:
-    """Header of any op but infer."""
-    return pack_request(RequestHeader(op=op, model=model, version=version, parameters=parameters or {}))
-
-
-def folder_parameters(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """The parameters that name a folder: the daemon has another working directory, so the whole path."""
-    return {"folder": str(Path(folder).absolute())}
-
-
 def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[str]]:
-    """The inputs as arrays, and the names of those that were none (lists, numbers, text), whose dtype is a guess."""
+    """Return the inputs as arrays, and the names of lists, numbers and texts, whose dtype is a guess."""
     found: dict[str, Array] = {}
     guessed: list[str] = []
     for name, value in inputs.items():
@@ -140,10 +172,20 @@ def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[
     return found, guessed
 
 
-def fit_datatypes(inputs: dict[str, Array], guessed: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Give arrays made from lists the model's datatypes, where no value is lost by that; in place.
+def check_targets(outputs: object) -> Mapping[str, Array]:
+    """The arrays that outputs are written into, by name; none where outputs are names. Raises TensorMismatch."""
+    if not isinstance(outputs, Mapping):
+        return {}
+    for name, target in outputs.items():
+        if not isinstance(target, np.ndarray) or not target.flags.c_contiguous or not target.flags.writeable:
+            raise TensorMismatch(f"output {name!r}: wanted a C-contiguous array that can be written")
+    return outputs
 
-    Numbers with a fraction stay as they are for an integer input: the daemon's refusal then names both datatypes.
+
+def fit_datatypes(inputs: dict[str, Array], guessed: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Convert arrays made from lists to the model's datatypes where no value is lost; in place.
+
+    Fractions for an integer input stay as they are: the daemon's refusal then names both datatypes.
     """
     wanted = {str(spec["name"]): str(spec["datatype"]) for spec in metadata.get("inputs", ())}
     for name in guessed:
@@ -156,27 +198,6 @@ def fit_datatypes(inputs: dict[str, Array], guessed: Sequence[str], metadata: Ma
         if dtype.kind in "iu" and inputs[name].size and not _fits(inputs[name], dtype):
             raise TensorMismatch(f"input {name!r}: a value does not fit {kind}, which the model takes")
         inputs[name] = inputs[name].astype(dtype)
-
-
-def largest_bytes(frames: Sequence[Frame]) -> int:
-    """Bytes of the largest tensor frame."""
-    return max(map(_nbytes, frames), default=0)
-
-
-def check_frame_sizes(model: str, inputs: Mapping[str, Array], frames: Sequence[Frame], max_frame_bytes: int) -> None:
-    """Raise TensorMismatch for a tensor that the daemon would close the connection over."""
-    for name, frame in zip(inputs, frames, strict=True):
-        if _nbytes(frame) > max_frame_bytes:
-            raise TensorMismatch(
-                f"input {name!r} of model {model!r} is {_nbytes(frame)} bytes and this daemon takes at most "
-                f"{max_frame_bytes} in one tensor; send fewer rows at once, or raise [zmq] max_frame_bytes in its "
-                "configuration"
-            )
-
-
-def wait_s(timeout_ms: float | None, default_s: float, slack_s: float) -> float:
-    """How long a client waits for a reply: the request's timeout and some slack, else the default; in seconds."""
-    return default_s if timeout_ms is None else timeout_ms / 1e3 + slack_s
 
 
 def _array_of(name: str, value: npt.ArrayLike) -> Array:
@@ -192,11 +213,46 @@ def _fits(array: Array, dtype: np.dtype[np.generic]) -> bool:
     return array.dtype.kind == "b" or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
 
 
-def _header(model: str, inputs: Mapping[str, Array], options: Options, parameters: Mapping[str, Any]) -> RequestHeader:
+def _array(tensor: TensorHeader, frame: Any) -> Array:
+    data = frame.buffer if len(frame) >= KEPT_REPLY_BYTES else bytearray(frame.bytes)
+    return array_from_wire(tensor.datatype, tensor.shape, data)
+
+
+def _given(tensor: TensorHeader, array: Array | None) -> Array:
+    if array is None:
+        raise TensorMismatch(f"output {tensor.name!r} was written to a place that this call did not name")
+    return array
+
+
+def fill_target(tensor: TensorHeader, target: Array, array: Array | None) -> Array:
+    """The target, or its beginning where the output is smaller. array: from a frame, to be copied."""
+    count = element_count(tensor.shape)
+    if not fits_datatype(target.dtype, tensor.datatype) or count > target.size:
+        raise TensorMismatch(
+            f"output {tensor.name!r} is {tensor.datatype} {list(tensor.shape)}, its array {target.dtype} "
+            f"{list(target.shape)}"
+        )
+    filled = target if target.shape == tensor.shape else target.reshape(-1)[:count].reshape(tensor.shape)
+    if array is not None:
+        filled[...] = array if array.dtype.kind == "O" else array.view(filled.dtype)
+    return filled
+
+
+def _header(
+    model: str,
+    inputs: Mapping[str, Array],
+    options: Options,
+    parameters: Mapping[str, Any],
+    places: Mapping[str, RegionPlace],
+) -> RequestHeader:
     return RequestHeader(
         model=model,
         version=options.version,
-        inputs=tuple(TensorHeader(name, datatype_name(array.dtype), array.shape) for name, array in inputs.items()),
+        inputs=tuple(
+            TensorHeader(name, datatype_name(array.dtype), array.shape, places.get(name))
+            for name, array in inputs.items()
+        ),
+        output_places=options.output_places,
         outputs=options.outputs,
         timeout_ms=options.timeout_ms,
         priority=options.priority,
@@ -205,7 +261,8 @@ def _header(model: str, inputs: Mapping[str, Array], options: Options, parameter
     )
 
 
-def _frame(name: str, array: Array) -> Frame:
+def tensor_frame(name: str, array: Array) -> Frame:
+    """The bytes of one tensor: a copy of a small one, a view of a large one. Raises TensorMismatch."""
     kind = array.dtype.kind
     if kind in "fiub" and array.nbytes < LENT_BYTES and array.dtype.isnative:
         return array.tobytes()
@@ -213,10 +270,6 @@ def _frame(name: str, array: Array) -> Frame:
         raise TensorMismatch(f"input {name!r} is an array of objects; wanted text or bytes in each element, or numbers")
     data = array_to_wire(array)
     return data if isinstance(data, bytes) or memoryview(data).nbytes >= LENT_BYTES else bytes(data)
-
-
-def _nbytes(frame: Frame) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _timing(fields: Mapping[str, float]) -> Timing:

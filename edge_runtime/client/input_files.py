@@ -1,7 +1,11 @@
-"""What a file becomes as a tensor of a model's datatype and shape: .npy, .json, pictures.
+"""Files as tensors of a model's datatype and shape: .npy, .json, pictures.
 
-Owns: how content is read and fitted to a spec; nothing is resized or converted silently where a value would be lost.
-Opens no file and trusts none: whatever the content, what is raised is a TensorMismatch. Thread: any.
+Owns: how content is read and fitted to a spec. Never converts or resizes silently where a value would be lost.
+Opens no file and trusts none: bad content of any kind raises TensorMismatch. Thread: any.
+
+Pictures need Pillow. They are scaled to the model's size, in its layout: [N, C, H, W], [N, H, W, C], [N, H, W] or
+[N, pixels], with or without N; C is 1 (grey) or 3 (RGB). Floats are pixels / 255; integers are pixels. A model that
+wants other scaling gets its data as .npy.
 """
 
 from __future__ import annotations
@@ -9,27 +13,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import PurePath
 from typing import IO, Any
 
 import numpy as np
 
-from edge_runtime.client.pictures import PICTURE_SUFFIXES, picture
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.tensors import Array, datatype
 
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".pgm")
+
+PICTURE_NOTE = (
+    "pictures are read at the model's size as pixels / 255 (whole numbers: pixels); a model that was trained on other "
+    "numbers, as by a mean and a deviation, wants its inputs as .npy"
+)
+"""Wrong scaling raises no error, so every judgement or calibration by pictures prints this note."""
+
+MAX_PIXELS = 64 << 20
+"""A few kB of PNG can unpack to gigabytes; this is twice the picture of the largest cameras of today."""
+
 INPUT_SUFFIXES = (".npy", ".json", *PICTURE_SUFFIXES)
-"""Files whose name says what they hold."""
+"""Suffixes that name a format."""
 
 
 def tensor_from_file(
     content: IO[bytes], name: str, spec: TensorSpec, note: Callable[[str], None] = lambda _: None
 ) -> Array:
-    """One tensor for an input, from a file of this name (its suffix says the format, messages say the name).
+    """Read one input's tensor. name: the file's, for its suffix and for messages.
 
-    A row without its batch axis gets it, flat data the model's shape. note: told where numbers were converted (.npy).
-    Raises TensorMismatch.
+    Adds a missing batch axis to a row, and gives flat data the model's shape. note: takes a line where numbers were
+    converted (.npy). Raises TensorMismatch.
     """
     match PurePath(name).suffix.lower():
         case ".npy":
@@ -42,7 +57,7 @@ def tensor_from_file(
 
 
 def json_value(text: str | bytes, source: str) -> Any:
-    """What a JSON text says. Raises TensorMismatch naming its source."""
+    """Parse a JSON text. Raises TensorMismatch naming its source."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -50,7 +65,7 @@ def json_value(text: str | bytes, source: str) -> Any:
 
 
 def tensor_from_json(value: Any, spec: TensorSpec) -> Array:
-    """JSON values as the model's datatype. Raises TensorMismatch for what does not fit."""
+    """Convert JSON values to the model's datatype. Raises TensorMismatch where they do not fit."""
     kind = datatype(spec.datatype)
     try:
         if kind.name == "BYTES":
@@ -65,12 +80,43 @@ def tensor_from_json(value: Any, spec: TensorSpec) -> Array:
 
 
 def filled_shape(spec: TensorSpec, elements: int) -> tuple[int, ...] | None:
-    """The spec's shape with its one open dimension worked out; None where that is not the only way."""
+    """Return the spec's shape with its one open dimension filled in; None where it is ambiguous."""
     known = math.prod(length for length in spec.shape if length != DYNAMIC)
     open_ = spec.shape.count(DYNAMIC)
     if open_ > 1 or known == 0:
         return None
     return tuple(elements // known if length == DYNAMIC else length for length in spec.shape)
+
+
+def picture(content: IO[bytes], name: str, spec: TensorSpec) -> Array:
+    """Read one picture as one row of the model's input. name: for messages.
+
+    Raises TensorMismatch for an unknown layout, an unreadable picture, or one of more than MAX_PIXELS.
+    """
+    try:
+        images: Any = import_module("PIL.Image")
+    except ImportError:
+        raise TensorMismatch(
+            f"{name}: reading pictures needs Pillow, which is not installed: pip install pillow, "
+            "or give the pixels as .npy"
+        ) from None
+    channels, height, width, layout = _layout(spec, name)
+    try:
+        image = images.open(content)
+        if image.size[0] * image.size[1] > MAX_PIXELS:
+            raise TensorMismatch(f"{name}: {image.size[0]} x {image.size[1]} pixels; at most {MAX_PIXELS} are read")
+        image = image.convert("L" if channels == 1 else "RGB")
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
+        raise TensorMismatch(f"{name} is no picture that Pillow can read: {error}") from None
+    if layout == "flat":
+        side = math.isqrt(width)
+        size = image.size if image.size[0] * image.size[1] == width else (side, side)
+    else:
+        size = (width if width != DYNAMIC else image.size[0], height if height != DYNAMIC else image.size[1])
+    pixels: Array = np.asarray(image.resize(size), np.uint8)
+    dtype = datatype(spec.datatype).dtype
+    scaled: Array = (pixels / np.float32(255)).astype(dtype) if dtype.kind == "f" else pixels.astype(dtype)
+    return _laid_out(scaled, layout, spec)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -91,7 +137,7 @@ def _from_npy(content: IO[bytes], name: str, spec: TensorSpec, note: Callable[[s
 
 
 def _with_rows(array: Array, spec: TensorSpec) -> Array:
-    """One row that was given without its batch axis gets it; flat data gets the model's shape."""
+    """Add a missing batch axis to one row, and give flat data the model's shape."""
     if array.ndim == len(spec.shape) - 1 and spec.has_dynamic_axis_0:
         return array[None]
     if array.ndim == 1 and len(spec.shape) > 1:
@@ -99,3 +145,31 @@ def _with_rows(array: Array, spec: TensorSpec) -> Array:
         if lengths is not None and math.prod(lengths) == array.size:
             return array.reshape(lengths)
     return array
+
+
+def _layout(spec: TensorSpec, name: str) -> tuple[int, int, int, str]:
+    """Return channels, height, width and the layout's name."""
+    inner = spec.shape[1:] if spec.shape[:1] in ((DYNAMIC,), (1,)) else spec.shape
+    match inner:
+        case (1 | 3 as channels, height, width):
+            return channels, height, width, "channels first"
+        case (height, width, 1 | 3 as channels):
+            return channels, height, width, "channels last"
+        case (height, width):
+            return 1, height, width, "grey"
+        case (int(pixels),) if pixels > 0 and math.isqrt(pixels) ** 2 == pixels:
+            return 1, DYNAMIC, pixels, "flat"
+    raise TensorMismatch(
+        f"{name}: a picture does not fit input {spec.name!r} of shape {list(spec.shape)}; wanted [N, 1 or 3, H, W], "
+        "[N, H, W, 1 or 3], [N, H, W] or [N, pixels of a square]; give the pixels as .npy"
+    )
+
+
+def _laid_out(pixels: Array, layout: str, spec: TensorSpec) -> Array:
+    if layout == "channels first":
+        pixels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    elif layout == "channels last" and pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    elif layout == "flat":
+        pixels = pixels.reshape(-1)
+    return np.ascontiguousarray(pixels[None] if pixels.ndim < len(spec.shape) else pixels)

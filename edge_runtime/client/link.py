@@ -1,10 +1,10 @@
-"""Requests and replies over one channel from many threads, with no thread of its own between a call and its answer.
+"""Requests and replies over one channel from many threads, without a thread between a call and its reply.
 
-Owns: which thread reads. Whoever waits for an answer and finds nobody reading reads for all, and hands reading on when
-its own answer is there: to another waiting caller, else to the link's thread, which exists only once `submit` was
-used and is the only one that completes futures (so a callback never runs inside somebody's `ask`).
+Owns: which thread reads. A caller that waits while no thread reads, reads for all. When its own reply has come, it
+passes reading to another waiting caller, else to the link's thread. That thread starts with the first `submit`, and
+alone completes futures, so a callback never runs inside another caller's `ask`.
 
-Measured (tests/bench): a lone `ask` costs about 10 us over a bare DEALER round trip; a thread in between costs 60.
+Measured (bench): a lone `ask` costs about 10 us over a bare DEALER round trip; a thread in between costs 60.
 """
 
 from __future__ import annotations
@@ -14,37 +14,28 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
+from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, Channel
-from edge_runtime.client.frames import Frame
-from edge_runtime.client.lateness import LOOK_S, LOOKS, SecondLooks, no_reply
+from edge_runtime.client.in_flight import (
+    LOOK_S,
+    LOOKS,
+    NEVER_S,
+    Call,
+    InFlight,
+    all_in_flight,
+    all_in_flight_in_callback,
+    closed,
+    closed_before_answer,
+    no_reply,
+)
 from edge_runtime.errors import QueueFull
-
-NEVER_S = float("inf")
-
-
-class _Asked:
-    """One request in flight. Exactly one of `frames` and `error` is set when `is_done`."""
-
-    __slots__ = ("deadline_s", "decode", "error", "frames", "future", "gate", "is_done", "leads", "number", "wait_s")
-
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
-        self.deadline_s = NEVER_S  # until it is sent
-        self.number = b""
-        self.is_done = False
-        self.leads = False  # its caller reads for all, or was told to
-        self.frames: list[Any] = []
-        self.error: Exception | None = None
-        self.gate: threading.Lock | None = None
-        self.future: Future[Any] | None = None
-        self.decode: Callable[[list[Any]], Any] | None = None
 
 
 class Link:
@@ -55,125 +46,134 @@ class Link:
 
     def __init__(self, channel: Channel, max_in_flight: int, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
-        self._max_in_flight = max_in_flight
         self._now_s = monotonic_s
+        self._forks = forks.count
         self._lock = threading.Lock()
-        self._numbers = count(1)
-        self._pending: dict[bytes, _Asked] = {}
-        self._followers: dict[bytes, _Asked] = {}  # callers of `ask` that wait while another thread reads
-        self._slots: deque[threading.Lock] = deque()  # callers that wait for one request less in flight
-        self._is_read = False  # Invariant: true while one thread reads or has been told to, so never with two
-        self._earliest_s = NEVER_S  # no pending deadline is before this
+        self._in_flight = InFlight(max_in_flight)
+        self._followers: dict[bytes, Call] = {}  # callers of `ask` that wait while another thread reads
+        self._slots: deque[threading.Lock] = deque()  # callers that wait for a slot
+        self._is_read = False  # Invariant: true while a thread reads or is about to; never two
         self._reader_wakes_s = NEVER_S
-        self._second_looks = SecondLooks()
         self._poll: select.poll | None = None
         self._wake_fd = -1
+        self._close_wake_fd: weakref.finalize[..., Any] | None = None
         self._is_open = False
         self._is_closed = False
-        self._frees_itself = False  # closed on the link's own thread, which then gives the socket back
-        self._left = threading.Event()  # closed, and nobody reads any more
+        self._frees_itself = False  # closed on the link's own thread, which then closes the socket
+        self._left = threading.Event()  # closed, and no thread reads any more
         self._thread: threading.Thread | None = None
-        self._work: SimpleQueue[_Asked | bool] = SimpleQueue()  # a finished future, True: read, False: end
+        # A finished future; None: end; this link: read for it. Queued, the link lives until its futures are complete.
+        self._work: SimpleQueue[Call | Link | None] = SimpleQueue()
 
     @property
     def endpoint(self) -> str:
-        """Where this link leads."""
+        """The daemon's endpoint."""
         return self._channel.endpoint
 
-    def ask(self, header: bytes, tensors: Sequence[Frame], wait_s: float) -> list[Any]:
-        """Send one request and wait for its reply's frames.
+    @property
+    def connection(self) -> int:
+        """The number of the connection that there is, or was last."""
+        return self._channel.connection
 
-        Raises TimeoutError when wait_s seconds went by without a slot, or since it was sent; ConnectionError when
-        nobody answers at the endpoint or the connection is lost meanwhile.
+    def ask(self, call: Call) -> Any:
+        """Send one request, wait for its reply and return the decoded result.
+
+        Raises TimeoutError after wait_s seconds without a slot, or without a reply since it was sent; ConnectionError
+        when no daemon listens or the connection is lost meanwhile; the error that the reply carries.
         """
-        asked = _Asked(wait_s)
+        self._check_process()
         try:
             with self._lock:
-                self._start(asked, header, tensors)
+                self._start(call)
                 if not self._is_read:
-                    asked.leads = self._is_read = True
+                    call.reads = self._is_read = True
                 else:
-                    asked.gate = threading.Lock()
-                    asked.gate.acquire()
-                    self._followers[asked.number] = asked
-            if asked.gate is not None:
-                asked.gate.acquire()
-            if asked.leads:
-                self._read(asked)
-        except BaseException:  # KeyboardInterrupt, most likely: nobody else must wait for what this caller left
-            self._forget(asked)
+                    call.gate = threading.Lock()
+                    call.gate.acquire()
+                    self._followers[call.number] = call
+            if call.gate is not None:
+                call.gate.acquire()
+            if call.reads:
+                self._read(call)
+        except BaseException:  # KeyboardInterrupt, most likely: no other thread may wait for this one
+            self._forget(call)
             raise
-        if asked.error is not None:
-            raise asked.error
-        return asked.frames
+        return call.result()
 
-    def submit(
-        self, header: bytes, tensors: Sequence[Frame], wait_s: float, decode: Callable[[list[Any]], Any]
-    ) -> Future[Any]:
-        """Send one request; the future gets `decode(frames)`, or the error. Blocks while `max_in_flight` are pending.
+    def submit(self, call: Call) -> Future[Any]:
+        """Send one request; the future gets the result or the error. Blocks while `max_in_flight` are pending.
 
         Raises as `ask` when it cannot be sent, and QueueFull inside a future's callback, which must not block.
         """
-        asked = _Asked(wait_s)
-        future: Future[Any] = Future()
-        asked.future = future
-        asked.decode = decode
+        self._check_process()
+        call.future = future = Future[Any]()
         with self._lock:
-            self._start(asked, header, tensors)
+            self._start(call)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="edge-runtime-client", daemon=True)
+                work = self._work
+                self._thread = threading.Thread(
+                    target=Link._serve, args=(weakref.ref(self), work), name="edge-runtime-client", daemon=True
+                )
+                weakref.finalize(self, work.put, None).atexit = False
                 self._thread.start()
             if not self._is_read:
                 self._is_read = True
-                self._work.put(True)
+                self._work.put(self)
         return future
 
     def close(self) -> None:
-        """Fail what is pending with ConnectionError and give the socket and the thread back. Thread: any."""
+        """Fail pending calls with ConnectionError, close the socket, end the thread. Thread: any."""
+        if self._forks != forks.count:
+            self._is_closed = True  # the socket is the parent's
+            return
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            for asked in self._fail(list(self._pending), ConnectionError("closed before an answer was there")):
-                self._work.put(asked)
+            for call in self._fail_all(closed_before_answer):
+                self._work.put(call)
             while self._slots:
                 self._slots.popleft().release()
-            self._work.put(False)
+            self._work.put(None)
             if self._is_read:
                 os.eventfd_write(self._wake_fd, 1)
             else:
                 self._left.set()
         if threading.current_thread() is self._thread:
-            self._frees_itself = True  # in a future's callback: this very thread may be the one to wait for
+            self._frees_itself = True  # in a future's callback: this thread cannot join itself
             return
         self._left.wait()
         if self._thread is not None:
-            # A KeyboardInterrupt during `start` leaves a thread that runs, or never will, and may not be joined yet;
-            # where it runs, it finds the end in its work.
+            # After a KeyboardInterrupt during `start` the thread may run or not, and cannot be joined yet. If it runs,
+            # it finds the end in its work.
             with contextlib.suppress(RuntimeError):
                 self._thread.join()
         self._free()
 
+    def _check_process(self) -> None:
+        """A link that was never used works in the child of a fork; any other raises RuntimeError."""
+        if self._forks != forks.count:
+            if self._is_open or self._lock.locked():
+                raise forks.crossed()
+            self._forks = forks.count
+
     # ---- the link's lock is held ------------------------------------------------------------------------------------
 
-    def _start(self, asked: _Asked, header: bytes, tensors: Sequence[Frame]) -> None:
+    def _start(self, call: Call) -> None:
         self._check_open()
-        if len(self._pending) >= self._max_in_flight:
-            self._wait_for_slot(asked)
-        number = asked.number = next(self._numbers).to_bytes(8, "little")
-        if not self._channel.send(number, header, tensors):
-            self._connect(asked)
-            if not self._channel.send(number, header, tensors):
+        in_flight = self._in_flight
+        if in_flight.is_full:
+            self._wait_for_slot(call)
+        in_flight.number(call)
+        if not call.send(self._channel):
+            self._connect(call)
+            if not call.send(self._channel):
                 raise lost(self.endpoint)
-        # Only now: what waited long for its slot has to be given time for its answer, too.
-        asked.deadline_s = self._now_s() + asked.wait_s
-        self._pending[number] = asked
-        if asked.deadline_s < self._earliest_s:
-            self._earliest_s = asked.deadline_s
-            if self._is_read and asked.deadline_s < self._reader_wakes_s:
-                os.eventfd_write(self._wake_fd, 1)
-        if self._is_read and self._channel.events() != POLLOUT:
-            # This send took the news (a reply, a lost connection) that the reading thread sleeps on: pass it on.
+        # The wait starts now: a long wait for a slot must not shorten the time for the reply.
+        in_flight.add(call, self._now_s() + call.wait_s)
+        if self._is_read and (in_flight.look_s < self._reader_wakes_s or self._channel.events() != POLLOUT):
+            # The reading thread sleeps beyond this deadline, or on a signal that this send consumed (a reply, a lost
+            # connection).
             os.eventfd_write(self._wake_fd, 1)
 
     def _check_open(self) -> None:
@@ -186,31 +186,31 @@ class Link:
             raise missing
         self._channel.open()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_wake_fd = weakref.finalize(self, os.close, self._wake_fd)
+        self._close_wake_fd.atexit = False  # the thread may wait for it
         self._poll = select.poll()
         self._poll.register(self._channel.fd, select.POLLIN)
         self._poll.register(self._wake_fd, select.POLLIN)
         self._is_open = True
 
-    def _connect(self, asked: _Asked) -> None:
-        """No connection: what is pending lost its answer. Fail at once when nobody listens, else connect anew."""
-        if self._pending:
+    def _connect(self, call: Call) -> None:
+        """Reconnect after a loss, which ends the pending calls. Raises at once without a listener."""
+        if self._in_flight.calls:
             for done in self._take():
                 self._work.put(done)
-            os.eventfd_write(self._wake_fd, 1)  # the reading thread may be the one whose answer was lost
+            os.eventfd_write(self._wake_fd, 1)  # the reading thread's own reply may be lost
         missing = self._channel.missing()
         if missing is not None:
             raise missing
-        if not self._channel.wait_connected(min(CONNECT_LIMIT_S, asked.wait_s)):
+        if not self._channel.wait_connected(min(CONNECT_LIMIT_S, call.wait_s)):
             raise self._channel.missing() or self._channel.no_handshake()
 
-    def _wait_for_slot(self, asked: _Asked) -> None:
+    def _wait_for_slot(self, call: Call) -> None:
+        in_flight = self._in_flight
         if threading.current_thread() is self._thread:
-            raise QueueFull(
-                f"{self._max_in_flight} requests are in flight, as many as this client may have, and a future's "
-                "callback cannot wait for one of them; submit from another thread or raise max_in_flight"
-            )
-        end_s, looks_left = self._now_s() + asked.wait_s, LOOKS
-        while len(self._pending) >= self._max_in_flight:
+            raise QueueFull(all_in_flight_in_callback(in_flight.most))
+        end_s, looks_left = self._now_s() + call.wait_s, LOOKS
+        while in_flight.is_full:
             slot = threading.Lock()
             slot.acquire()
             self._slots.append(slot)
@@ -224,69 +224,52 @@ class Link:
             self._check_open()
             if is_free:
                 continue
-            looks_left -= 1  # the reading thread may have been held up as this one was
-            if not looks_left and len(self._pending) >= self._max_in_flight:
-                raise TimeoutError(
-                    f"{self._max_in_flight} requests were in flight for {asked.wait_s:.3f} s, as many as this client "
-                    "may have; raise max_in_flight, or ask less often"
-                )
+            looks_left -= 1  # the reading thread may have been stalled like this one
+            if not looks_left and in_flight.is_full:
+                raise all_in_flight(in_flight.most, call.wait_s)
 
-    def _take(self) -> list[_Asked]:
-        """Take every reply that is there; returns the futures that are finished by that."""
-        channel, pending = self._channel, self._pending
-        finished: list[_Asked] = []
-        while pending:
+    def _take(self) -> list[Call]:
+        """Take every reply that has arrived; return the futures that it ends."""
+        channel, in_flight = self._channel, self._in_flight
+        calls, finished = in_flight.calls, list[Call]()
+        while calls:
             events = channel.events()
             if not events & POLLIN:
                 if not events & POLLOUT:
-                    # All replies that came were read before, so what is pending now has lost its answer.
-                    finished += self._fail(list(pending), lost(self.endpoint))
+                    # Every reply that came is read, so the pending ones are lost with the connection.
+                    finished += self._fail_all(lambda: lost(self.endpoint))
                 break
-            while pending and (frames := channel.receive()) is not None:
-                asked = pending.pop(frames[1].bytes if len(frames) > 1 else b"", None)
-                if asked is None:
-                    continue  # the reply to a request that was given up
-                asked.frames = frames
-                self._finish(asked, finished)
+            while calls and (frames := channel.receive()) is not None:
+                call = in_flight.take(frames[1].bytes if len(frames) > 1 else b"")
+                if call is None:
+                    continue  # its caller gave up
+                call.frames = frames
+                self._finish(call, finished)
         now_s = self._now_s()
-        if now_s >= self._earliest_s:
-            finished += self._expire(now_s)
+        if now_s >= in_flight.look_s:
+            for call, late_s in in_flight.take_missed(now_s):
+                call.error = no_reply(self.endpoint, call.wait_s, late_s)
+                self._finish(call, finished)
         return finished
 
-    def _finish(self, asked: _Asked, finished: list[_Asked]) -> None:
-        asked.is_done = True
-        if asked.future is not None:
-            finished.append(asked)
-        elif asked.gate is not None and self._followers.pop(asked.number, None) is not None:
-            asked.gate.release()
+    def _finish(self, call: Call, finished: list[Call]) -> None:
+        call.has_ended = True
+        if call.future is not None:
+            finished.append(call)
+        elif call.gate is not None and self._followers.pop(call.number, None) is not None:
+            call.gate.release()
         if self._slots:
             self._slots.popleft().release()
 
-    def _fail(self, numbers: list[bytes], error: Exception) -> list[_Asked]:
-        finished: list[_Asked] = []
-        for number in numbers:
-            asked = self._pending.pop(number)
-            asked.error = type(error)(*error.args)
-            self._finish(asked, finished)
-        return finished
-
-    def _expire(self, now_s: float) -> list[_Asked]:
-        """Every reply that was there is taken: fail what is overdue and was looked for often enough."""
-        pending, finished = self._pending, []
-        if now_s < self._second_looks.due_s:
-            return []
-        self._earliest_s = min((asked.deadline_s for asked in pending.values()), default=NEVER_S)
-        missed_s = self._second_looks.judge(now_s, self._earliest_s)
-        if missed_s is None:
-            return []
-        for number in [number for number, asked in pending.items() if asked.deadline_s <= missed_s]:
-            asked = pending[number]
-            finished += self._fail([number], no_reply(self.endpoint, asked.wait_s, missed_s - asked.deadline_s))
-        self._earliest_s = min((asked.deadline_s for asked in pending.values()), default=NEVER_S)
+    def _fail_all(self, error: Callable[[], ConnectionError]) -> list[Call]:
+        finished: list[Call] = []
+        for call in self._in_flight.take_all():
+            call.error = error()
+            self._finish(call, finished)
         return finished
 
     def _pass_reading(self) -> None:
-        """Let somebody else read, if there is anything to read for."""
+        """Pass reading to another thread while calls are pending."""
         self._reader_wakes_s = NEVER_S
         if self._is_closed:
             self._is_read = False
@@ -294,35 +277,35 @@ class Link:
         elif self._followers:
             chosen = self._followers.pop(next(iter(self._followers)))
             assert chosen.gate is not None
-            chosen.leads = True
+            chosen.reads = True
             chosen.gate.release()
-        elif self._pending:
-            self._work.put(True)
+        elif self._in_flight.calls:
+            self._work.put(self)
         else:
             self._is_read = False
 
     # ---- the lock is not held ---------------------------------------------------------------------------------------
 
-    def _read(self, until: _Asked | None) -> None:
-        """Read for everybody until one request is done, or, for the link's own thread, nothing is pending."""
+    def _read(self, until: Call | None) -> None:
+        """Read for all callers until one call has ended; on the link's own thread until none is pending."""
         poll = self._poll
         assert poll is not None
         while True:
             with self._lock:
                 finished = [] if self._is_closed else self._take()
-                leaves = self._is_closed or (not self._pending if until is None else until.is_done)
+                leaves = self._is_closed or (not self._in_flight.calls if until is None else until.has_ended)
                 if leaves:
                     if until is not None:
-                        until.leads = False
+                        until.reads = False
                     self._pass_reading()
                 else:
-                    self._reader_wakes_s = max(self._earliest_s, self._second_looks.due_s)
+                    self._reader_wakes_s = self._in_flight.look_s
                 if until is not None:
-                    for asked in finished:
-                        self._work.put(asked)  # under the lock: `close` puts the end behind them
+                    for call in finished:
+                        self._work.put(call)  # under the lock: `close` puts the end behind them
                     finished = []
-            for asked in finished:
-                _complete(asked)
+            for call in finished:
+                call.complete()
             if leaves:
                 return
             left_s = self._reader_wakes_s - self._now_s()
@@ -330,60 +313,44 @@ class Link:
                 if fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
 
-    def _forget(self, asked: _Asked) -> None:
-        """The caller of `ask` is leaving without its answer: let nobody wait for it, and pass reading on."""
+    def _forget(self, call: Call) -> None:
+        """Take out the call of a caller that leaves without its reply, and pass reading on."""
         with self._lock:
-            self._followers.pop(asked.number, None)
-            if self._pending.pop(asked.number, None) is not None and self._slots:
+            self._followers.pop(call.number, None)
+            if self._in_flight.take(call.number) is not None and self._slots:
                 self._slots.popleft().release()
-            if asked.leads:
-                asked.leads = False
+            if call.reads:
+                call.reads = False
                 self._pass_reading()
 
-    def _serve(self) -> None:
-        """Body of the link's thread: complete futures, and read when told to."""
-        while (item := self._work.get()) is not False:
-            if item is True:
-                self._read(None)
+    @staticmethod
+    def _serve(link_of: weakref.ref[Link], work: SimpleQueue[Call | Link | None]) -> None:
+        """Body of the link's thread: complete futures, and read when asked to.
+
+        Holds the link only while it reads, so a client that was dropped without `close` ends this thread too.
+        """
+        while (item := work.get()) is not None:
+            if isinstance(item, Link):
+                item._read(None)  # noqa: SLF001 (its own)
             else:
-                _complete(item)
-        if self._frees_itself:
-            self._left.wait()
-            self._free()
+                item.complete()
+            item = None
+        link = link_of()
+        if link is not None and link._frees_itself:  # noqa: SLF001
+            link._left.wait()  # noqa: SLF001
+            link._free()  # noqa: SLF001
 
     def _free(self) -> None:
         if self._is_open:
             self._channel.close()
-            os.close(self._wake_fd)
+            assert self._close_wake_fd is not None
+            self._close_wake_fd()
             self._is_open = False
 
 
-def closed() -> ConnectionError:
-    """What those are told who come after `close`."""
-    return ConnectionError("the client is closed; make a new one")
-
-
 def lost(endpoint: str) -> ConnectionError:
-    """What those are told whose answer went with the connection."""
+    """Return the error of calls whose reply was lost with the connection."""
     return ConnectionError(
         f"the connection to {endpoint} was lost before an answer was there: the daemon stopped, or a tensor was larger "
         "than its max_frame_bytes; it is safe to ask again"
     )
-
-
-def _complete(asked: _Asked) -> None:
-    """Give a future its result or error. Thread: the link's, with no lock held, since callbacks run here."""
-    future = asked.future
-    assert future is not None
-    assert asked.decode is not None
-    if not future.set_running_or_notify_cancel():
-        return
-    if asked.error is not None:
-        future.set_exception(asked.error)
-        return
-    try:
-        result = asked.decode(asked.frames)
-    except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -1,8 +1,8 @@
-"""A lean source of load in a process of its own: the same frames again and again over one DEALER.
+"""A lean load generator in its own process: sends the same frames again and again over one DEALER.
 
-Owns: the loop behind `edge-runtime bench`. Frames are packed before it starts, replies are told apart by their header
-bytes and not decoded. Closed loop: a number in flight is kept up. Open loop: Poisson arrivals at a rate, and latency
-counts from the moment a request was due, so that a daemon that stalls cannot hide it (coordinated omission).
+Owns: the loop behind `edge-runtime bench`. Frames are packed beforehand; replies are told apart by their header bytes
+and not decoded. Closed loop: keeps a number of requests in flight. Open loop: Poisson arrivals at a rate, and latency
+counts from the moment a request was due, so that a stalling daemon cannot hide it (coordinated omission).
 
 `measure` runs it as a child; the child reads a plan and the request's frames on stdin and writes one line of JSON.
 """
@@ -10,6 +10,7 @@ counts from the moment a request was due, so that a daemon that stalls cannot hi
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -31,16 +32,16 @@ MORE = int(zmq.SNDMORE)
 POLLIN = int(zmq.POLLIN)
 
 DRAIN_S = 2.0
-"""After the last request was sent, replies are waited for so long beyond the request's own timeout; then it is lost."""
+"""Wait for replies beyond the request's own timeout after the last one was sent; then a request counts as lost."""
 
 SLOW_RATE = 5000.0
 """Below this many requests a second an open loop sleeps up to 1 ms: busy polling takes most of a core from the daemon
-on a small device and spoils what is measured."""
+on a small device and falsifies the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send and for how long. rate None: closed loop with `in_flight`; else Poisson arrivals a second."""
+    """One measurement to make. rate: Poisson arrivals a second; None: closed loop with `in_flight` requests."""
 
     endpoint: str
     in_flight: int = 1
@@ -54,7 +55,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of it, warm-up left out. latencies_s: of answers, sorted. busy: CPU per wall time of this process."""
+    """One result, without warm-up. latencies_s: of answers, sorted. busy: CPU time per wall time of the generator."""
 
     seconds: float = 0.0
     sent: int = 0
@@ -66,7 +67,7 @@ class Measured:
 
 
 def measure(plan: Plan, frames: Sequence[bytes]) -> Measured:
-    """Run a plan in a process of its own. frames: header and tensors. Raises ConnectionError, RunFailed."""
+    """Run a plan in a child process. frames: header and tensors. Raises ConnectionError, RunFailed."""
     lengths = [len(frame) for frame in frames]
     head = json.dumps({"plan": asdict(plan), "lengths": lengths}).encode() + b"\n"
     child = subprocess.Popen(
@@ -89,13 +90,20 @@ def measure(plan: Plan, frames: Sequence[bytes]) -> Measured:
     return Measured(**fields)
 
 
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """Return the smallest value that a share `q` of the values does not exceed (nearest rank); None without values."""
+    if not values:
+        return None
+    return sorted(values)[max(math.ceil(q * len(values)) - 1, 0)]
+
+
 class Generator:
     """One run of a plan over an open socket. Single-threaded."""
 
     def __init__(
         self, socket: Any, plan: Plan, frames: Sequence[bytes], now_s: Callable[[], float] = time.perf_counter
     ) -> None:
-        """now_s: the clock that requests are sent and replies are timed by, in seconds."""
+        """now_s: the clock of sending and of latencies, in seconds."""
         self._socket = socket
         self._now_s = now_s
         self._plan = plan
@@ -109,7 +117,7 @@ class Generator:
         self.measured = Measured()
 
     def run(self) -> Measured:
-        """Send for the plan's time, then wait for what is on its way."""
+        """Send for the plan's time, then wait for the replies in flight."""
         began_s, began_cpu_s = self._now_s(), time.process_time()
         self._counts_from_s = began_s + self._plan.warmup_s
         self._ends_s = self._counts_from_s + self._plan.seconds
@@ -145,7 +153,7 @@ class Generator:
         due_s = now() + due.expovariate(rate)
         while True:
             now_s = now()
-            # Also what became due while this process was held up past the end.
+            # Send also the requests that became due while this process was stalled past the end.
             while due_s <= now_s and due_s < ends_s:
                 self._send(due_s)
                 due_s += due.expovariate(rate)
@@ -174,7 +182,7 @@ class Generator:
             self.measured.sent += 1
 
     def _take(self, bound: int) -> int:
-        """Take up to `bound` replies; returns how many."""
+        """Take up to `bound` replies; return their number."""
         receive, socket, sent_s = RawSocket.recv, self._socket, self._sent_s
         measured, counts_from_s, ends_s = self.measured, self._counts_from_s, self._ends_s
         now = self._now_s
@@ -205,17 +213,17 @@ class Generator:
         return taken
 
     def _learn(self, header: bytes) -> tuple[int, str]:
-        """How many frames follow this header and its id, and the code when it is an error."""
+        """Return the number of frames after this header and its id, and the code of an error."""
         reply = unpack_reply(header)
         found = (0, str(reply.error.get("code", "internal"))) if reply.error else (len(reply.outputs), "")
-        if len(self._frames_after) > 4096:  # refusals carry forecasts, so their headers differ without end
+        if len(self._frames_after) > 4096:  # refusals carry forecasts, so their headers all differ
             self._frames_after.clear()
         self._frames_after[header] = found
         return found
 
 
 def main() -> int:
-    """The child: a plan and frames on stdin, one line of JSON on stdout."""
+    """Run the child: read a plan and frames on stdin, write one line of JSON on stdout."""
     stdin = sys.stdin.buffer
     head = json.loads(stdin.readline())
     plan = Plan(**head["plan"])

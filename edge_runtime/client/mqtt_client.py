@@ -1,11 +1,12 @@
-"""The client over MQTT: arrays in, arrays out, through a broker to one device; and who is there.
+"""The client over MQTT: arrays in, arrays out, through a broker to one device; and a listing of the devices.
 
-Owns: what a call means (topics, defaults, checks before sending); mqtt_link.py carries requests, frames.py packs them.
+Owns: the topics. core.py builds the calls and decodes the replies, mqtt_link.py carries them.
 The public names are `MqttClient` and `Device`. Needs the `mqtt` extra.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
@@ -14,20 +15,22 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.client import frames
-from edge_runtime.client.device_listing import DeviceListing
-from edge_runtime.client.devices import AWAY, Device
-from edge_runtime.client.frames import Frame, Options
-from edge_runtime.client.mqtt_in_flight import InFlight
-from edge_runtime.client.mqtt_link import MqttLink
-from edge_runtime.client.mqtt_requests import MAX_EXPIRY_S, Request
+from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, ClientCore
+from edge_runtime.client.devices import AWAY, Device, DeviceListing
+from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
+from edge_runtime.client.in_flight import Call
+from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
+from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
+from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.repository.names import check_model_name
+from edge_runtime.tensors import Array
+from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS
 from edge_runtime.wire.topics import DEFAULT_PREFIX, ID_RULE, DeviceTopics, check_prefix, check_reply_topic, is_id
 
 if TYPE_CHECKING:
@@ -35,27 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "MqttClient"]
 
-DEFAULT_WAIT_S = 30.0
-"""How long a call without a timeout waits for its reply, as over ZeroMQ."""
-
-SLACK_S = 1.0
-"""How much longer than the request's own timeout a client waits for the daemon's word on it (DESIGN 3)."""
-
-MAX_IN_FLIGHT = 256
-"""As over ZeroMQ."""
-
-READY_POLL_S = 0.05
-"""How often `wait_ready` asks, as over ZeroMQ."""
-
 READY_ASK_S = 0.25
-"""How long its first question waits, each further one twice as long: a broker drops what nobody listens to yet."""
+"""How long its first question waits, each further one twice as long: a broker drops requests without a subscriber."""
 
 RETAINED_LIMIT_S = 10.0
-"""How long `devices` waits for each answer of the broker; those of a thousand devices take milliseconds."""
+"""How long `devices` waits for each answer of the broker; a thousand devices take milliseconds."""
 
 
 class MqttClient:
-    """A connection to a broker and a device behind it; thread-safe, one for all threads. Not to be used after a fork.
+    """A connection to a broker and a device behind it; thread-safe, one for all threads of a process is enough.
+
+    Once used, it belongs to its process: in the child of a fork every call raises RuntimeError.
 
     url: `mqtt[s]://[user@]host[:port][/device]`. device: its id, where the URL names none; only `devices` does without.
     prefix: what the site's topics begin with. username, password_file, ca_file, cert_file, key_file: as in `[mqtt]`;
@@ -65,8 +58,8 @@ class MqttClient:
 
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError when
     nothing came within timeout_ms + 1 s (30 s when there is no timeout at all); ConnectionError when there is no
-    broker, or the connection to it is lost before the answer. What a device did not answer before it went is sent again
-    when it comes back within that time. There is no load or unload: that is the device's own.
+    broker, or the connection to it is lost before the answer. Requests that a device left unanswered are sent again
+    when it comes back within that time. Operations with scope control are not offered over MQTT.
 
         with MqttClient("mqtt://broker.site/dev1") as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=200)["scores"]
@@ -100,7 +93,6 @@ class MqttClient:
         self._topics = _device_topics(access.address.device_id, device, self._prefix)
         self.endpoint = f"{access.address.url}/{self._topics.device_id}" if self._topics else access.address.url
         self.device_id = self._topics.device_id if self._topics else None
-        self._timeout_ms = timeout_ms
         if qos not in (0, 1):
             raise ConfigError(f"qos: got {qos}, wanted 0 or 1")
         client_id = f"edge-client-{secrets.token_hex(8)}"
@@ -110,13 +102,10 @@ class MqttClient:
             _reply_topic(reply_topic, access.address.username or access.username or client_id, self._prefix),
             self._topics,
             qos=qos,
-            in_flight=InFlight(max_in_flight),
+            in_flight=new_in_flight(max_in_flight),
         )
         self._listing = DeviceListing(lambda filters: self._link.retained(filters, RETAINED_LIMIT_S), self._prefix)
-        self._encoder = frames.RequestEncoder()
-        self._decoder = frames.ReplyDecoder()
-        self._metadata: dict[str, Mapping[str, Any]] = {}
-        self._max_message_bytes: int | None = None
+        self._core = ClientCore(timeout_ms, bounded_endpoint=self.endpoint)
 
     def __enter__(self) -> Self:
         return self
@@ -127,9 +116,9 @@ class MqttClient:
         self.close()
 
     def close(self) -> None:
-        """Fail what is pending with ConnectionError, say goodbye to the broker, end the thread. Idempotent, any thread.
+        """Fail pending calls with ConnectionError, disconnect, end the thread. Idempotent. Thread: any.
 
-        Waits for an attempt to connect that is under way, at most seconds.
+        Waits for a running attempt to connect, at most seconds.
         """
         self._link.close()
 
@@ -141,20 +130,24 @@ class MqttClient:
         inputs: Mapping[str, npt.ArrayLike],
         *,
         version: int | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        retry: bool = False,
     ) -> InferResult:
         """Run a model once and wait for the answer, as `Client.infer`. Thread: any but a future's callback.
 
         Raises as the class says; TensorMismatch already before sending when the broker or the device takes no such
         size; RuntimeError inside a future's callback, which cannot wait.
         """
-        options = self._options(version, outputs, timeout_ms, priority, timing)
-        request = self._encode(model, inputs, options, parameters)
-        return self._decoder.result(self._link.ask(request, _wait_s(options)))
+        options = self._core.options(version, outputs, timeout_ms, priority, timing)
+
+        def ask(options: Options) -> InferResult:
+            return cast("InferResult", self._link.ask(self._packed(model, inputs, options, parameters, outputs)))
+
+        return ask_until_due(options, ask) if retry else ask(options)
 
     def submit(
         self,
@@ -162,7 +155,7 @@ class MqttClient:
         inputs: Mapping[str, npt.ArrayLike],
         *,
         version: int | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
         priority: int = 0,
         timing: bool = False,
@@ -174,18 +167,21 @@ class MqttClient:
         connection. Callbacks run on the client's thread and should be short; there a full client raises QueueFull
         instead of blocking. Cancelling a future discards its answer; the daemon still runs it.
         """
-        options = self._options(version, outputs, timeout_ms, priority, timing)
-        request = self._encode(model, inputs, options, parameters)
-        return self._link.submit(request, _wait_s(options), self._decoder.result)
+        options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        return self._link.submit(self._packed(model, inputs, options, parameters, outputs))
+
+    def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Make a zeroed array, as `Client.allocate`, but an ordinary one: a broker shares no memory."""
+        return np.zeros(shape, dtype)
 
     # ---- the device and its models ----------------------------------------------------------------------------------
 
     def is_live(self) -> bool:
-        """Whether the device answers; False when it, or the broker, does not: at once where its status says so."""
+        """Return whether the device answers; False at once where its status says that it is away."""
         return self._says("live")
 
     def is_ready(self, model: str = "") -> bool:
-        """Whether the device can answer inference, or one model can; False when nobody answers."""
+        """Return whether the device, or one model, can answer inference; False when the device does not answer."""
         return self._says("ready", model)
 
     def wait_ready(self, limit_s: float = DEFAULT_WAIT_S, model: str = "") -> None:
@@ -198,72 +194,87 @@ class MqttClient:
             ask_s *= 2
             time.sleep(READY_POLL_S)
 
+    # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
+
     def models(self) -> list[dict[str, Any]]:
-        """Every version known: name, version, state, reason, backend, device, precision, mode, memory_bytes."""
-        return cast("list[dict[str, Any]]", self._ask("models"))
+        """List every version that the daemon knows."""
+        return cast("list[dict[str, Any]]", self._call("models"))
 
     def metadata(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """What a model takes and gives (Open Inference Protocol), with `max_batch_rows` and `max_frame_bytes`.
+        """Describe what a model takes and gives."""
+        return cast("dict[str, Any]", self._call("metadata", model=model, version=version))
 
-        Over MQTT the latter is the bound of a whole message.
-        """
-        return cast("dict[str, Any]", self._ask("metadata", model, version))
+    def model_config(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Describe a loaded model as Triton's ModelConfig."""
+        return cast("dict[str, Any]", self._call("model_config", model=model, version=version))
+
+    def model_statistics(self, model: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
+        """Tell what loaded models have done, in Triton's words."""
+        return cast("list[dict[str, Any]]", self._call("model_statistics", model=model, version=version))
 
     def stats(self) -> dict[str, Any]:
-        """Counters, latencies by model, memory and uptime, as the daemon tells them."""
-        return cast("dict[str, Any]", self._ask("stats"))
+        """Tell counters, latencies by model, memory and uptime."""
+        return cast("dict[str, Any]", self._call("stats"))
 
     def update_status(self) -> dict[str, Any]:
-        """What runs by updates, what is under way, what was refused and why; Unsupported where none are configured."""
-        return cast("dict[str, Any]", self._ask("update_status"))
+        """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
+        return cast("dict[str, Any]", self._call("update_status"))
 
     def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
-        """The last things that happened, newest first: at_utc, model, counter, what, reason. count: 50 when None."""
-        return cast("list[dict[str, Any]]", self._ask("update_history", parameters={"count": count}))
+        """List the last events of updates, newest first."""
+        return cast("list[dict[str, Any]]", self._call("update_history", count=count))
+
+    # ---- operations: end ---------------------------------------------------------------------------------------------
 
     def device_status(self) -> str:
-        """What the broker keeps as the device's status: "online", "stopped", "offline"; "" when it has or shows none.
+        """Return the retained status of the device: "online", "stopped", "offline"; "" without one.
 
-        Asks the device nothing. Raises as `devices`.
+        Sends the device no request. Raises as `devices`.
         """
         status_topic = self._device_topics().status
         if not self._link.device_status:
-            # The same topic under another filter: the end of this one must not be the end of the link's own.
+            # The same topic under another filter, so that its unsubscription does not end the link's own.
             self._link.retained((f"{status_topic}/#",), RETAINED_LIMIT_S)
         return self._link.device_status
 
     def devices(self) -> list[Device]:
-        """Every device that the broker has a status of, by id. Needs no device to be named.
+        """List every device of which the broker retains a status, by id. Works without a named device.
 
         One listing runs at a time, and threads that ask meanwhile share the next. The broker sends all statuses at
-        once; what neither the connection's buffers (on one machine some 4 MB) nor its queue (mosquitto's
-        `max_queued_messages`) has room for it drops without a word. 60 000 devices of a mosquitto on the same machine,
-        with 200 of these, were listed whole. States are asked for a hundred at a time: two round trips each.
+        once, and drops silently what fits neither the connection's buffers (on one machine some 4 MB) nor its queue
+        (mosquitto's `max_queued_messages`). 60 000 devices of a mosquitto on the same machine, with a queue of 200,
+        were listed completely. States are fetched a hundred at a time, in two round trips each.
 
-        Raises ConnectionError, also when the broker forbids looking, and when each look shows other devices, as they do
-        where it drops some; TimeoutError after 10 s of silence.
+        Raises ConnectionError, also when the broker forbids it or when listings differ because the broker drops
+        messages; TimeoutError after 10 s of silence.
         """
         return self._listing.devices()
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _options(
-        self, version: int | None, outputs: Sequence[str] | None, timeout_ms: float | None, priority: int, timing: bool
-    ) -> Options:
-        if timeout_ms is None:
-            timeout_ms = self._timeout_ms
-        return Options(version, None if outputs is None else tuple(outputs), timeout_ms, priority, timing)
-
-    def _encode(
-        self, model: str, inputs: Mapping[str, npt.ArrayLike], options: Options, parameters: Mapping[str, Any] | None
-    ) -> Request:
+    def _packed(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        options: Options,
+        parameters: Mapping[str, Any] | None,
+        outputs: Sequence[str] | Mapping[str, Array] | None,
+    ) -> Call:
         topic = self._device_topics().infer(check_model_name(model), options.version)
-        tensors, guessed = frames.arrays(inputs)
+        core = self._core
+        tensors, guessed = arrays(inputs)
         if guessed:
-            frames.fit_datatypes(tensors, guessed, self._known_metadata(model))
-        header, data = self._encoder.encode(model, tensors, options, parameters)
-        self._check_size(model, header, data)
-        return Request(topic, header, data, _expiry_s(options.timeout_ms))
+            fit_datatypes(tensors, guessed, self._metadata(model))
+        targets = check_targets(outputs)
+        call = core.infer(model, tensors, options, parameters, targets)
+        call.topic = topic
+        if core.is_large(call):
+            if not core.knows_limit:
+                # A model that is missing or not ready refuses the call itself, with a better message.
+                with contextlib.suppress(EdgeRuntimeError):
+                    core.learn_limit(self._metadata(model))
+            core.check_size(model, tensors, call)
+        return call
 
     def _device_topics(self) -> DeviceTopics:
         if self._topics is None:
@@ -272,58 +283,31 @@ class MqttClient:
             )
         return self._topics
 
-    def _check_size(self, model: str, header: bytes, data: Sequence[Frame]) -> None:
-        """Raise TensorMismatch for what the broker would not hand to the device; it would do so without a word."""
-        nbytes = len(header) + sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in data)
-        if nbytes < frames.SIZE_CHECK_BYTES:
-            return
-        limit = self._message_limit(model)
-        if nbytes > limit:
-            raise TensorMismatch(
-                f"the request to model {model!r} is {nbytes} bytes and {self.endpoint} takes at most {limit} in one "
-                "message; send fewer rows at once, use ZeroMQ, or raise [mqtt] max_packet_bytes and the broker's limit"
-            )
-
-    def _known_metadata(self, model: str) -> Mapping[str, Any]:
-        """A model's metadata, asked for once; a reload that changes datatypes is a new model in all but name."""
-        found = self._metadata.get(model)
+    def _metadata(self, model: str) -> Mapping[str, Any]:
+        """Return a model's metadata, fetched once."""
+        found = self._core.metadata.get(model)
         if found is None:
-            found = self._metadata[model] = self.metadata(model)
+            found = self._core.metadata[model] = self.metadata(model)
         return found
 
-    def _message_limit(self, model: str) -> int:
-        if self._max_message_bytes is None:
-            try:
-                found = self._known_metadata(model)
-            except EdgeRuntimeError:
-                return frames.NO_LIMIT  # the model is not there or not ready: its own refusal says so better
-            self._max_message_bytes = int(found.get("max_frame_bytes", frames.NO_LIMIT))
-        return self._max_message_bytes
-
-    def _says(self, op: str, model: str = "", limit_s: float = math.inf) -> bool:
-        self._device_topics()  # to ask nobody is an error, not an answer
+    def _says(self, name: str, model: str = "", limit_s: float = math.inf) -> bool:
+        self._device_topics()  # a call without a device is an error, not an answer
         try:
-            return self.device_status() not in AWAY and bool(self._ask(op, model, limit_s=limit_s))
+            return self.device_status() not in AWAY and bool(self._call(name, limit_s, model=model))
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
 
-    def _ask(
-        self,
-        op: str,
-        model: str = "",
-        version: int | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        *,
-        limit_s: float = math.inf,
-    ) -> Any:
-        # The model stands in the header alone: what is no model name may not be a topic either.
-        request = Request(self._device_topics().infer(), frames.pack_op(op, model, version, parameters))
-        wait_s = min(frames.wait_s(self._timeout_ms, DEFAULT_WAIT_S, SLACK_S), limit_s)
-        return self._decoder.value(self._link.ask(request, wait_s))
+    def _call(self, name: str, limit_s: float = math.inf, **values: Any) -> Any:
+        """Call an operation. limit_s: an upper bound of the wait."""
+        call = self._core.operation(OPERATIONS[name], values)
+        # The model is in the header alone: a bad model name may be a bad topic.
+        call.topic = self._device_topics().infer()
+        call.wait_s = min(call.wait_s, limit_s)
+        return self._link.ask(call)
 
 
 def _access(url: str, **shown: str | None) -> BrokerAccess:
-    """The broker and what is shown to it, by the rules of `[mqtt]`. Raises ConfigError."""
+    """Build the broker's address and credentials by the rules of `[mqtt]`. Raises ConfigError."""
     try:
         settings = MqttSettings(url=url, **shown)  # type: ignore[arg-type]
     except ValueError as error:
@@ -343,7 +327,7 @@ def _device_topics(in_url: str | None, given: str | None, prefix: str) -> Device
 
 
 def _reply_topic(given: str | None, owner: str, prefix: str) -> str:
-    """Where replies go. Raises Forbidden for what no device would reply to, ConfigError where no topic can be made."""
+    """Return the reply topic. Raises Forbidden for one that no device accepts, ConfigError where none can be made."""
     if given is not None:
         check_reply_topic(given, ("",), prefix)
         return given
@@ -353,14 +337,3 @@ def _reply_topic(given: str | None, owner: str, prefix: str) -> str:
     except EdgeRuntimeError as error:
         raise ConfigError(f"username: got {owner!r}, which cannot be part of a topic; give reply_topic=") from error
     return topic
-
-
-def _wait_s(options: Options) -> float:
-    return frames.wait_s(options.timeout_ms, DEFAULT_WAIT_S, SLACK_S)
-
-
-def _expiry_s(timeout_ms: float | None) -> int | None:
-    """Whole seconds that hold a timeout; None where there is none, or none that the daemon will take."""
-    if timeout_ms is None or not 0 < timeout_ms <= MAX_EXPIRY_S * 1e3:
-        return None
-    return math.ceil(timeout_ms / 1e3)

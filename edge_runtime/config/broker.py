@@ -1,4 +1,4 @@
-"""Which MQTT broker is meant and what is shown to it: a URL's parts, or host and port, and the files of TLS.
+"""The MQTT broker to connect to, and the credentials for it: a URL or host and port, and the files of TLS.
 
 Owns: the URL form `mqtt[s]://[user@]host[:port][/device]` that the daemon, the client and the command line share. Reads
 the password file; connects to nothing.
@@ -15,17 +15,17 @@ from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError
 
 PORT, TLS_PORT = 1883, 8883
-"""IANA's for MQTT without and with TLS."""
+"""IANA's ports for MQTT without and with TLS."""
 
 SCHEMES = {"mqtt": False, "mqtts": True}
 URL_FORM = "mqtt[s]://[user@]host[:port][/device]"
 MAX_PASSWORD_BYTES = 65_535
-"""What an MQTT packet can carry."""
+"""The limit of an MQTT packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where a broker is, and what a URL said beside it: a user's name, a device."""
+    """A broker's address, and the user name and device id that a URL may carry."""
 
     host: str
     port: int
@@ -35,13 +35,13 @@ class BrokerAddress:
 
     @property
     def url(self) -> str:
-        """Without user and device: for messages and logs."""
+        """The URL without user and device, for messages and logs."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'mqtts' if self.is_tls else 'mqtt'}://{host}:{self.port}"
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether nothing leaves this machine on the way there."""
+        """Whether the broker is on this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -50,11 +50,11 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAccess:
-    """A broker with all that it may ask for. Paths: PEM files; `ca_file` None trusts the system's authorities."""
+    """A broker and the credentials for it. Paths: PEM files; `ca_file` None trusts the system's authorities."""
 
     address: BrokerAddress
     username: str | None = None
-    """Where the address names no user."""
+    """For an address that names no user."""
 
     password_file: str | None = None
     ca_file: str | None = None
@@ -62,7 +62,7 @@ class BrokerAccess:
     key_file: str | None = None
 
     def password(self) -> str | None:
-        """The first line of the password file, read anew for each connection. Raises ConfigError."""
+        """The first line of the password file, read for each connection. Raises ConfigError."""
         if self.password_file is None:
             return None
         try:
@@ -84,7 +84,7 @@ def is_broker_url(text: str) -> bool:
 
 
 def parse_broker_url(url: str, key: str = "mqtt.url") -> BrokerAddress:
-    """The parts of `mqtt[s]://[user@]host[:port][/device]`. Raises ConfigError; a password has no place in it."""
+    """The parts of `mqtt[s]://[user@]host[:port][/device]`. Raises ConfigError, also for a password in it."""
     wanted = f"wanted {URL_FORM}"
     try:
         parts = urlsplit(url)
@@ -92,14 +92,14 @@ def parse_broker_url(url: str, key: str = "mqtt.url") -> BrokerAddress:
     except ValueError as error:
         raise ConfigError(f"{key}: got {url!r}: {error}; {wanted}") from None
     if parts.password is not None:
-        # Never echoed: it would end up in logs and process listings.
-        raise ConfigError(f"{key}: a password in a URL is seen by everybody who lists processes; use password_file")
-    # A mark with nothing behind it leaves an empty part, as no mark does.
+        # The URL is not echoed: its password would reach logs.
+        raise ConfigError(f"{key}: everyone who lists processes sees a password in a URL; use password_file")
+    # A trailing "?" or "#" leaves an empty part, as if it were absent.
     if parts.scheme not in SCHEMES or not parts.hostname or set("?#") & set(url) or port == 0:
         raise ConfigError(f"{key}: got {url!r}, {wanted}")
     device = unquote(parts.path.strip("/"))
     if "/" in device:
-        raise ConfigError(f"{key}: got the path {parts.path!r}; at most a device's id stands there; {wanted}")
+        raise ConfigError(f"{key}: got the path {parts.path!r}; only a device id may stand there; {wanted}")
     is_tls = SCHEMES[parts.scheme]
     return BrokerAddress(
         parts.hostname,
@@ -111,7 +111,7 @@ def parse_broker_url(url: str, key: str = "mqtt.url") -> BrokerAddress:
 
 
 def broker_access(settings: MqttSettings) -> BrokerAccess:
-    """The broker that `[mqtt]` means. Raises ConfigError when it names none, or a file that is not there."""
+    """The broker of `[mqtt]`. Raises ConfigError when it names none, or a file that does not exist."""
     for key in ("password_file", "ca_file", "cert_file", "key_file"):
         path = getattr(settings, key)
         if path is not None and not Path(path).is_file():

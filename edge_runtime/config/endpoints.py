@@ -1,7 +1,8 @@
-"""Where a daemon and its clients meet when nobody says so: the runtime folder, the sockets in it, the state folder.
+"""Default places of the daemon and its clients: the runtime folder and its sockets, the state folder, the service.
 
-Owns: DESIGN 5's order of places, and the checks that make a folder under `/tmp` safe. The daemon's functions make what
-is missing; the clients' only look. Endpoints are strings (`ipc:///path`, `tcp://host:port`), paths are Paths.
+Owns: the order of the places, the checks that make a folder under `/tmp` safe, and the advice when no daemon answers.
+The daemon's functions create missing folders; the clients' only look. Endpoints are strings (`ipc:///path`,
+`tcp://host:port`), paths are Paths.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge_runtime.config import service
 from edge_runtime.errors import ConfigError
 
 ENDPOINT_VARIABLE = "EDGE_RUNTIME_ENDPOINT"
@@ -21,6 +21,22 @@ CONTROL_SOCKET = "control.sock"
 MAX_IPC_PATH_BYTES = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
 
+CONFIGURATION = Path("/etc/edge-runtime/config.toml")
+"""The file that a daemon reads without `--config`; the Debian package installs one there."""
+
+UNIT = "edge-runtime.service"
+UNIT_FOLDERS = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
+"""Of the folders in systemd.unit(5), those that packages and administrators use."""
+
+START_ADVICE = (
+    "start one with `edge-runtime serve --models DIR`, or name its endpoint (--connect, EDGE_RUNTIME_ENDPOINT)"
+)
+SERVICE_ADVICE = (
+    "it belongs to the service edge-runtime: `systemctl status edge-runtime` and `journalctl -u edge-runtime` say "
+    "whether it runs and why not, `sudo systemctl start edge-runtime` starts it; name the endpoint of another daemon "
+    "(--connect, EDGE_RUNTIME_ENDPOINT)"
+)
+
 _NAME = "edge-runtime"
 SYSTEM_RUNTIME = Path("/run")
 SYSTEM_STATE = Path("/var/lib")
@@ -28,10 +44,10 @@ TEMPORARY = Path("/tmp")  # noqa: S108 (never $TMPDIR: both sides must agree; th
 
 
 def runtime_folder() -> Path:
-    """The folder for this process's sockets, made if missing.
+    """The folder for this process's sockets, created if missing.
 
     `$RUNTIME_DIRECTORY`, else `/run/edge-runtime` if writable, else `$XDG_RUNTIME_DIR/edge-runtime`, else
-    `/tmp/edge-runtime-<uid>`, which must be ours alone. Raises ConfigError when that folder is not safe to use.
+    `/tmp/edge-runtime-<uid>`, which must be this user's alone. Raises ConfigError when that folder is not safe.
     """
     given = _first_folder(os.environ.get("RUNTIME_DIRECTORY"))
     if given is not None:
@@ -49,31 +65,47 @@ def runtime_folder() -> Path:
 
 
 def default_infer_endpoint() -> str:
-    """Where a daemon binds for inference when told nothing; makes the folder. Raises as `runtime_folder`."""
+    """The infer endpoint of a daemon without `--zmq`; creates the folder. Raises as `runtime_folder`."""
     return f"ipc://{runtime_folder() / INFER_SOCKET}"
 
 
-def default_control_endpoint() -> str:
-    """Where a daemon binds for control when it has no ipc endpoint to put it beside."""
-    return f"ipc://{runtime_folder() / CONTROL_SOCKET}"
+def default_control_endpoint(infer: Sequence[str]) -> str:
+    """The control endpoint of a daemon without `--control`: beside its first ipc endpoint.
+
+    Without any it is `control.sock` in the runtime folder, which is created then. Raises as `runtime_folder`.
+    """
+    beside = next((endpoint for endpoint in infer if endpoint.startswith("ipc://")), None)
+    return f"{beside}.control" if beside is not None else f"ipc://{runtime_folder() / CONTROL_SOCKET}"
 
 
 def control_endpoint_beside(endpoint: str) -> str:
-    """The control endpoint that belongs to an ipc infer endpoint. Raises ConfigError for another transport."""
+    """Where a client finds the control endpoint of the daemon at an ipc infer endpoint.
+
+    In a runtime folder that holds `control.sock` alone it is that one, of a daemon that serves over TCP only. Raises
+    ConfigError for another transport.
+    """
     if not endpoint.startswith("ipc://"):
         raise ConfigError(
             f"{endpoint} has no control endpoint beside it: that is so for ipc only; name it with control="
             " (from a shell: --control)"
         )
-    return f"{endpoint}.control"
+    beside = Path(f"{endpoint.removeprefix('ipc://')}.control")
+    alone = beside.with_name(CONTROL_SOCKET)
+    is_alone = beside.name == f"{INFER_SOCKET}.control" and not _exists(beside) and _exists(alone)
+    return f"ipc://{alone if is_alone else beside}"
+
+
+def memory_socket_beside(path: Path) -> Path:
+    """The Unix socket that hands out shared memory for an ipc endpoint."""
+    return path.with_name(path.name + ".memory")
 
 
 def client_endpoint(asked: str | None = None) -> str:
-    """Where a client connects: what it was told, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
+    """The endpoint that a client connects to: `asked`, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
 
-    Looks in every place a daemon may have chosen (one run by systemd has another than one of this user). With no socket
-    in any it is the service's place where the service is installed, stopped or not, else this process's own default. A
-    path alone (`/run/x.sock`) means ipc. Makes nothing.
+    Looks in every place that a daemon may have chosen (systemd's daemon has another than this user's). Without a socket
+    in any, it is the service's place where the service is installed, running or not, else this process's own default. A
+    plain path (`/run/x.sock`) means ipc. Creates nothing.
     Raises ConfigError for a bare word, which is more likely a slip than a socket in the working folder.
     """
     endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
@@ -82,18 +114,19 @@ def client_endpoint(asked: str | None = None) -> str:
     if endpoint:
         return f"ipc://{Path(endpoint).absolute()}" if "://" not in endpoint else endpoint
     folders = list(_folders())
-    serving = [folder for folder in folders if _holds_socket(folder)]
+    serving = [folder for name in (INFER_SOCKET, CONTROL_SOCKET) for folder in folders if _holds_socket(folder, name)]
     home = service_folder()
-    is_closed = home.is_dir() and not os.access(home, os.X_OK)  # its clients are a group
-    folder = choose_folder(folders, serving, home, is_a_service=is_closed or service.is_installed())
+    is_closed = home.is_dir() and not os.access(home, os.X_OK)  # only a group may connect
+    folder = choose_folder(folders, serving, home, is_a_service=is_closed or _is_service_installed())
     return f"ipc://{folder / INFER_SOCKET}"
 
 
 def choose_folder(folders: Sequence[Path], serving: Sequence[Path], home: Path, *, is_a_service: bool) -> Path:
-    """Where a client looks for the socket: pure.
+    """The folder whose socket a client connects to: pure.
 
-    folders: every place of a daemon, in order, at least one. serving: those with a socket. home: the service's place,
-    is_a_service: whether there is one, whatever its state: why it does not answer is said when it is connected to.
+    folders: every place of a daemon, in order, at least one. serving: those with a socket, best first. home: the
+    service's place. is_a_service: whether the service is installed, running or not; connecting tells why it
+    does not answer.
     """
     if serving:
         return serving[0]
@@ -101,43 +134,45 @@ def choose_folder(folders: Sequence[Path], serving: Sequence[Path], home: Path, 
 
 
 def service_folder() -> Path:
-    """Where the sockets of the daemon that systemd runs are (`RuntimeDirectory=`)."""
+    """The folder with the sockets of systemd's daemon (`RuntimeDirectory=`)."""
     return SYSTEM_RUNTIME / _NAME
 
 
 def no_daemon_advice(endpoint: str) -> str:
-    """What to do when nobody answers at an endpoint: start a daemon, or ask systemd about the one it runs."""
-    return service.advice(endpoint, service_folder(), is_service_installed=service.is_installed())
+    """What to do when no daemon answers at an endpoint: start one, or ask systemd about its own."""
+    path = endpoint.removeprefix("ipc://")
+    is_the_services = path != endpoint and Path(path).parent == service_folder()
+    return SERVICE_ADVICE if is_the_services and _is_service_installed() else START_ADVICE
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint itself when ZeroMQ can take it. Raises ConfigError: no such transport, no port, path too long."""
+    """Return the endpoint if ZeroMQ can take it. Raises ConfigError: no such transport, no port, path too long."""
     transport, found, rest = endpoint.partition("://")
     if not found or transport not in ("ipc", "tcp") or not rest:
         raise ConfigError(f"endpoint {endpoint!r}: wanted ipc:///path/to/socket or tcp://host:port")
     if transport == "tcp" and not rest.rpartition(":")[2].isdigit() and not rest.endswith(":*"):
-        raise ConfigError(f"endpoint {endpoint!r}: it has no port; wanted tcp://host:port")
+        raise ConfigError(f"endpoint {endpoint!r}: got no port; wanted tcp://host:port")
     length = len(os.fsencode(rest))
     if transport == "ipc" and length > MAX_IPC_PATH_BYTES:
         raise ConfigError(
-            f"endpoint {endpoint!r}: the path is {length} bytes and a socket's path may have {MAX_IPC_PATH_BYTES}; "
+            f"endpoint {endpoint!r}: the path has {length} bytes and a socket's path may have {MAX_IPC_PATH_BYTES}; "
             "choose a shorter folder, for example below /run or /tmp"
         )
     return endpoint
 
 
 def state_folder(asked: str | None = None) -> Path | None:
-    """The folder that survives a restart, made if missing: calibration, update state.
+    """The folder that survives a restart, created if missing: calibration, update state.
 
-    `asked`, else `$STATE_DIRECTORY`, `/var/lib/edge-runtime`, `$XDG_STATE_HOME/edge-runtime` (`~/.local/state`), the
-    first one that can be written; None when none can. Raises ConfigError when the folder asked for cannot be used.
+    `asked`, else the first writable of `$STATE_DIRECTORY`, `/var/lib/edge-runtime`, `$XDG_STATE_HOME/edge-runtime`
+    (`~/.local/state`); None when none is. Raises ConfigError when `asked` cannot be used.
     """
     if asked is not None:
         try:
             Path(asked).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"state: {asked!r} cannot be made: {error.strerror}; name a folder that can be written"
+                f"state: {asked!r} cannot be created: {error.strerror}; name a folder that this user can write"
             ) from None
         if not os.access(asked, os.W_OK | os.X_OK):
             raise ConfigError(
@@ -165,12 +200,12 @@ def _state_folders() -> Iterator[Path]:
         try:
             user = Path.home() / ".local" / "state"
         except RuntimeError:
-            return  # no home folder, as for a user made for one service
+            return  # a user made for one service has no home folder
     yield user / _NAME
 
 
 def _folders() -> Iterator[Path]:
-    """Every place DESIGN 5 names, in its order."""
+    """Every place of a daemon's sockets, in the order of `runtime_folder`."""
     given = _first_folder(os.environ.get("RUNTIME_DIRECTORY"))
     if given is not None:
         yield given
@@ -187,7 +222,7 @@ def _temporary_folder() -> Path:
 
 
 def _first_folder(value: str | None) -> Path | None:
-    """First of the directories that systemd joins with colons: the unit's main one. Relative ones are no use."""
+    """First of the folders that systemd joins with colons, the unit's main one; None for a relative path."""
     first = (value or "").split(":")[0]
     return Path(first) if first.startswith("/") else None
 
@@ -197,27 +232,27 @@ def _is_usable(folder: Path) -> bool:
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
-def _holds_socket(folder: Path) -> bool:
-    """A daemon's socket is there, and its folder is ours or root's: below /tmp a stranger could answer instead.
+def _holds_socket(folder: Path, name: str) -> bool:
+    """Whether a daemon's socket is in a folder of this user or root: below /tmp a stranger could answer instead.
 
-    The one below /run is the service's own user's, who shares the sockets with a group; only root can have made it.
+    The folder below /run belongs to the service's own user, who shares the sockets with a group; only root creates it.
     """
     try:
         is_ours = folder == SYSTEM_RUNTIME / _NAME or folder.stat().st_uid in (0, os.getuid())
-        return is_ours and (folder / INFER_SOCKET).is_socket()
+        return is_ours and (folder / name).is_socket()
     except OSError:
         return False  # a folder that this user may not look into
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make a folder below a place where everybody may write. Raises ConfigError when somebody else was there first."""
+    """Create a folder below a world-writable one. Raises ConfigError when another user created it first."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         pass
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be made: {error.strerror}; set RUNTIME_DIRECTORY to another folder"
+            f"{folder} cannot be created: {error.strerror}; set RUNTIME_DIRECTORY to another folder"
         ) from None
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
@@ -226,3 +261,18 @@ def _private_folder(folder: Path) -> Path:
             "remove it, or set RUNTIME_DIRECTORY to another folder"
         )
     return folder
+
+
+def _is_service_installed() -> bool:
+    """Whether the service's unit or configuration is on this machine; a path that may not be looked at is not.
+
+    A stopped service leaves nothing below /run, as RuntimeDirectory is removed with it (systemd.exec(5)).
+    """
+    return any(_exists(path) for path in (*(folder / UNIT for folder in UNIT_FOLDERS), CONFIGURATION))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -1,7 +1,7 @@
-"""Where settings come from: `config.toml`, the command line laid over it, and each model's `model.toml`.
+"""Loads settings: `config.toml` with the command line's on top, and each model's `model.toml`.
 
-Owns: which file is read, and the order in which one lies over another. What the keys are is settings.py's; how a
-mistake is said is typed_toml's. Reads files, keeps nothing.
+Owns: which file is read, and how the command line overrides it. settings.py defines the keys, typed_toml.py words the
+mistakes. Reads files, keeps nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.config.service import CONFIGURATION
+from edge_runtime.config.endpoints import CONFIGURATION
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.typed_toml import build, parse_toml
@@ -18,42 +18,60 @@ from edge_runtime.typed_toml import build, parse_toml
 COMMAND_LINE = "command line"
 
 MAX_FILE_BYTES = 1 << 20
-"""No settings file comes near 1 MiB; a model's folder is written by others, and must not fill the memory."""
+"""No settings file comes near 1 MiB. Others write a model's folder, and must not fill the memory."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object], default_path: Path = CONFIGURATION) -> Config:
-    """The daemon's settings: the file, with what the command line said laid over it.
+    """The daemon's settings: the file's, overridden by the command line's.
 
-    path: None reads `default_path` when something is there, whatever it is. overrides: nested like the file, or with
-    dotted keys ("zmq.endpoints"); a value of None was not said and leaves the file's. Raises ConfigError: the file is
-    missing, unreadable or not TOML, or a key is unknown, of the wrong type or out of range; the message names each.
+    path: None reads `default_path` if anything is there. overrides: nested like the file, or with dotted keys on top
+    ("zmq.endpoints"); None leaves the file's value. Raises ConfigError: the file is missing, unreadable or not TOML, or
+    a key is unknown, of the wrong type or out of range; the message names each.
     """
     if path is None and _is_there(default_path):
         path = default_path
-    values = {} if path is None else parse_toml(_read(path), str(path))
-    # Judged alone first: what the file says wrong is the file's fault, whatever lies over it.
+    values = {} if path is None else parse_toml(read_settings(path), str(path))
+    # The file is checked alone first, so that its mistakes are reported as its own.
     in_file = build(Config, values, str(path))
-    said = _nested(overrides)
-    return build(Config, _laid_over(values, said), COMMAND_LINE) if said else in_file
+    tree = _nested(overrides)
+    return build(Config, _merged(values, tree), COMMAND_LINE) if tree else in_file
 
 
 def load_model_settings(path: Path) -> ModelSettings:
-    """The settings in a model's `model.toml`; all defaults when it is not there.
+    """The settings in a model's `model.toml`, or the defaults without one.
 
-    Raises ConfigError: as `load_config`, and for a `model.toml` that is not a plain file.
+    Raises ConfigError as `load_config`, and for a `model.toml` that is not a plain file.
     """
     if not path.exists() and not path.is_symlink():
         return ModelSettings()
     if not path.is_file():
         raise ConfigError(f"{path}: wanted a plain file")
-    return build(ModelSettings, parse_toml(_read(path), str(path)), str(path))
+    return build(ModelSettings, parse_toml(read_settings(path), str(path)), str(path))
+
+
+def read_settings(path: Path) -> str:
+    """The text of a settings file. Raises ConfigError: it cannot be read, is too large, or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        advice = "; let the daemon's user read it" if isinstance(error, PermissionError) else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{advice}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: has over {MAX_FILE_BYTES} bytes; a settings file is smaller")
+    try:
+        # TOML is UTF-8; some editors begin it with a byte order mark.
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: byte {error.start} is not UTF-8, which TOML has to be") from None
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is anything of that name. What cannot be looked at may be there: reading it says what is wrong."""
+    """Whether anything has that name. A path that cannot be looked at counts: reading it reports why."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -63,25 +81,8 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        advice = "; let the daemon's user read it" if isinstance(error, PermissionError) else ""
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}{advice}") from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is over {MAX_FILE_BYTES} bytes; a settings file is smaller")
-    try:
-        # TOML is UTF-8; a mark at its beginning is what some editors leave.
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: byte {error.start} is not UTF-8, which TOML is written in") from None
-
-
 def _nested(overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Dotted keys as nested tables, without what was not said."""
+    """Dotted keys as nested tables, without the values that are None."""
     tree: dict[str, Any] = {}
     for key, value in overrides.items():
         if value is None:
@@ -91,19 +92,24 @@ def _nested(overrides: Mapping[str, object]) -> dict[str, Any]:
         for name in outer:
             inner = table.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"{COMMAND_LINE}: {key}: {name} was given a value of its own")
+                raise ConfigError(f"{COMMAND_LINE}: {key}: {name} has a value and cannot be a table")
             table = inner
-        said = _nested(value) if isinstance(value, Mapping) else value
-        is_table = isinstance(said, dict) and isinstance(table.get(last), dict)
-        table[last] = _laid_over(table[last], said) if is_table and isinstance(said, dict) else said
+        new, old = _given(value), table.get(last)
+        table[last] = _merged(old, new) if isinstance(new, dict) and isinstance(old, dict) else new
     return tree
 
 
-def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else replaces what was there."""
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        is_table = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = _laid_over(below, value) if is_table and isinstance(below, Mapping) else value
+def _given(value: object) -> object:
+    """The value without entries that are None; the keys inside it are whole names, dots included."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _given(inner) for name, inner in value.items() if inner is not None}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; any other value of `over` replaces the base's."""
+    merged = dict(base)
+    for key, new in over.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, new) if isinstance(new, Mapping) and isinstance(old, Mapping) else new
     return merged

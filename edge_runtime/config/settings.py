@@ -1,7 +1,8 @@
-"""Every setting of the daemon and of one model, typed, with its default and the reason for it.
+"""Every setting of the daemon and of one model: type, limits, default and meaning.
 
-Values only: reading files and laying one over another is loading.py's. Units end the names: `_ms`, `_s`, `_bytes`.
-`None` means "not said": the profile, else what was measured, decides.
+A string below a field is that key's description: `docs/configuration.md` is generated from these classes by
+`python -m edge_runtime.config.reference`, and no other place describes a key. Units end the names: `_ms`, `_s`,
+`_bytes`. `None` means that the key is absent; its description then says what applies. loading.py reads the files.
 """
 
 from __future__ import annotations
@@ -12,68 +13,142 @@ from msgspec import Meta, Struct, field
 
 Priority = Annotated[int, Meta(ge=1, le=9)]
 Place = Annotated[str, Meta(min_length=1)]
-"""A path; an empty one would be the folder that the daemon happens to be started in."""
+"""A path; an empty one would mean the folder in which the daemon happens to start."""
 
 LARGEST = 10**15
-"""No device counts or holds more, in bytes, rows or runs: a number beyond is a slip, and those of TOML have no end."""
+"""Above any count or size of a device, in bytes, rows or runs: a larger number is a slip, and TOML's have no end."""
+
+LONGEST = 1e9
+"""Seconds (31 years) or milliseconds (11 days): it keeps out TOML's `inf` and `nan`, which no wait can use."""
 
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 VersionNumber = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
-NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
-# 1e9 is 31 years or 11 days: it keeps TOML's `inf` and `nan` out, which no wait can use.
+PositiveFloat = Annotated[float, Meta(gt=0, le=LONGEST)]
+NotNegative = Annotated[float, Meta(ge=0, le=LONGEST)]
+
+DEFAULT_MODELS = "models"
+"""In the folder in which the daemon starts."""
 
 DEFAULT_PRIORITY = 5
 """The middle of 1 (first) to 9 (wire v1)."""
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which versions of a model are loaded: the newest `latest`, all of them, or the `specific` ones. One of three."""
+    """The versions of the model to load: one of the three keys. Without any, the newest version is loaded."""
 
     latest: Positive | None = None
+    """Load this many of the newest versions."""
+
     all: bool = False
+    """Load every version in the folder."""
+
     specific: tuple[VersionNumber, ...] = ()
+    """Load these version numbers."""
 
     def __post_init__(self) -> None:
-        said = [name for name in ("latest", "all", "specific") if getattr(self, name)]
-        if len(said) > 1:
-            raise ValueError(f"got {' and '.join(said)}; one of latest, all, specific says which versions are loaded")
+        named = [name for name in ("latest", "all", "specific") if getattr(self, name)]
+        if len(named) > 1:
+            raise ValueError(f"got {' and '.join(named)}; one of latest, all, specific says which versions are loaded")
 
 
 class Warmup(Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs before ready: `runs` at each of `rows`. One run is enough to allocate; more help a GPU."""
+    """Runs on made-up inputs before the model is ready. One run allocates everything; a GPU gains from more."""
 
     runs: Positive = 1
+    """Runs at each of `rows`."""
+
     rows: tuple[Positive, ...] = (1,)
+    """Batch rows to run with."""
+
     shapes: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
+    """Shapes of inputs with dynamic inner dimensions, by input name, without axis 0: `{"text" = [128]}`."""
+
+
+Isolation = Literal["always", "auto", "never"]
+"""Where models run: each in a host, in a host unless the written rule admits it inside the daemon, or inside."""
+
+
+class ModelLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of one model in its host. Each overrides the key of the same name in the daemon's `[limits]`."""
+
+    host_memory_bytes: Positive | None = None
+    """Memory that the model's host may take for it; an allocation beyond fails."""
+
+    run_limit_ms: PositiveFloat | None = None
+    """Longest run, after which it is ended."""
 
 
 class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`model.toml`: everything may be absent; what is absent is read from the model or measured.
+    """One model's settings: `model.toml` beside its version folders.
 
-    batch: whether axis 0 is rows (None: dynamic everywhere and confirmed by a probe at load). mode: where runs happen
-    (None: inline under about 200 us, else workers). threads: cores one run takes (None: the measured layout).
+    Every key may be absent; the model itself, a measurement or the device profile then decides.
     """
 
     max_batch_rows: Positive | None = None
+    """Most rows in one request and in one run. When absent: the measured curve, up to the profile's limit."""
+
     batch: bool | None = None
+    """Whether axis 0 is rows. When absent: if axis 0 is dynamic in every input and output and a run at load agrees."""
+
     mode: Literal["inline", "workers"] | None = None
+    """`"inline"` runs on the I/O thread, `"workers"` on worker threads. When absent: inline when a batch runs in under
+    about 0.2 ms."""
+
     max_queue_delay_ms: NotNegative = 0.0
+    """How long an idle model may wait for a fuller batch while deadlines allow; 0 never waits."""
+
     preferred_batch_rows: tuple[Positive, ...] = ()
+    """Row counts at which batches are cut; empty means any."""
+
     default_timeout_ms: PositiveFloat | None = None
+    """Timeout of requests that carry none. When absent: they have no deadline."""
+
     max_queue_rows: Positive | None = None
+    """Rows that may wait; further requests get `queue_full`. When absent: the profile's limit."""
+
     max_queue_bytes: Positive | None = None
+    """Bytes that may wait; further requests get `queue_full`. When absent: the profile's limit."""
+
     priority: Priority = DEFAULT_PRIORITY
+    """Priority of requests that carry none; 1 is first."""
+
     instances: Positive | None = None
+    """Most runs at once. When absent: as many as the cores allow."""
+
     threads: Positive | None = None
+    """Cores that one run takes. When absent: the measured layout."""
+
     backend: str | None = None
+    """`"onnxruntime"`, `"openvino"`, `"tensorrt"` or `"python"`. When absent: the profile's order."""
+
     device: str | None = None
+    """The backend's device, such as `"CPU"`, `"GPU"`, `"NPU"`, `"AUTO"`, `"CUDA"`, `"TENSORRT"`, `"OPENVINO"` or
+    `"DLA:0"`; [device_profiles/README.md](../device_profiles/README.md#devices) lists them. When absent: the
+    profile's."""
+
     precision: Literal["f32", "bf16", "f16", "int8"] | None = None
+    """Precision to run with; a lower one is faster and less exact, and `"int8"` needs an int8 file in each version.
+    When absent: the backend's own."""
+
     options: dict[str, str] = field(default_factory=dict)
+    """Options in the backend's own words, passed through; `"tensorrt.tf32" = "1"` reaches that backend alone."""
+
     versions: Versions = Versions()
     warmup: Warmup = Warmup()
+    limits: ModelLimits = ModelLimits()
+    isolation: Isolation | None = None
+    """Whether the model runs in a host, a process of its own: `"always"`; `"auto"`, unless it is known that nothing a
+    client sends can crash or stall it; `"never"`, which is refused for `model.py`. When absent: the daemon's."""
+
+    rerun: bool = True
+    """Whether the requests of a batch whose host died are run again. `false` suits a model with side effects: they get
+    `run_failed`."""
+
     pinned: bool = False
+    """Never unload the model to free memory."""
+
     on_demand: bool = False
+    """Load the model on its first request, which is refused with `not_ready` until the model is loaded."""
 
     def __post_init__(self) -> None:
         largest = max(self.preferred_batch_rows, default=0)
@@ -84,64 +159,179 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):
-    """CURVE for endpoints that leave the machine: the server's secret key file and the client keys let in."""
+    """CURVE encryption and the list of admitted clients. An endpoint that leaves the machine needs it."""
 
     secret_key_file: str
+    """File of the daemon's secret key."""
+
     client_keys_file: str
+    """File of the admitted clients' public keys, one a line."""
 
 
 class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[zmq]`. Endpoints absent: DESIGN 5's default ipc paths.
-
-    max_frame_bytes: libzmq closes a connection that sends more; 64 MiB holds a batch of 100 600 KB images.
-    send_bound_bytes: memory that replies to one connection that does not read may take before they are dropped.
-    """
+    """ZeroMQ endpoints: `ipc:///path` or `tcp://host:port`."""
 
     endpoints: tuple[str, ...] = ()
+    """Infer endpoints (`--zmq`). When empty: ipc, `infer.sock` in `$RUNTIME_DIRECTORY`, `/run/edge-runtime`,
+    `$XDG_RUNTIME_DIR/edge-runtime` or `/tmp/edge-runtime-<uid>`."""
+
     control: str | None = None
+    """Control endpoint (`--control`). When absent: the first ipc endpoint's path and `.control`; without one, ipc,
+    `control.sock` in the folder where `infer.sock` would be."""
+
     max_frame_bytes: Positive = 64 << 20
+    """Largest frame; libzmq closes a connection that sends a larger one. 64 MiB holds a batch of 100 pictures of
+    600 KB."""
+
     send_bound_bytes: Positive = 64 << 20
+    """Memory for replies to one connection that does not read; further replies are dropped and counted."""
+
     curve: Curve | None = None
     insecure: bool = False
+    """Allow TCP beyond this machine without CURVE: everyone who can connect may use and unload every model."""
 
     def __post_init__(self) -> None:
         named = [*self.endpoints, *([self.control] if self.control is not None else [])]
-        # A port that the system chooses is another one each time.
+        # The system chooses a different port each time, so the same wildcard may stand twice.
         twice = {each for each in named if named.count(each) > 1 and not each.endswith((":*", ":0"))}
         if twice:
             raise ValueError(f"{min(twice)!r} is named twice; each of endpoints and control is an address of its own")
 
 
-class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[mqtt]`: there when the daemon is to connect to a broker, `url` or `host` saying which (broker.py).
+class SharedMemorySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory that the daemon shares with clients on this machine, through `<path>.memory` beside each ipc endpoint."""
 
-    keepalive_s: a half-open connection is noticed after about twice this. session_expiry_s: the broker keeps QoS 1
-    requests this long while the connection is away; longer than a broker's restart, shorter than a caller's patience.
-    receive_maximum: QoS 1 messages that the broker may send before it must wait for an acknowledgement.
-    max_packet_bytes: the broker drops larger requests; as ZeroMQ's largest frame. reconnect_*: a broker that restarts
-    is found again within seconds, and ten thousand devices do not come back in the same one.
-    """
+    per_connection_bytes: Positive = 128 << 20
+    """Most memory of one client: twice the largest frame, or a ring of 200 pictures of 600 KB."""
+
+    per_user_bytes: Positive = 256 << 20
+    """Most memory of all clients of one user of this machine."""
+
+    total_bytes: Annotated[int, Meta(ge=0, le=LARGEST)] = 512 << 20
+    """Most memory of all clients together. Only what clients write takes memory. 0: there are no memory sockets."""
+
+    client_named: bool = False
+    """Whether HTTP and gRPC clients may name POSIX shared memory of their own (`--client-shared-memory`), as Triton's
+    do. They could name that of every process of the daemon's user."""
+
+
+class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the doors of the Open Inference Protocol have in common. Addresses: `host:port` or `unix:/path`."""
+
+    endpoint: str | None = None
+    """Where it listens. When absent: nowhere. Off this machine it needs `cert_file`, `key_file` and `tokens_file`."""
+
+    control: bool | str = False
+    """Where load, unload and settings are allowed: `true`, on `endpoint`, which is then loopback or a Unix socket, or
+    has tokens, whose rights decide; an address, on that one, which is loopback or a Unix socket and wants no token;
+    `false`, for tokens with `control`."""
+
+    cert_file: str | None = None
+    """PEM file of the certificate and those that signed it: the door then speaks TLS."""
+
+    key_file: str | None = None
+    """PEM file of the certificate's key."""
+
+    client_ca_file: str | None = None
+    """PEM file of who signs clients' certificates. When absent: clients need none."""
+
+    tokens_file: str | None = None
+    """File of tokens, which `edge-runtime token` writes; SIGHUP reads it again. When absent: no caller needs one."""
+
+    insecure: bool = False
+    """Allow an address off this machine without TLS and tokens: everyone who can connect may use every model."""
+
+    max_body_bytes: Positive = 64 << 20
+    """Largest body of a request, before and after it is inflated."""
+
+    body_timeout_s: PositiveFloat = 30.0
+    """How long a request may take to arrive, from its first byte."""
+
+    max_connections: Positive = 1024
+    """Connections at once; the one that is idle for longest is closed for a new one."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that may call, as their `Origin` header says: `"https://example.com"`, or `"*"` for all; others get
+    `forbidden`. On loopback their hosts are allowed as `Host` too, for a proxy that keeps it."""
+
+
+class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
+    """The Open Inference Protocol over HTTP; see [HTTP and gRPC](http.md)."""
+
+    strict_readiness: bool = False
+    """Whether one model that failed to load makes the daemon not ready, as with Triton."""
+
+
+class GrpcSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
+    """The Open Inference Protocol over gRPC; see [HTTP and gRPC](http.md)."""
+
+
+class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The MQTT broker to connect to, named by `url` or `host`. Without this table the daemon uses no MQTT."""
 
     url: str | None = None
+    """The broker (`--mqtt`): `mqtt[s]://[user@]host[:port][/device]`. It overrides `host`, `port`, `username` and
+    `device_id`."""
+
     host: str | None = None
+    """The broker's name or address when there is no `url`; TLS when `ca_file` or `cert_file` is given."""
+
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    """The broker's port. When absent: 1883, with TLS 8883."""
+
     device_id: str | None = None
+    """This device in topics, `<prefix>/<device_id>/…`. When absent: the host's name."""
+
     prefix: str = "edge"
+    """The beginning of the topics of all devices."""
+
     username: str | None = None
+    """User name. When absent: the one in `url`, else none."""
+
     password_file: str | None = None
+    """File with the password on its first line."""
+
     ca_file: str | None = None
+    """PEM certificates of the authorities that may sign the broker's. When absent: the system's."""
+
     cert_file: str | None = None
+    """This device's PEM certificate, for brokers that ask for one."""
+
     key_file: str | None = None
+    """The key of `cert_file`."""
+
     keepalive_s: Annotated[int, Meta(ge=1, le=65535)] = 20
+    """After this much silence the daemon pings the broker, and gives the connection up after as much again: a
+    half-open connection is noticed after about twice this."""
+
     session_expiry_s: Annotated[int, Meta(ge=0, le=0xFFFFFFFE)] = 60
+    """How long the broker keeps QoS 1 requests while the device is away: longer than a broker's restart, shorter than
+    a caller's patience."""
+
     receive_maximum: Annotated[int, Meta(ge=1, le=65535)] = 1024
+    """QoS 1 messages that the broker may send before it must wait for an acknowledgement."""
+
     max_packet_bytes: Annotated[int, Meta(ge=1024, le=268_435_455)] = 64 << 20
+    """Largest request; the broker drops larger ones. The default equals `zmq.max_frame_bytes`."""
+
     reconnect_min_s: PositiveFloat = 0.5
+    """About the first wait after a lost connection; it doubles with each failed try. A broker that restarts is found
+    again within seconds."""
+
     reconnect_max_s: PositiveFloat = 60.0
+    """About the longest wait. Waits are jittered, so that ten thousand devices do not return in one second."""
+
     reply_prefixes: tuple[str, ...] = ()
+    """Where replies may go. When empty: `<prefix>/<device_id>/reply/` and `reply/`."""
+
     groups: tuple[str, ...] = ()
+    """Groups of devices that this one belongs to; it obeys `fleet/<group>/wake`."""
+
     state_interval_s: PositiveFloat = 15.0
+    """Time between two publications of the retained state; a change of models is published at once."""
+
     home_assistant: str | None = None
+    """Discovery prefix of Home Assistant, usually `"homeassistant"`. When absent: nothing is published for it."""
 
     def __post_init__(self) -> None:
         if (self.cert_file is None) != (self.key_file is None):
@@ -151,23 +341,38 @@ class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[publish]]`: results of a model that are published as they come, for those who only want to listen.
-
-    source: "zmq" takes the answers that ZeroMQ clients get; "folder" runs each file that appears in `folder`. on:
-    "change" publishes when the outputs differ from those published last, "interval" the latest of each interval.
-    interval_s: with "change" the least time between two. outputs: empty means all.
-    """
+    """One rule that publishes results of a model by MQTT as they come, for subscribers that only listen."""
 
     model: str
+    """The model."""
+
     source: Literal["zmq", "folder"] = "zmq"
+    """`"zmq"` publishes the replies to ZeroMQ clients; `"folder"` runs each file that appears in `folder`."""
+
     folder: str | None = None
+    """Folder for `source = "folder"`: `.npy`, `.json`, and pictures where Pillow is installed."""
+
     topic: str | None = None
+    """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`."""
+
     on: Literal["change", "interval"] = "change"
+    """`"change"` publishes when outputs differ from the last published; `"interval"` publishes the latest result of
+    each interval."""
+
     interval_s: NotNegative = 0.0
+    """That interval; with `"change"` the least time between two publications."""
+
     outputs: tuple[str, ...] = ()
+    """Outputs that are compared and published; empty means all."""
+
     qos: Literal[0, 1] = 0
+    """0: at most once; 1: at least once."""
+
     retain: bool = False
+    """Whether the broker keeps the last result for later subscribers."""
+
     remove: bool = False
+    """For `source = "folder"`: remove a file after its result was published."""
 
     def __post_init__(self) -> None:
         if (self.folder is None) == (self.source == "folder"):
@@ -179,44 +384,85 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[update]`: there when models come signed from a repository: `url`, or a `folder` that mirrors one.
+    """Signed models from a repository: its `url`, or a `folder` that mirrors it. Without this table: no updates.
 
-    With neither, nothing is looked for: releases come on sticks, by `edge-runtime update import DIR`.
-
-    group: whose assignments this device follows. root_file: the root of trust that came with the device. auto: install
-    what is assigned; else only `edge-runtime update apply` does. poll_s: between two looks, a share `poll_jitter` more
-    or less; wake_jitter_s: a woken fleet spreads over this. min_check_s: at most one look in that time (DESIGN 8).
-    cap_bytes_per_s: of downloads. reserve_bytes: what downloads leave free on the disk. observe: how a new version
-    begins (swap: all requests at once; shadow: on copies first; canary: on canary_percent first), for window_s each.
-    failure_share, latency_ratio: how much worse than the version before is too much. shadow_agreement: for classifiers,
-    the share of copies whose highest score must be the same; None: outputs must be near those of the version before.
-    trial_s, trial_memory_bytes: limits of the child process that tries it first; memory None: the memory for models.
+    With neither key, releases come from sticks only, by `edge-runtime update import DIR`.
     """
 
     root_file: Place
+    """The root of trust, `1.root.json` of the repository. The device trusts nothing else."""
+
     url: str | None = None
+    """The repository's address, above `metadata/` and `targets/`."""
+
     folder: str | None = None
+    """A folder that mirrors the repository, for devices without a network."""
+
     group: str = "default"
+    """The group of devices whose assignments this device follows."""
+
     device_id: str | None = None
+    """This device's id; it decides which devices are first (`percent`). When absent: `mqtt.device_id`, else the host's
+    name."""
+
     ca_file: str | None = None
+    """PEM certificates of the authorities that may sign an https repository's. When absent: the system's."""
+
     allow_http: bool = False
+    """Allow http beyond this machine. Installing stays safe, but everyone on the way sees what is fetched."""
+
     require_signed: bool = True
+    """Serve nothing from the models folder. `false` serves its models that no release has."""
+
     auto: bool = True
+    """Install assigned releases. `false` installs only by `edge-runtime update apply`."""
+
     poll_s: PositiveFloat = 3600.0
+    """Time between two checks of the repository."""
+
     poll_jitter: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Share of `poll_s` by which each wait is longer or shorter, so that a fleet spreads."""
+
     wake_jitter_s: NotNegative = 10.0
+    """A device woken by MQTT waits up to this, so that a fleet spreads."""
+
     min_check_s: NotNegative = 30.0
+    """At most one check in this time, however often the device is woken."""
+
     cap_bytes_per_s: Annotated[int, Meta(ge=1024, le=LARGEST)] | None = None
+    """Most bytes a second that downloads take. When absent: no cap."""
+
     reserve_bytes: Annotated[int, Meta(ge=0, le=LARGEST)] = 256 << 20
+    """Disk space that must stay free after a download."""
+
     observe: Literal["swap", "shadow", "canary"] = "swap"
+    """First requests of a new version. `"swap"`: all at once; `"shadow"`: copies of requests first; `"canary"`:
+    `canary_percent` of requests first."""
+
     window_s: NotNegative = 60.0
+    """How long a new version is observed before it is kept; `"shadow"` and `"canary"` take as long again."""
+
     failure_share: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """Share of requests that may fail beyond the share that failed on the version before."""
+
     latency_ratio: Annotated[float, Meta(ge=1, le=1e3)] = 3.0
+    """How many times as long as on the version before a run may take."""
+
     canary_percent: Annotated[float, Meta(gt=0, le=50)] = 10.0
+    """Percent of requests that `observe = "canary"` sends to the new version."""
+
     shadow_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """Share of one core that copies of requests may take with `observe = "shadow"`."""
+
     shadow_agreement: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """For classifiers: share of copies with the same highest score. When absent: outputs must be near those of the
+    version before."""
+
     trial_s: PositiveFloat = 120.0
+    """Time that the trial of a new version in a child process may take."""
+
     trial_memory_bytes: Positive | None = None
+    """Memory that the trial may take. When absent: the memory for models."""
 
     def __post_init__(self) -> None:
         if self.url is not None and self.folder is not None:
@@ -224,51 +470,116 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[metrics]`: Prometheus over HTTP, off unless a port is given; loopback unless a host is given."""
+    """Prometheus metrics over HTTP, at `/metrics`."""
 
     host: str = "127.0.0.1"
+    """Address to serve on. There is no password, so the default is this machine alone."""
+
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Port to serve on (`--metrics`); 0 is any free one. When absent: metrics are not served."""
+
+    triton_names: bool = False
+    """Whether models' metrics come under Triton's names (`nv_inference_*`) too, for dashboards that exist."""
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[log]`: format None is text on a terminal and JSON otherwise."""
+    """The log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is written."""
+
     format: Literal["text", "json"] | None = None
+    """When absent: text on a terminal, JSON otherwise."""
 
 
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[limits]`: each overlays the profile's limit of the same name."""
+    """Limits of what the daemon takes. A limit that the profile has too overrides the profile's."""
 
     memory_bytes: Positive | None = None
+    """Memory for models, within the cgroup; to stay under it, the least recently used idle models are unloaded."""
+
     cores: Positive | None = None
+    """Cores for all runs together, within what the process may use."""
+
     queue_rows: Positive | None = None
+    """Rows that may wait, of each model."""
+
     queue_bytes: Positive | None = None
+    """Bytes that may wait, of each model."""
+
     max_run_ms: PositiveFloat | None = None
+    """Longest run of a batch while another model waits."""
+
+    message_frames: Annotated[int, Meta(ge=3, le=LARGEST)] = 4098
+    """Most frames of one ZeroMQ message; one with more gets `decode_failed`. The default is a header, an id, and as
+    many tensors as a header can name."""
+
+    message_bytes: Positive = 128 << 20
+    """Most bytes of one message, all frames together; a larger one gets `decode_failed`. A message that does not end
+    is noticed when the daemon has grown by as much, and its connection is closed. The default holds two of the
+    largest frames."""
+
+    unanswered_bytes: Positive = 128 << 20
+    """Most bytes of one connection's requests that wait for their answers; further ones get `queue_full`. Its first
+    always may. The default equals `message_bytes`."""
+
+    total_unanswered_bytes: Positive | None = None
+    """The same of all connections together. A connection gets no more than is left free for the others. It bounds the
+    replies that clients do not read, too: the connection that has read nothing for longest is closed first. When
+    absent: an eighth of the memory that the process may use, 256 MiB to 1 GiB."""
+
+    host_memory_bytes: Positive | None = None
+    """Memory that each host may take for its model; an allocation beyond fails. When absent: `memory_bytes`, and at
+    least 512 MiB."""
+
+    run_limit_ms: PositiveFloat | None = None
+    """Longest run of a model in a host, after which it is ended. When absent: from the measured curve, at least 1 s."""
 
 
 class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[backends]]`: as a profile's own; where there is one, they stand in place of the profile's, in their order."""
+    """One backend to load models with; the entries are tried in their order and replace the profile's."""
 
     name: str
+    """`"onnxruntime"`, `"openvino"` or `"tensorrt"`."""
+
     device: str = ""
+    """The backend's device; empty means the backend's own default."""
+
     precision: Literal["", "f32", "bf16", "f16", "int8"] = ""
+    """Empty means the backend's own; `"int8"` needs `model.int8.onnx` or `.xml` in each version."""
+
     threads: Positive | None = None
+    """Cores that one run takes. When absent: the measured layout."""
+
     spin: bool = False
+    """Whether threads wait by spinning: slightly faster, and a core is always busy."""
+
     extra: dict[str, str] = field(default_factory=dict)
+    """Options in the backend's own words."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """`config.toml` with the command line laid over it.
+    """The daemon's settings: `/etc/edge-runtime/config.toml` or `--config FILE`. The command line overrides it."""
 
-    start_limit_s: infer endpoints are bound after this even when models still load (DESIGN 5). drain_s: SIGTERM waits
-    this long for admitted requests. watch: take versions that appear in the folder. python_models: allow `model.py`.
-    """
+    models: Place | None = None
+    """The models folder (`--models`). When absent: `models`, unless `model` names models."""
 
-    models: Place = "models"
+    model: dict[str, Place] = field(default_factory=dict)
+    """Models by name that have a place of their own (`--model NAME=PATH`): one model's folder, of versions or holding
+    its artifacts, or its file. Such a model stands before one of that name in the models folder."""
+
     state: Place | None = None
+    """The folder that survives a restart, of one daemon (`--state`). When absent: `$STATE_DIRECTORY`,
+    `/var/lib/edge-runtime` or `$XDG_STATE_HOME/edge-runtime`."""
+
     profile: str | None = None
+    """The device profile by name (`--profile`). When absent: the best match for this host, which
+    `edge-runtime profile show` explains."""
+
     zmq: ZmqSettings = ZmqSettings()
+    shared_memory: SharedMemorySettings = SharedMemorySettings()
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
     mqtt: MqttSettings | None = None
     publish: tuple[PublishRule, ...] = ()
     update: UpdateSettings | None = None
@@ -276,13 +587,41 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()
     backends: tuple[BackendSettings, ...] = ()
+    isolation: Isolation = "auto"
+    """Whether models run in hosts, processes of their own: `"always"`, which no model's own setting weakens; `"auto"`,
+    except those of which it is known that nothing a client sends can crash or stall them; `"never"`, except `model.py`.
+    """
+
     python_models: bool = False
+    """Allow `model.py`, which is code of everyone who can write the models folder."""
+
     watch: bool = True
+    """Follow the models folder: load versions that appear or change, unload those that leave."""
+
     calibrate: bool = True
+    """Measure run time by rows and threads while idle, about 1 s for each model; the result is kept in `state`."""
+
     start_limit_s: PositiveFloat = 30.0
+    """After this, infer endpoints are bound even while models still load."""
+
     drain_s: PositiveFloat = 10.0
+    """How long SIGTERM waits for admitted requests."""
+
+    def __post_init__(self) -> None:
+        if self.model and self.requires_signed:
+            raise ValueError(
+                f"model (--model) names {', '.join(self.model)}, and update.require_signed holds: only signed releases "
+                "are served; publish the model, or set update.require_signed = false"
+            )
 
     @property
-    def serves_folder(self) -> bool:
-        """Whether models of the folder are served; not where only what is signed may be."""
-        return self.update is None or not self.update.require_signed
+    def requires_signed(self) -> bool:
+        """Whether only signed releases are served: then none of a folder."""
+        return self.update is not None and self.update.require_signed
+
+    @property
+    def models_folder(self) -> str | None:
+        """The models folder that is served; None where only signed releases are, or only those that `model` names."""
+        if self.requires_signed or (self.models is None and self.model):
+            return None
+        return self.models or DEFAULT_MODELS

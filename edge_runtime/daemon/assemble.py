@@ -1,12 +1,14 @@
 """The only file that knows every part, and it holds no logic: from a configuration to parts wired together.
 
-Constructs; starts nothing. run.py starts and stops a daemon, runtime.py the same core in process.
+Constructs; starts nothing. daemon.py starts and stops a daemon, runtime.py the same core in process, which imports
+nothing of doors. What an extra brings (tuf, paho) is imported only where its table is configured.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -14,79 +16,62 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_runtime import __version__
+from edge_runtime.backends.base import Backend
+from edge_runtime.backends.host_instance import HostedBackend
+from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend, known_backends
 from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.config.door_access import door_access
 from edge_runtime.config.endpoints import state_folder
-from edge_runtime.config.settings import Config
-from edge_runtime.daemon.gauges import watch_daemon
+from edge_runtime.config.settings import Config, UpdateSettings
+from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
 from edge_runtime.profiles.profile import BackendChoice, EffectiveProfile, load_profiles
+from edge_runtime.regions import RegionBounds, Regions
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
+from edge_runtime.repository.names import NAME_RULE, is_model_name
+from edge_runtime.repository.overrides import OverrideFiles
+from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.unanswered import UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
-from edge_runtime.serving.calibration import CurveCache
-from edge_runtime.serving.calibrator import Calibrator, CalibratorSettings
+from edge_runtime.serving.calibration import Calibrator, CurveCache
 from edge_runtime.serving.engine_store import EngineStore
+from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.loader import Loader, LoaderSettings
+from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
-from edge_runtime.serving.lobby import Lobby
-from edge_runtime.serving.servables import Servables
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.placement import Placement
+from edge_runtime.serving.promotions import Promotions
+from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.wire.topics import ID_RULE, is_id
 
 if TYPE_CHECKING:
+    from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.daemon.grpc_door import GrpcDoor
+    from edge_runtime.daemon.http_door import HttpDoor
+    from edge_runtime.daemon.mqtt_door import MqttDoor
+    from edge_runtime.frontend.operations import OperationHandlers
+    from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.update.worker import UpdateWorker
 
+LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
+"""Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
 
-@dataclass(slots=True)
-class Core:
-    """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it."""
+NO_BOUND_BYTES = 1 << 60
+"""Stands for a memory limit where none is set."""
 
-    config: Config
-    facts: Facts
-    profile: EffectiveProfile
-    clock: Clock
-    metrics: Metrics
-    dispatcher: Dispatcher
-    workers: WorkerPool
-    servables: Servables
-    lobby: Lobby
-    infer: Infer
-    loader: Loader
-    engines: EngineStore
-    state: Path | None
-    updates: UpdateWorker | None
-
-    def start(self) -> None:
-        """Start workers and the loader, which begins with the models that are there."""
-        self.workers.start()
-        if self.updates is not None:
-            self.updates.reserve()
-        self.loader.start()
-        if self.updates is not None:
-            self.updates.start()
-
-    def wait_settled(self, limit_s: float | None = None) -> bool:
-        """Wait until every model that was there is ready, failed or waits on demand; False: the time was over first."""
-        began_s = self.clock.monotonic_s()
-        if not self.loader.has_settled.wait(limit_s):
-            return False
-        left_s = None if limit_s is None else max(began_s + limit_s - self.clock.monotonic_s(), 0.0)
-        return self.updates is None or self.updates.has_opened.wait(left_s)
-
-    def close(self, drain_s: float) -> bool:
-        """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered."""
-        if self.updates is not None:
-            self.updates.close()
-        self.loader.close()
-        self.engines.close()
-        drained = [servable.close(drain_s) for servable in self.servables.loaded()]
-        self.workers.close()
-        return all(drained)
+LEAST_HOST_BYTES = 512 << 20
+"""Libraries reserve memory that they never touch, for the stacks of their threads above all, and die without."""
 
 
 def assemble_core(
@@ -105,54 +90,66 @@ def assemble_core(
     profile = effective_profile(config, facts)
     metrics = Metrics()
     dispatcher = Dispatcher(clock, profile.limits.cores, profile.limits.max_run_ms / 1e3)
-    servables = Servables()
-    lobby = Lobby(dispatcher)
+    executor = Executor()
+    table = ModelTable(executor)
+    pending_loads = PendingLoads(dispatcher)
     state = state_folder(config.state)
+    marks = LoadMarks(state / "loads" if state is not None else None)
     engines = EngineStore(state / "engines" if state is not None else None, usable_bytes=facts.memory_bytes)
-    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines)
+    bounds = config.shared_memory
+    regions = Regions(RegionBounds(bounds.per_connection_bytes, bounds.per_user_bytes, bounds.total_bytes))
+    hosts = Hosts(regions=regions)
+    hosts.on_failure = executor.wake
+    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines, hosts=hosts)
     calibrator = Calibrator(
-        dispatcher,
-        CurveCache(state / "calibration" if state is not None else None),
-        CalibratorSettings(f"{facts.cpu_model} {profile.limits.cores}", profile.limits.memory_bytes),
-        used_bytes=servables.memory_bytes,
-    )
-    loader = Loader(
-        versions=versions,
-        watcher=Watcher(Path(config.models), clock),
-        servables=servables,
+        executor=executor,
         dispatcher=dispatcher,
-        calibrator=calibrator,
-        lobby=lobby,
-        clock=clock,
-        settings=LoaderSettings(
-            watch=config.watch,
-            calibrate=config.calibrate,
-            budget_bytes=profile.limits.memory_bytes,
-            serves_folder=config.serves_folder,
-        ),
-        metrics=metrics,
-        refuse_engine=engines.refuse,
+        table=table,
+        marks=marks,
+        curves=CurveCache(state / "calibration" if state is not None else None),
+        is_on=config.calibrate,
+        hardware=f"{facts.cpu_model} {profile.limits.cores}",
+        budget_bytes=profile.limits.memory_bytes,
     )
-    engines.tell(loader.engine_done, loader.engine_progress)
-    updates = None
-    if config.update is not None:
-        try:
-            from edge_runtime.daemon.update_parts import new_update_worker
-        except ImportError as error:
-            raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
-        updates = new_update_worker(
-            config,
-            state,
-            profile,
-            versions=versions,
-            engines=engines,
-            loader=loader,
-            clock=clock,
-            disk=disk,
-            utc_clock=utc_clock,
-        )
-    watch_daemon(metrics, servables, state, updates.summary if updates is not None else None)
-    return Core(
+    placement = Placement(
+        versions=versions,
+        table=table,
+        pending_loads=pending_loads,
+        marks=marks,
+        calibrator=calibrator,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        clock=clock,
+        budget_bytes=profile.limits.memory_bytes,
+        hosts=hosts,
+    )
+    override_files = OverrideFiles(state / "overrides" if state is not None else None)
+    sources = ModelSources(_new_watcher(config, clock), table, placement, marks, override_files)
+    loader = Loader(
+        executor=executor,
+        table=table,
+        pending_loads=pending_loads,
+        marks=marks,
+        placement=placement,
+        sources=sources,
+        promotions=Promotions(engines, table, placement, sources),
+        calibrator=calibrator,
+        dispatcher=dispatcher,
+        clock=clock,
+        watch=config.watch,
+    )
+    updates = _new_updates(
+        config,
+        state,
+        profile,
+        versions=versions,
+        engines=engines,
+        loader=loader,
+        clock=clock,
+        disk=disk,
+        utc_clock=utc_clock,
+    )
+    core = Core(
         config=config,
         facts=facts,
         profile=profile,
@@ -160,13 +157,71 @@ def assemble_core(
         metrics=metrics,
         dispatcher=dispatcher,
         workers=WorkerPool(dispatcher, clock),
-        servables=servables,
-        lobby=lobby,
-        infer=Infer(servables, lobby),
+        table=table,
+        pending_loads=pending_loads,
+        infer=Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts)),
         loader=loader,
         engines=engines,
+        hosts=hosts,
+        marks=marks,
+        regions=regions,
         state=state,
         updates=updates,
+    )
+    core.watch()
+    return core
+
+
+def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
+    """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
+    from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.frontend.infer_frontend import InferFrontend
+    from edge_runtime.frontend.named_regions import NamedRegions
+    from edge_runtime.frontend.operations import OperationHandlers
+    from edge_runtime.telemetry.host import HostProbe
+    from edge_runtime.telemetry.notify import Notifier
+    from edge_runtime.transports.growth_watch import GrowthWatch, private_bytes, trim_memory
+    from edge_runtime.transports.zmq_transport import IoLoop
+
+    core = core or assemble_core(config)
+    host = HostProbe()
+    status = DaemonStatus(core, host)
+    operations = OperationHandlers(
+        core.table,
+        core.loader,
+        core.pending_loads,
+        status,
+        updates=core.updates,
+        regions=core.regions,
+        named_regions=NamedRegions(
+            is_allowed=config.shared_memory.client_named, max_tensor_bytes=config.limits.message_bytes
+        ),
+    )
+    mqtt = status.mqtt = _new_mqtt_door(config, core, operations, host)
+    listeners = mqtt.listeners() if mqtt is not None else {}
+    return Daemon(
+        config,
+        core,
+        frontend=InferFrontend(
+            core.table, core.infer, operations, core.clock, core.metrics, listeners=listeners, regions=core.regions
+        ),
+        mqtt=mqtt,
+        http=_new_http_door(config, core, operations, status),
+        grpc=_new_grpc_door(config, core, operations, status),
+        loop=IoLoop(
+            core.metrics,
+            growth=GrowthWatch(
+                config.limits.message_bytes,
+                core.metrics,
+                held_bytes=lambda: core.infer.unanswered.total,
+                private_bytes=private_bytes,
+                is_loading=lambda: core.loader.is_busy,
+                give_back=trim_memory,
+            ),
+        ),
+        host=host,
+        notifier=Notifier(),
+        status=status,
     )
 
 
@@ -180,6 +235,28 @@ def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
     return chosen.effective(facts, config.limits, backends)
 
 
+def _new_watcher(config: Config, clock: Clock) -> Watcher | None:
+    """What follows the folders that are served; None where only signed releases are. Raises ConfigError."""
+    if config.requires_signed:
+        return None
+    named = {}
+    for name, place in config.model.items():
+        if not is_model_name(name):
+            raise ConfigError(f"model: {name!r} is no model name; wanted {NAME_RULE}")
+        named[name] = Path(place).absolute()
+        if not named[name].exists():
+            raise ConfigError(f"model.{name}: there is no file or folder {str(named[name])!r}")
+    return Watcher(Path(config.models_folder) if config.models_folder else None, clock, named=named)
+
+
+def _new_unanswered(config: Config, facts: Facts) -> UnansweredBytes:
+    """The bounds of requests that wait for their answers."""
+    total_bytes = config.limits.total_unanswered_bytes
+    if total_bytes is None:
+        total_bytes = min(max((facts.memory_bytes or 0) // 8, LEAST_UNANSWERED_BYTES), MOST_UNANSWERED_BYTES)
+    return UnansweredBytes(config.limits.unanswered_bytes, total_bytes)
+
+
 def _new_versions(
     config: Config,
     profile: EffectiveProfile,
@@ -188,18 +265,166 @@ def _new_versions(
     metrics: Metrics,
     *,
     engines: EngineStore,
+    hosts: Hosts,
 ) -> VersionLoader:
+    def hosted(name: str) -> Backend:
+        inside = backend(name, allow_python=config.python_models, engines=engines)
+        return HostedBackend(inside, hosts, allow_python=config.python_models, engines=engines, clock=clock)
+
     return VersionLoader(
         # Last and always: a model.py that is not allowed then says which setting allows it.
         choices=(*profile.backends, BackendChoice(name="python")),
         backend=cache(partial(backend, allow_python=config.python_models, engines=engines)),
+        hosted=cache(hosted),
+        isolation=config.isolation,
         limits=ServingLimits(
             cores=profile.limits.cores,
             max_batch_rows=profile.batching.max_batch_rows,
             queue_rows=profile.limits.queue_rows,
             queue_bytes=profile.limits.queue_bytes,
+            host_memory_bytes=config.limits.host_memory_bytes or _host_memory_bytes(profile.limits.memory_bytes),
+            run_limit_ms=config.limits.run_limit_ms,
         ),
         dispatcher=dispatcher,
         clock=clock,
         metrics=metrics,
+    )
+
+
+def _host_memory_bytes(memory_bytes: int | None) -> int | None:
+    """What a host may take where no setting says it: as much as all models, and enough for a library's own needs."""
+    return None if memory_bytes is None else max(memory_bytes, LEAST_HOST_BYTES)
+
+
+def _new_updates(
+    config: Config,
+    state: Path | None,
+    profile: EffectiveProfile,
+    *,
+    versions: VersionLoader,
+    engines: EngineStore,
+    loader: Loader,
+    clock: Clock,
+    disk: Disk,
+    utc_clock: Callable[[], datetime] | None,
+) -> UpdateWorker | None:
+    """The updater of a device and its thread; None without `[update]`. Raises ConfigError: a setting cannot be."""
+    settings = config.update
+    if settings is None:
+        return None
+    try:
+        from edge_runtime.update.release_checks import DeviceTraits, version_numbers
+        from edge_runtime.update.trial import TrialLimits
+        from edge_runtime.update.updater import Updater
+        from edge_runtime.update.worker import UpdateWorker
+    except ImportError as error:
+        raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
+    if state is None:
+        raise ConfigError("update: no folder for state can be written; name one with state = or --state")
+    if not is_owner_name(settings.group):
+        raise ConfigError(f"update.group: got {settings.group!r}, wanted {OWNER_RULE}")
+    limit_bytes = profile.limits.memory_bytes
+    memory_bytes = NO_BOUND_BYTES if limit_bytes is None else limit_bytes
+    stop = threading.Event()
+    updater = Updater(
+        settings,
+        DeviceTraits(
+            device_id=_device_id(config, settings),
+            profile=profile.name,
+            runtime=version_numbers(__version__),
+            suffixes=versions.suffixes(),
+            memory_bytes=memory_bytes,
+            precisions=versions.precisions(),
+        ),
+        loader,
+        versions,
+        state / "update",
+        engines=engines.folder,
+        trial_limits=TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
+        clock=clock,
+        stop=stop,
+        disk=disk,
+        utc_clock=utc_clock,
+    )
+    return UpdateWorker(updater, settings, clock, stop)
+
+
+def _device_id(config: Config, settings: UpdateSettings) -> str:
+    """The same id as on MQTT, where there is one."""
+    if settings.device_id is not None:
+        if not is_id(settings.device_id):
+            raise ConfigError(f"update.device_id: got {settings.device_id!r}, wanted {ID_RULE}")
+        return settings.device_id
+    from edge_runtime.fleet.identity import device_topics, id_from_hostname
+
+    if config.mqtt is not None:
+        from edge_runtime.config.broker import broker_access
+
+        return device_topics(config.mqtt, broker_access(config.mqtt).address).device_id
+    return id_from_hostname(socket.gethostname())
+
+
+def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, host: HostProbe) -> MqttDoor | None:
+    """The door to a broker, with a frontend of its own, as each transport's thread has; None without `[mqtt]`."""
+    if config.mqtt is None:
+        if config.publish:
+            raise ConfigError("publish: results go to a broker, and none is named; add [mqtt], or --mqtt URL")
+        return None
+    try:
+        from edge_runtime.daemon.mqtt_door import MqttDoor
+    except ImportError as error:
+        raise ConfigError(f"mqtt: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
+    from edge_runtime.frontend.infer_frontend import InferFrontend
+
+    return MqttDoor(
+        config.mqtt,
+        config.publish,
+        core,
+        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics),
+        host,
+        updates=core.updates,
+        wake_groups=(config.update.group,) if config.update is not None else (),
+    )
+
+
+def _new_http_door(config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus) -> HttpDoor | None:
+    """The HTTP door, with a frontend of its own; None where `[http]` names no address. Raises ConfigError."""
+    access = door_access(config.http, "http")
+    if access is None:
+        return None
+    try:
+        from edge_runtime.daemon.http_door import HttpDoor
+    except ImportError as error:
+        raise ConfigError(f"http: {error}; install it with: pip install 'edge-runtime[http]'") from None
+    from edge_runtime.frontend.http_message import BINARY
+    from edge_runtime.frontend.infer_frontend import InferFrontend
+    from edge_runtime.frontend.open_inference import OpenInference
+
+    return HttpDoor(
+        config.http,
+        access,
+        core,
+        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=BINARY),
+        OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
+    )
+
+
+def _new_grpc_door(config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus) -> GrpcDoor | None:
+    """The gRPC door, with a frontend of its own; None where `[grpc]` names no address. Raises ConfigError."""
+    access = door_access(config.grpc, "grpc")
+    if access is None:
+        return None
+    try:
+        from edge_runtime.daemon.grpc_door import GrpcDoor
+    except ImportError as error:
+        raise ConfigError(f"grpc: {error}; install it with: pip install 'edge-runtime[grpc]'") from None
+    from edge_runtime.frontend.grpc_message import PROTOBUF
+    from edge_runtime.frontend.infer_frontend import InferFrontend
+    from edge_runtime.frontend.open_inference import OpenInference
+
+    return GrpcDoor(
+        config.grpc,
+        access,
+        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
+        OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
     )

@@ -1,103 +1,79 @@
-"""The runtime in process: the daemon's core behind plain calls, no socket, the same semantics and errors.
+"""The runtime in process: the daemon's core behind plain calls, without a socket, with the same rules and errors.
 
-Owns: the core it assembled. Thread: every method may be called from any thread; tiny models run on the caller's.
+Owns: the core that it assembled. Thread: any; tiny models run on the caller's.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edge_runtime.client import forks
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.assemble import Core, assemble_core
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.core import Core
 from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
-from edge_runtime.messages import InferResult, Timing
-from edge_runtime.scheduling.queue import Answer, Outcome, Pending
-from edge_runtime.serving.request_plan import RequestPlan, plan_request
-from edge_runtime.serving.servable import Servable
-from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
-from edge_runtime.wire.codec import RequestHeader, TensorHeader
+from edge_runtime.messages import InferResult, RequestHeader, TensorHeader, Timing
+from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.tensors import as_tensors, bits_to_values, datatype_name, values_to_bits
 
 PLANS = 256
-"""Checked headers that are kept; one for each combination of model, shapes and options in use."""
+"""Bound of the kept plans: one for each combination of model, shapes and options in use."""
+
+SENDER = "in process"
+"""What calls in this process ask as: one sender, however many threads."""
 
 CLOSE_S = 10.0
-"""`close` answers what was admitted for at most this long."""
+"""How long `close` answers admitted requests at most."""
 
 
 class InferFuture(Future[InferResult]):
-    """A pending answer. `cancel` takes the request back while it waits; once it runs, it is answered."""
+    """A pending answer. `cancel` takes the request back while it waits; a running request is answered.
+
+    It is its request's reply, which `answer` or `refuse` ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._servable: Servable | None = None
-        self._request: Pending | None = None
+        self.request: Request | None = None
 
     def cancel(self) -> bool:
         """Take the request back; False when it runs or is answered."""
-        servable, request = self._servable, self._request
-        return servable is not None and request is not None and servable.cancel(request)
+        plan: RequestPlan | None = self.request.plan if self.request is not None else None
+        return plan is not None and self.request is not None and plan.servable.cancel(self.request)
 
-    def admitted(self, servable: Servable, request: Pending) -> None:
-        """The request is about to be submitted there; from now on it can be taken back."""
-        self._servable, self._request = servable, request
-
-    def settle(self, outcome: InferResult | EdgeRuntimeError) -> None:
-        """End it, once."""
-        if isinstance(outcome, Cancelled):
-            super().cancel()
-            self.set_running_or_notify_cancel()
-        elif isinstance(outcome, EdgeRuntimeError):
-            self.set_exception(outcome)
-        else:
-            self.set_result(outcome)
-
-
-class _Call:
-    """One call on its way in."""
-
-    __slots__ = ("_given", "_runtime", "arrived_s", "future", "header", "nbytes", "used_plan")
-
-    def __init__(
-        self, runtime: Runtime, header: RequestHeader, given: list[Array], arrived_s: float, future: InferFuture
-    ) -> None:
-        self._runtime = runtime
-        self._given = given
-        self.header = header
-        self.nbytes = sum(array.nbytes for array in given)
-        self.arrived_s = arrived_s
-        self.future = future
-        self.used_plan: RequestPlan | None = None
-
-    def plan(self) -> RequestPlan:
-        return self._runtime.plan(self.header)
-
-    def request(self, plan: RequestPlan) -> Pending:
-        self.used_plan = plan
-        request = Pending(
-            [self._given[index] for index in plan.order], plan.rows, self.nbytes, plan.shape, plan.priority,
-            self.arrived_s, plan.timeout_s, _settle, self,
-        )  # fmt: skip
-        self.future.admitted(plan.servable, request)
-        return request
+    def answer(self, request: Request) -> None:
+        """Set the result from the request's outputs."""
+        plan: RequestPlan = request.plan
+        servable = plan.servable
+        specs = servable.spec.outputs
+        timing = Timing(request.queue_s * 1e3, request.run_s * 1e3, request.batch_rows) if plan.wants_timing else None
+        selected = {
+            specs[index].name: bits_to_values(specs[index].datatype, request.outputs[index]) for index in plan.outputs
+        }
+        self.set_result(InferResult(servable.model, servable.number, selected, timing))
 
     def refuse(self, error: EdgeRuntimeError) -> None:
-        self.future.settle(error)
-
-    def resume(self, enter: Callable[[], None]) -> None:
-        enter()
+        """Set the error."""
+        if isinstance(error, Cancelled):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            self.set_exception(error)
 
 
 class Runtime:
     """Serve a folder of models inside this process.
 
     `Runtime("models/")` returns when every model is ready, failed or waits on demand; `models()` says which. Use it as
-    a context manager, or call `close`. Raises ConfigError for a wrong configuration.
+    a context manager, or call `close`. In the child of a fork every call raises RuntimeError. Raises ConfigError for a
+    wrong configuration.
     """
 
     def __init__(
@@ -108,7 +84,7 @@ class Runtime:
         clock: Clock | None = None,
         core: Core | None = None,
     ) -> None:
-        """core: what serves, where somebody has assembled it already; `close` ends it all the same."""
+        """core: parts that the caller assembled; `close` ends them all the same."""
         if core is None:
             if not Path(models).is_dir():
                 raise ConfigError(
@@ -120,8 +96,10 @@ class Runtime:
         self._plans: dict[object, RequestPlan] = {}
         self._generation = -1
         self._is_closed = False
+        self._forks = forks.count
         self._core.start()
         self._core.wait_settled()
+        self._core.loader.load_suspects()
 
     def infer(
         self,
@@ -155,6 +133,7 @@ class Runtime:
         timing: bool = False,
     ) -> InferFuture:
         """Like `infer`, returning at once. A refusal is the future's exception, never raised here."""
+        self._check_process()
         future = InferFuture()
         try:
             arrays = as_tensors(inputs)
@@ -168,32 +147,49 @@ class Runtime:
                 timing=timing,
             )
             given = [values_to_bits(array) for array in arrays.values()]
-            self._core.infer.submit(_Call(self, header, given, self._core.clock.monotonic_s(), future))
         except EdgeRuntimeError as error:
             future.set_exception(error)
+            return future
+        core = self._core
+        nbytes = sum(array.nbytes for array in given)
+        future.request = Request(header, given, nbytes, future, SENDER, core.clock.monotonic_s(), core.metrics)
+        key = (model, version, timeout_ms, priority, timing, header.outputs, header.inputs)
+        generation = core.table.generation
+        kept = self._kept_plan(key, generation)
+        plan = core.infer.submit(future.request, kept)
+        if plan is not None and plan is not kept:
+            self._keep_plan(key, plan, generation)
         return future
 
     @property
     def core(self) -> Core:
-        """The parts behind this, for who puts more before them than calls."""
+        """The parts behind this, for a caller that adds doors."""
         return self._core
 
     def models(self) -> list[dict[str, Any]]:
-        """Every version known: name, version, state, reason, backend, device, precision, mode, memory_bytes."""
-        return self._core.servables.listing()
+        """List every version: name, version, state, reason, backend, device, precision, mode, memory_bytes."""
+        return self._core.table.listing()
 
     def load(self, model: str, version: int | None = None) -> None:
         """Load (again) from the folder and wait. Raises LoadFailed, ModelNotFound."""
-        self._control(lambda done: self._core.loader.load(model, version, done))
+        self._check_process()
+        ended = Future[EdgeRuntimeError | None]()
+        self._core.loader.load(model, version, ended.set_result)
+        _raise_error(ended)
 
     def unload(self, model: str, version: int | None = None) -> None:
-        """Unload, answering what was admitted, and wait. Raises ModelNotFound."""
-        self._control(lambda done: self._core.loader.unload(model, version, done))
+        """Unload, answering admitted requests first, and wait. Raises ModelNotFound."""
+        self._check_process()
+        ended = Future[EdgeRuntimeError | None]()
+        self._core.loader.unload(model, version, ended.set_result)
+        _raise_error(ended)
 
     def close(self) -> None:
-        """Answer what was admitted, refuse the rest, give the memory back. Idempotent."""
+        """Answer admitted requests, refuse the rest, free the memory. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            if self._forks != forks.count:
+                return  # the threads are the parent's
             self._core.infer.close()
             self._core.close(CLOSE_S)
 
@@ -207,52 +203,28 @@ class Runtime:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def plan(self, header: RequestHeader) -> RequestPlan:
-        """A header checked against the live servable, kept for the next request like it. Thread: any."""
-        parameters = (header.model, header.version, header.timeout_ms, header.priority, header.timing)
-        key = (*parameters, header.outputs, header.inputs)
-        servables = self._core.servables
-        generation = servables.generation
+    def _kept_plan(self, key: object, generation: int) -> RequestPlan | None:
+        """Return the plan of an equal header, unless a version was published or withdrawn since. Thread: any."""
         with self._lock:
             if self._generation != generation or len(self._plans) >= PLANS:
                 self._generation, self._plans = generation, {}
-            plan = self._plans.get(key)
-        if plan is None:
-            plan = plan_request(servables, header)
-            with self._lock:
-                if self._generation == generation:
-                    self._plans[key] = plan
-        return plan
+            return self._plans.get(key)
 
-    def _control(self, start: Any) -> None:
-        done: Future[None] = Future()
+    def _keep_plan(self, key: object, plan: RequestPlan, generation: int) -> None:
+        """Keep a plan. generation: the table's before the plan was made, for the table may have changed meanwhile."""
+        with self._lock:
+            if self._generation == generation:
+                self._plans[key] = plan
 
-        def finish(error: EdgeRuntimeError | None) -> None:
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        start(finish)
-        done.result()
+    def _check_process(self) -> None:
+        if self._forks != forks.count:
+            raise forks.crossed()
 
 
-def _settle(request: Pending, outcome: Outcome) -> None:
-    call: _Call = request.tag  # type: ignore[assignment]
-    plan = call.used_plan
-    assert plan is not None
-    servable = plan.servable
-    if not isinstance(outcome, Answer):
-        servable.metrics.refused(outcome.code)
-        call.future.settle(outcome)
-        return
-    specs = servable.spec.outputs
-    timing = Timing(outcome.queue_s * 1e3, outcome.run_s * 1e3, outcome.batch_rows) if plan.wants_timing else None
-    selected = {
-        specs[index].name: bits_to_values(specs[index].datatype, outcome.outputs[index]) for index in plan.outputs
-    }
-    servable.metrics.answered(outcome.queue_s, outcome.run_s)
-    call.future.settle(InferResult(servable.model, servable.number, selected, timing))
+def _raise_error(ended: Future[EdgeRuntimeError | None]) -> None:
+    error = ended.result()
+    if error is not None:
+        raise error
 
 
 def _with_models(config: Config, models: str) -> Config:

@@ -1,4 +1,4 @@
-"""One daemon for each state folder: what two of them keep there would be neither's.
+"""One daemon for each state folder: two would overwrite each other's state.
 
 Owns: the lock, which ends with the process however that ends. Writes nothing: the folder itself is locked, so that a
 full disk or one that cannot be written keeps no daemon from serving. Called by the daemon, at its start and end.
@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class StateLock:
-    """The right to be the only daemon of a folder. `take` and `release` are idempotent. Thread: main."""
+    """The right to be the only daemon of a folder. `take` and `release` are idempotent. Thread: main.
+
+    is_shared: after `take`, whether another daemon uses the folder.
+    """
 
     def __init__(self, folder: Path | None, *, may_share: bool) -> None:
         """folder: None, there is none. may_share: where another daemon has it, only say so.
@@ -27,6 +30,7 @@ class StateLock:
         self._folder = folder
         self._may_share = may_share
         self._fd: int | None = None
+        self.is_shared = False
 
     def take(self) -> None:
         """Lock the folder until `release`. Raises StateTaken: another daemon has it.
@@ -45,6 +49,7 @@ class StateLock:
                 raise StateTaken(
                     f"state: {str(self._folder)!r} is another daemon's; give each a folder of its own (--state)"
                 ) from None
+            self.is_shared = True
             log.warning("another daemon keeps its measurements here too", extra={"folder": str(self._folder)})
         except OSError as error:
             self.release()

@@ -1,1 +1,1 @@
-"""One device among many: who it is, what it tells of itself, and what is published for those who only listen."""
+"""One device among many, on a broker: its id, its status, and the results that it publishes."""

@@ -1,7 +1,7 @@
-"""What Home Assistant is told of this device, so that it shows it by itself: MQTT discovery, device form.
+"""Home Assistant's MQTT discovery, device form: the message by which it shows this device without set-up.
 
 Owns: the message at `<prefix>/device/<device_id>/config` (www.home-assistant.io/integrations/mqtt, "Device discovery
-payload"). Values come from `status` and `state`, which are published whether or not anybody discovers. Thread: the MQTT
+payload"). Its values come from `status` and `state`, which status.py publishes in any case. Thread: the MQTT
 transport's, except `start`.
 """
 
@@ -9,62 +9,70 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
-from edge_runtime.fleet.status import ONLINE
-from edge_runtime.transports.mqtt_packets import Inbound
-from edge_runtime.transports.outbox import Outgoing
+from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
+from edge_runtime.transports.mqtt_transport import Sender
 from edge_runtime.wire.topics import DeviceTopics, check_prefix
+
+ONLINE = "online"
+"""The device's status while it answers, and Home Assistant's birth message."""
 
 SPREAD_S = 2.0
 """Home Assistant asks devices not to answer its birth all in the same moment."""
 
 GONE_MODELS = 256
-"""Models that left since the start and are told to be gone, again with each message: whoever was away hears it too."""
+"""Models that left since the start and are removed with each message, since Home Assistant may have been away."""
 
 MIB = 1 << 20
 
 
-class Discovery:
-    """One device as Home Assistant shows it. Raises ConfigError for a prefix that cannot be.
+def birth_topic(prefix: str) -> str:
+    """Home Assistant's own status topic. Raises ConfigError for a prefix that is no topic."""
+    return f"{check_prefix('mqtt.home_assistant', prefix)}/status"
 
-    has_temperature: whether this host tells one.
+
+class Discovery:
+    """One device in Home Assistant. Raises ConfigError for a prefix that is no topic.
+
+    has_temperature: whether this host has a temperature sensor.
     """
+
+    takes_retained = True
 
     def __init__(
         self,
         prefix: str,
         topics: DeviceTopics,
+        sender: Sender,
         *,
         profile: str,
         has_temperature: bool,
         clock: Clock,
-        jitter: Callable[[], float] = random.random,
+        jitter: random.Random | None = None,
     ) -> None:
-        prefix = check_prefix("mqtt.home_assistant", prefix)
-        self.birth_topic = f"{prefix}/status"
-        self.topic = f"{prefix}/device/{topics.device_id}/config"
-        self._topics = topics
-        self._retain: Callable[[Outgoing], None] = lambda _: None
+        self.topics: tuple[str, ...] = (birth_topic(prefix),)
+        self._config_topic = f"{prefix}/device/{topics.device_id}/config"
+        self._device_topics = topics
+        self._sender = sender
         self._profile = profile
         self._has_temperature = has_temperature
         self._clock = clock
-        self._jitter = jitter
+        self._jitter = jitter or random.Random()  # noqa: S311 (spreads devices; nothing secret)
         self._models: list[str] = []
         self._gone: dict[str, None] = {}
         self._again_s: float | None = None
 
-    def start(self, retain: Callable[[Outgoing], None], models: Iterable[str]) -> None:
-        """Publish for the first time. Before the transport starts, whose `retain` does it again at each connection."""
-        self._retain = retain
-        self._models = sorted(models)
+    def start(self, models: list[str]) -> None:
+        """Publish for the first time. The transport repeats it with each connection."""
+        self._models = models
         self._publish()
 
     def models_changed(self, models: list[str]) -> None:
-        """Publish with these models; of those that are no longer there, that they are gone."""
+        """Publish these models, and remove those that left."""
         if models == self._models:
             return
         for name in set(self._models) - set(models):
@@ -76,28 +84,31 @@ class Discovery:
         self._models = models
         self._publish()
 
-    def birth(self, message: Inbound) -> None:
-        """Home Assistant said something of itself: when it came up, publish again, soon."""
+    def message(self, message: Inbound) -> None:
+        """Home Assistant's status changed: when it came up, publish again soon."""
         if message.payload == ONLINE.encode() and self._again_s is None:
-            self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter()
+            self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter.random()
+
+    def online(self) -> None:
+        """Nothing: the transport publishes retained messages again by itself."""
 
     def beat(self) -> None:
-        """Publish again when that is due."""
+        """Publish again when due."""
         if self._again_s is not None and self._clock.monotonic_s() >= self._again_s:
             self._again_s = None
             self._publish()
 
     def _publish(self) -> None:
         message = device_message(
-            self._topics, self._models, self._gone, profile=self._profile, has_temperature=self._has_temperature
+            self._device_topics, self._models, self._gone, profile=self._profile, has_temperature=self._has_temperature
         )
-        self._retain(Outgoing(self.topic, json.dumps(message).encode(), qos=1, retain=True))
+        self._sender.retain(Outgoing(self._config_topic, json.dumps(message).encode(), qos=1, retain=True))
 
 
 def device_message(
     topics: DeviceTopics, models: Iterable[str], gone: Iterable[str], *, profile: str, has_temperature: bool
 ) -> dict[str, Any]:
-    """The whole message. Each model has three components; a component with a platform only is one to be removed."""
+    """The whole message. Each model has three components; one with nothing but a platform is removed."""
     components = {"online": _online(topics), **_host_components(has_temperature=has_temperature)}
     for model in models:
         components |= _model_components(model)
@@ -127,7 +138,7 @@ def device_message(
 
 
 def _online(topics: DeviceTopics) -> dict[str, Any]:
-    """Whether the device is there: the one component that is available when it is not."""
+    """Whether the device is connected: the one component that stays available without it."""
     return {
         "platform": "binary_sensor",
         "name": "Connection",
@@ -163,7 +174,7 @@ def _host_components(*, has_temperature: bool) -> dict[str, dict[str, Any]]:
 
 
 def _model_components(model: str) -> dict[str, dict[str, Any]]:
-    # A model's name is letters, digits, '.', '_' and '-' (DESIGN 5), so it needs no escape between quotes.
+    # A model's name is letters, digits, '.', '_' and '-', so it needs no escape between quotes.
     value = f"{{{{ value_json.models.get('{model}', {{}}).get('%s') }}}}"
     return {
         _id("version", model): {
@@ -191,10 +202,10 @@ def _number(name: str, unit: str, template: str, *, decimals: int) -> dict[str, 
 
 
 def _is_online(yes: str, no: str) -> str:
-    """`stopped` is not available either, and only two words can be named otherwise."""
+    """A template, since `stopped` is unavailable too and the payload options name only two words."""
     return f"{{{{ '{yes}' if value == '{ONLINE}' else '{no}' }}}}"
 
 
 def _id(kind: str, name: str) -> str:
-    """An id of letters, digits, '_' and '-', other names giving other ids: '_' becomes '__', and '.' becomes '_-'."""
+    """An id of letters, digits, '_' and '-', unique for each name: '_' becomes '__', and '.' becomes '_-'."""
     return f"{kind}_{name.replace('_', '__').replace('.', '_-')}"

@@ -1,94 +1,113 @@
 """The files of one folder as requests to one model, one at a time, oldest first.
 
-Owns: which file is being run and what its outcome means for the file. Decides by instants that it is given; `step` is
-called by results.py's thread, answers come from workers.
+Owns: which files are complete and new, which one runs, and the fate of each afterwards. Opens only plain files and
+follows no link. Decides by instants that it is given: results.py's thread calls `step`, workers answer.
 """
 
 from __future__ import annotations
 
+import errno
+import heapq
 import io
 import logging
 import math
+import os
 import queue
+import stat
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import PublishRule
-from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed
-from edge_runtime.fleet.drop_folder import FAILED_FOLDER, Drop, DropFolder
-from edge_runtime.scheduling.queue import Answer, Outcome, Pending
+from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
+from edge_runtime.fleet.publication import Publication
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
-from edge_runtime.serving.servables import Servables
-from edge_runtime.telemetry.counters import Counters
+from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array, as_tensors, datatype_name, values_to_bits
-from edge_runtime.wire.codec import RequestHeader, TensorHeader
+from edge_runtime.transports.mqtt_transport import Sender
+from edge_runtime.wire.json_codec import MAX_JSON_BYTES
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""Between two looks at a folder; a file is taken when two in a row find it the same."""
+"""Time between two looks at a folder; a file is taken when two looks in a row find it unchanged."""
 
 LOOK_SHARE = 0.05
-"""Of the time, at most, goes into looking: a folder of many thousand files is looked at less often."""
+"""Largest share of time spent on looks: a folder of many thousand files is looked at less often."""
 
 RETRY_S = 1.0
-"""A file whose model cannot answer now (loading, full, stopping) is tried again so often."""
+"""Time between two tries of a file whose model cannot answer now (loading, full, stopping)."""
 
 FILE_TIMEOUT_MS = 30_000.0
-"""Nobody waits for a file, so the model's own deadline, for clients, does not count; results this old are no news."""
+"""No caller waits for a file, so the model's default timeout does not count; older results are of no interest."""
 
-Finished = Callable[[RequestPlan, "list[Array]", str], None]
+MAX_FILE_BYTES = 64 << 20
+"""As the largest frame of a client."""
+
+IGNORED_SUFFIXES = (".part", ".tmp")
+"""Names that careful writers give to a file before they rename it; as in the models folder."""
+
+FAILED_FOLDER = ".failed"
+
+TAKEN_AT_ONCE = 256
+"""Most files that one look returns: the oldest."""
+
+REMEMBERED_FILES = 16_384
+"""Files that stay and are known to be done. When one is forgotten, all files as old as it count as done."""
+
+FileMark = tuple[int, int, int]
+"""One state of a file: time of change (ns), bytes, inode."""
 
 
 class FolderSource:
-    """One rule's folder.
-
-    answered: told each file's plan, outputs and name, on the thread of `step`. wake: has `step` called soon, from any
-    thread. is_wanted: whether results could go anywhere now; files wait until they can.
-    """
+    """The folder of one rule. wake: set to have `step` called soon. Files wait while there is no connection."""
 
     def __init__(
         self,
-        rule: PublishRule,
-        folder: DropFolder,
+        publication: Publication,
+        folder: InputFolder,
+        sender: Sender,
         *,
-        servables: Servables,
+        table: ModelTable,
         infer: Infer,
         clock: Clock,
-        counters: Counters,
-        answered: Finished,
-        wake: Callable[[], None],
-        is_wanted: Callable[[], bool],
+        metrics: Metrics,
+        wake: threading.Event,
     ) -> None:
-        self._rule = rule
+        self._publication = publication
+        self._rule = publication.rule
         self._folder = folder
-        self._servables = servables
+        self._sender = sender
+        self._table = table
         self._infer = infer
         self._clock = clock
-        self._counters = counters
-        self._answered = answered
+        self._metrics = metrics
         self._wake = wake
-        self._is_wanted = is_wanted
-        self._waiting: deque[Drop] = deque()
-        self._running: Drop | None = None
-        self._outcomes: queue.SimpleQueue[tuple[RequestPlan | None, Outcome]] = queue.SimpleQueue()
-        self._answered_drops: list[Drop] = []
+        self._waiting: deque[InputFile] = deque()
+        self._running: InputFile | None = None
+        self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
+        self._answered: list[InputFile] = []
         self._look_due_s = 0.0
         self._retry_due_s = 0.0
-        self._said = ""
+        self._logged = ""
 
     def step(self, now_s: float) -> float:
-        """Take an outcome, look, run the next file; when to call again at the latest."""
-        if self._running is not None and not self._outcomes.empty():
-            drop, self._running = self._running, None
-            self._conclude(drop, *self._outcomes.get(), now_s)
+        """Take the end of a run, look, run the next file. Return the instant of the next call, at the latest."""
+        if self._running is not None and not self._ended.empty():
+            file, self._running = self._running, None
+            self._conclude(file, self._ended.get(), now_s)
             return now_s  # a look before `tidy` would find the file once more
         if self._running is not None:
             return math.inf
-        if not self._is_wanted():
+        if not self._sender.is_online:
             return now_s + LOOK_S
         if not self._waiting and now_s >= self._look_due_s:
             self._look(now_s)
@@ -98,10 +117,10 @@ class FolderSource:
         return self._retry_due_s if self._waiting else self._look_due_s
 
     def tidy(self) -> None:
-        """What was told to `answered` is published now: its files are done with."""
-        drops, self._answered_drops = self._answered_drops, []
-        for drop in drops:
-            self._let_go(drop, self._folder.remove)
+        """Finish the files of answers that the publication has handed out by now."""
+        files, self._answered = self._answered, []
+        for file in files:
+            self._finish(file, self._folder.remove)
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -110,132 +129,190 @@ class FolderSource:
         try:
             self._waiting.extend(self._folder.look())
         except OSError as error:
-            self._say(f"{self._folder.path}: {error.strerror}")
+            self._log(f"{self._folder.path}: {error.strerror}")
         took_s = self._clock.monotonic_s() - began_s
         self._look_due_s = now_s + max(LOOK_S, took_s / LOOK_SHARE)
 
-    def _run(self, drop: Drop, now_s: float) -> None:
-        """Read a file and submit it; whatever goes wrong is its outcome."""
+    def _run(self, file: InputFile, now_s: float) -> None:
+        """Read a file and submit it; any error ends it."""
         try:
-            spec = self._servables.resolve(self._rule.model, None).spec.inputs[0]
-            content = self._folder.read(drop)
+            servable = self._table.resolve(self._rule.model, None)
+            spec = servable.spec.inputs[0]
+            content = self._folder.read(file)
             if content is None:
-                return  # it is written to again: a later look finds it
-            array = tensor_from_file(io.BytesIO(content), drop.name, spec)
-            self._running = drop
-            self._infer.submit(FileInquiry(self, self._rule.model, spec.name, array, self._clock.monotonic_s()))
+                return  # it was written again; a later look finds it
+            array = tensor_from_file(io.BytesIO(content), file.name, spec)
+            self._running = file
+            request = self._request(spec.name, array)
+            self._infer.submit(request, RequestPlan(servable, request.header))
         except FileNotFoundError:
             self._running = None
         except EdgeRuntimeError as error:
             self._running = None
-            self._conclude(drop, None, error, now_s)
-        except Exception as error:  # noqa: BLE001 (content is anybody's, and its readers are not ours)
+            self._conclude(file, error, now_s)
+        except Exception as error:  # noqa: BLE001 (anyone may write the file, and other libraries read it)
             self._running = None
-            self._conclude(drop, None, RunFailed(f"{drop.name}: {type(error).__name__}: {error}"), now_s)
+            self._conclude(file, RunFailed(f"{file.name}: {type(error).__name__}: {error}"), now_s)
 
-    def _conclude(self, drop: Drop, plan: RequestPlan | None, outcome: Outcome, now_s: float) -> None:
-        if isinstance(outcome, Answer) and plan is not None:
-            self._counters.count("publish_files")
-            self._said = ""
-            self._answered(plan, plan.select(outcome.outputs), drop.name)
-            self._answered_drops.append(drop)
-        elif isinstance(outcome, EdgeRuntimeError):
-            if outcome.retryable or isinstance(outcome, ModelNotFound):
-                self._waiting.appendleft(drop)
-                self._retry_due_s = now_s + RETRY_S
-                if isinstance(outcome, ModelNotFound | NotReady):
-                    self._say(outcome.message)
-            else:
-                self._refuse(drop, outcome)
+    def _conclude(self, file: InputFile, ended: Request | EdgeRuntimeError, now_s: float) -> None:
+        if isinstance(ended, Request):
+            self._metrics.count("publish_files")
+            self._logged = ""
+            plan: RequestPlan = ended.plan
+            self._publication.offer(plan, (plan.select(ended.outputs),), time.time(), file.name)
+            self._answered.append(file)
+        elif ended.retryable or isinstance(ended, ModelNotFound):
+            self._waiting.appendleft(file)
+            self._retry_due_s = now_s + RETRY_S
+            if isinstance(ended, ModelNotFound | NotReady):
+                self._log(ended.message)
+        else:
+            self._fail(file, ended)
 
-    def _refuse(self, drop: Drop, error: EdgeRuntimeError) -> None:
-        """A file that no second try makes better."""
-        self._counters.count("publish_files_failed")
-        where = {"folder": str(self._folder.path), "file": _text(drop.name)}
+    def _fail(self, file: InputFile, error: EdgeRuntimeError) -> None:
+        """Finish a file that a second try would not help."""
+        self._metrics.count("publish_files_failed")
+        where = {"folder": str(self._folder.path), "file": name_as_text(file.name)}
         log.warning("a file could not be used", extra={**where, "reason": error.message})
-        self._let_go(drop, self._folder.set_aside)
+        self._finish(file, self._folder.set_aside)
 
-    def _let_go(self, drop: Drop, clear: Callable[[Drop], None]) -> None:
-        """Done with: cleared away where the rule says so; what cannot be stays, and is remembered like the others."""
+    def _finish(self, file: InputFile, clear: Callable[[InputFile], None]) -> None:
+        """Clear a file away if the rule says so; a file that stays is remembered as done."""
         if self._rule.remove:
             try:
-                clear(drop)
+                clear(file)
             except OSError as error:
-                self._say(f"{self._folder.path}: a file cannot be removed or moved to {FAILED_FOLDER}: {error}")
+                self._log(f"{self._folder.path}: a file cannot be removed or moved to {FAILED_FOLDER}: {error}")
             else:
                 return
-        self._folder.remember(drop)
+        self._folder.remember(file)
 
-    def _say(self, reason: str) -> None:
-        """Log what keeps files from being used, when it is news."""
-        if reason != self._said:
-            self._said = reason
+    def _log(self, reason: str) -> None:
+        """Log why files wait, when the reason changes."""
+        if reason != self._logged:
+            self._logged = reason
             log.warning("files wait to be published", extra={"folder": str(self._folder.path), "reason": reason})
 
-    # ---- for its inquiry --------------------------------------------------------------------------------------------
+    # ---- the reply to its request -----------------------------------------------------------------------------------
 
-    def plan(self, header: RequestHeader) -> RequestPlan:
-        """See serving's Inquiry."""
-        return RequestPlan(self._servables.resolve(header.model, header.version), header)
-
-    def settle(self, plan: RequestPlan | None, outcome: Outcome) -> None:
-        """The running file's outcome. Thread: any."""
-        self._outcomes.put((plan, outcome))
-        self._wake()
-
-
-class FileInquiry:
-    """One file on its way in (serving's Inquiry)."""
-
-    __slots__ = ("_array", "_source", "arrived_s", "header", "nbytes", "used_plan")
-
-    def __init__(self, source: FolderSource, model: str, name: str, array: Array, arrived_s: float) -> None:
-        """Raises TensorMismatch and Unsupported for an array that is no tensor."""
-        self._source = source
-        self._array = values_to_bits(as_tensors({name: array})[name])
-        tensor = TensorHeader(name, datatype_name(array.dtype), self._array.shape)
-        self.header = RequestHeader(model=model, inputs=(tensor,), timeout_ms=FILE_TIMEOUT_MS)
-        self.nbytes = self._array.nbytes
-        self.arrived_s = arrived_s
-        self.used_plan: RequestPlan | None = None
-
-    def plan(self) -> RequestPlan:
-        """See Inquiry."""
-        return self._source.plan(self.header)
-
-    def request(self, plan: RequestPlan) -> Pending:
-        """See Inquiry."""
-        self.used_plan = plan
-        return Pending(
-            [self._array], plan.rows, self.nbytes, plan.shape, plan.priority, self.arrived_s, plan.timeout_s,
-            _settle, self,
-        )  # fmt: skip
+    def answer(self, request: Request) -> None:
+        """The running file was answered. Thread: any."""
+        self._ended.put(request)
+        self._wake.set()
 
     def refuse(self, error: EdgeRuntimeError) -> None:
-        """See Inquiry."""
-        self._source.settle(None, error)
+        """The running file was refused. Thread: any."""
+        self._ended.put(error)
+        self._wake.set()
 
-    def resume(self, enter: Callable[[], None]) -> None:
-        """See Inquiry."""
-        enter()
-
-    def settle(self, outcome: Outcome) -> None:
-        """Its one end. Thread: whichever decided it."""
-        plan = self.used_plan
-        assert plan is not None
-        metrics = plan.servable.metrics
-        if isinstance(outcome, Answer):
-            metrics.answered(outcome.queue_s, outcome.run_s)
-        else:
-            metrics.refused(outcome.code)
-        self._source.settle(plan, outcome)
+    def _request(self, name: str, array: Array) -> Request:
+        """A file as a request. Raises TensorMismatch and Unsupported for an array that is no tensor."""
+        tensor = values_to_bits(as_tensors({name: array})[name])
+        inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
+        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
+        return Request(
+            header, [tensor], tensor.nbytes, self, self._rule.folder, self._clock.monotonic_s(), self._metrics
+        )
 
 
-def _settle(request: Pending, outcome: Outcome) -> None:
-    inquiry: FileInquiry = request.tag  # type: ignore[assignment]
-    inquiry.settle(outcome)
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One state of one file."""
+
+    mark: FileMark
+    name: str
 
 
-def _text(name: str) -> str:
+class InputFolder:
+    """A folder that others put files into. Every method raises OSError where the file system does."""
+
+    def __init__(self, path: Path, remembered: int = REMEMBERED_FILES) -> None:
+        self.path = path
+        self._remembered = remembered
+        self._seen: dict[str, FileMark] = {}
+        self._done: dict[str, FileMark] = {}
+        self._done_until_ns = -1
+
+    def look(self) -> list[InputFile]:
+        """Files that are unchanged since the last look and not done; the oldest first."""
+        found = self._scan()
+        for name in self._done.keys() - found.keys():
+            del self._done[name]
+        new = {name: mark for name, mark in found.items() if not self._is_done(name, mark)}
+        unchanged = [InputFile(mark, name) for name, mark in new.items() if self._seen.get(name) == mark]
+        self._seen = new
+        return heapq.nsmallest(TAKEN_AT_ONCE, unchanged, key=lambda file: (file.mark[0], file.name))
+
+    def read(self, file: InputFile) -> bytes | None:
+        """A file's content; None when it has changed since.
+
+        Raises TensorMismatch for anything but a plain file, and for a file that is too large.
+        """
+        path = self.path / file.name
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise TensorMismatch(f"{file.name} is no plain file; links are not followed")
+        limit = MAX_JSON_BYTES if path.suffix.lower() == ".json" else MAX_FILE_BYTES
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            if _mark(os.fstat(descriptor)) != file.mark:
+                return None
+            if file.mark[1] > limit:
+                raise TensorMismatch(f"{file.name} has {file.mark[1]} bytes; at most {limit} are read")
+            return opened.read(limit)
+
+    def remember(self, file: InputFile) -> None:
+        """Mark a file as done; it stays."""
+        self._done.pop(file.name, None)
+        self._done[file.name] = file.mark
+        if len(self._done) > self._remembered:
+            oldest = next(iter(self._done))
+            self._done_until_ns = max(self._done_until_ns, self._done.pop(oldest)[0])
+
+    def remove(self, file: InputFile) -> None:
+        """Remove a file, unless it was written again."""
+        if self._is_unchanged(file):
+            (self.path / file.name).unlink()
+
+    def set_aside(self, file: InputFile) -> None:
+        """Move a file into FAILED_FOLDER, over an older one of its name, unless it was written again."""
+        aside = self.path / FAILED_FOLDER
+        aside.mkdir(exist_ok=True)
+        if aside.is_symlink():
+            raise OSError(errno.ELOOP, "a link is not followed", str(aside))
+        if self._is_unchanged(file):
+            (self.path / file.name).replace(aside / file.name)
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _scan(self) -> dict[str, FileMark]:
+        found: dict[str, FileMark] = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name.endswith(IGNORED_SUFFIXES):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if not stat.S_ISDIR(status.st_mode):
+                    found[entry.name] = _mark(status)
+        return found
+
+    def _is_done(self, name: str, mark: FileMark) -> bool:
+        known = self._done.get(name)
+        return known == mark if known is not None else mark[0] <= self._done_until_ns
+
+    def _is_unchanged(self, file: InputFile) -> bool:
+        try:
+            return _mark((self.path / file.name).lstat()) == file.mark
+        except FileNotFoundError:
+            return False
+
+
+def _mark(status: os.stat_result) -> FileMark:
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def name_as_text(name: str) -> str:
     """A file's name as text that any log or JSON can hold."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,18 +1,23 @@
-"""Who this device is on a broker.
+"""This device on a broker: its id and topics, where replies may go, and the wakes that reach it.
 
-Owns: the choice of the device's id. An id names topics and is matched by access lists, so nothing but DESIGN 5's
-characters is ever let through (a client id of `+` or `#` has opened other brokers: CVE-2017-7650).
+Owns: the choice of the device's id, and the topics whose messages make it check for updates. An id names topics and
+access lists match it, so it has no character beyond those of the wire (a client id of `+` or `#` has opened other
+brokers: CVE-2017-7650).
 """
 
 from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from edge_runtime.config.broker import BrokerAddress
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.wire.topics import ID_RULE, DeviceTopics, check_prefix, is_id
+from edge_runtime.telemetry.metrics import Counters
+from edge_runtime.transports.mqtt_packets import Inbound
+from edge_runtime.wire.topics import ID_RULE, DeviceTopics, check_prefix, is_id, wake_topic
 
 
 def device_topics(settings: MqttSettings, address: BrokerAddress, hostname: str | None = None) -> DeviceTopics:
@@ -27,7 +32,7 @@ def device_topics(settings: MqttSettings, address: BrokerAddress, hostname: str 
 
 
 def id_from_hostname(hostname: str) -> str:
-    """The first label of a host's name, with '-' for what an id cannot hold. Raises ConfigError: nothing is left."""
+    """The first label of a host's name, with '-' for characters that an id lacks. Raises ConfigError for no id."""
     found = re.sub(r"[^A-Za-z0-9_-]", "-", hostname.partition(".")[0])[:64]
     if not found.strip("-"):
         raise ConfigError(f"mqtt.device_id: the host's name {hostname!r} makes no id; set it to {ID_RULE}")
@@ -35,7 +40,7 @@ def id_from_hostname(hostname: str) -> str:
 
 
 def reply_prefixes(settings: MqttSettings, topics: DeviceTopics) -> tuple[str, ...]:
-    """Where replies may go, each ending in a slash. Raises ConfigError."""
+    """The allowed beginnings of reply topics, each ending in a slash. Raises ConfigError."""
     if not settings.reply_prefixes:
         return topics.reply_prefixes()
     return tuple(f"{check_prefix('mqtt.reply_prefixes', prefix)}/" for prefix in settings.reply_prefixes)
@@ -47,3 +52,44 @@ def check_groups(settings: MqttSettings) -> tuple[str, ...]:
         if not is_id(group):
             raise ConfigError(f"mqtt.groups: got {group!r}, wanted {ID_RULE}")
     return settings.groups
+
+
+class UpdateSource(Protocol):
+    """The device's updates, as far as its fleet needs them. Thread: the MQTT transport's; neither method blocks."""
+
+    def look(self) -> None:
+        """Check soon. It may be called often, and bounds how often it really checks (`min_check_s`)."""
+        ...
+
+    def summary(self) -> Mapping[str, Any]:
+        """The state of updates, as JSON values."""
+        ...
+
+
+class WakeCommands:
+    """Checks for updates when woken, and with each connection, since a wake may have been lost without one.
+
+    A wake is a hint: nothing in it is read, since everyone who reaches the broker may have written it; the repository
+    alone tells what to install, and only signed. Retained wakes are ignored and counted before they get here. Thread:
+    the MQTT transport's.
+    """
+
+    takes_retained = False
+
+    def __init__(self, topics: DeviceTopics, groups: Iterable[str], updates: UpdateSource, counters: Counters) -> None:
+        self.topics = tuple(dict.fromkeys((topics.check_update, *map(wake_topic, groups))))
+        """Each once: a broker may refuse a client that names a filter twice."""
+        self._updates = updates
+        self._counters = counters
+
+    def message(self, message: Inbound) -> None:  # noqa: ARG002 (a hint: nothing in it is read)
+        """Check for updates."""
+        self._counters.count("mqtt_wakes")
+        self._updates.look()
+
+    def online(self) -> None:
+        """Check for updates."""
+        self._updates.look()
+
+    def beat(self) -> None:
+        """Nothing is due."""

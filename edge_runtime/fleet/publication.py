@@ -1,7 +1,7 @@
-"""Which of the answers that one rule hears are published, and when.
+"""One publishing rule: which of a model's answers are published, and when.
 
-Owns: one rule's queue, what it published last, and its pace. Sends nothing and waits for nothing; answers come from any
-thread, and one thread takes what is due.
+Owns: the rule's queue, its last published outputs, and its pace. Sends nothing and waits for nothing: any thread offers
+answers, and one thread takes those that are due.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_runtime.config.settings import PublishRule
-from edge_runtime.frontend.tap import Outputs
+from edge_runtime.frontend.infer_frontend import Outputs
+from edge_runtime.messages import TensorHeader
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
-from edge_runtime.wire.codec import TensorHeader
 
 QUEUE_RESULTS = 64
-"""Changes that wait to be published by a rule with no interval; of more, the oldest are skipped and counted."""
+"""Changes that wait in a rule with no interval; of more, the oldest are skipped and counted."""
 
 LEAST_INTERVAL_S = 0.001
-"""Such a rule publishes so many at once and then a thousand a second: more than anybody reads, and few enough that
-replies, which share the way to the broker, are not displaced."""
+"""Such a rule publishes QUEUE_RESULTS at once and then a thousand a second: more than a person reads, and few enough
+not to displace replies, which share the connection."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """One answer as it was heard. positions: which of its plan's outputs these are. utc_s: when. file: its name."""
+class PendingResult:
+    """One answer that may be published. positions: which of its plan's outputs these are. file: its input's name."""
 
     plan: RequestPlan
     positions: tuple[int, ...]
@@ -36,7 +36,7 @@ class Heard:
     file: str | None = None
 
     def tensors(self) -> list[tuple[TensorHeader, Array]]:
-        """The outputs as arrays, with what the model calls them."""
+        """The outputs as arrays, with the model's names and datatypes."""
         specs = self.plan.servable.spec.outputs
         found: list[tuple[TensorHeader, Array]] = []
         for position, output in zip(self.positions, self.outputs, strict=True):
@@ -47,15 +47,15 @@ class Heard:
         return found
 
     def _array(self, index: int, output: bytes) -> Array:
-        """Only inline runs give bytes, and their shapes are known."""
+        """An array of bytes, which come from inline runs only, whose shapes are known."""
         servable = self.plan.servable
         assert servable.inline is not None
         shape = (self.plan.rows, *servable.inline.output_inner_shapes[index])
         return array_from_wire(servable.spec.outputs[index].datatype, shape, output)
 
 
-class Pace:
-    """At most `burst` at once, and one each `interval_s` over time."""
+class PublishPace:
+    """A rate limit: at most `burst` at once, and one each `interval_s` over time."""
 
     def __init__(self, interval_s: float, burst: int) -> None:
         self._interval_s = interval_s
@@ -64,18 +64,18 @@ class Pace:
 
     @property
     def free_s(self) -> float:
-        """The instant from which one more may go."""
+        """The instant from which one more is allowed."""
         return self._spent_until_s - self._slack_s
 
     def spend(self, now_s: float) -> None:
-        """One goes now."""
+        """Count one at `now_s`."""
         self._spent_until_s = max(self._spent_until_s, now_s) + self._interval_s
 
 
 class Publication:
-    """One rule at work. Thread: `offer` any; `take` and `due_s` the publishing one's.
+    """One rule's state. Thread: `offer` any; the others the publisher's.
 
-    skipped: changes that were dropped because nobody took them in time. lacking: answers without an output that the
+    skipped: changes that were dropped because the queue was full. without_output: answers that lack an output which the
     rule names.
     """
 
@@ -83,54 +83,56 @@ class Publication:
         self.rule = rule
         self.topic = topic
         self.skipped = 0
-        self.lacking = 0
+        self.without_output = 0
         # Invariant: with an interval only the latest counts, and the queue's length is 1.
         self._is_latest_only = rule.interval_s > 0
-        self._queue: deque[Heard] = deque(maxlen=1 if self._is_latest_only else QUEUE_RESULTS)
-        self._pace = Pace(rule.interval_s, 1) if self._is_latest_only else Pace(LEAST_INTERVAL_S, QUEUE_RESULTS)
+        self._queue: deque[PendingResult] = deque(maxlen=1 if self._is_latest_only else QUEUE_RESULTS)
+        self._pace = (
+            PublishPace(rule.interval_s, 1) if self._is_latest_only else PublishPace(LEAST_INTERVAL_S, QUEUE_RESULTS)
+        )
         self._is_armed = False
         self._before: tuple[RequestPlan, Outputs] | None = None
         self._published: object = None
         self._known: tuple[RequestPlan | None, tuple[int, ...] | None] = (None, None)
 
     def offer(self, plan: RequestPlan, answers: Sequence[Outputs], utc_s: float, file: str | None = None) -> bool:
-        """Hear answers, in order. True when whoever takes has to be woken: it waits for nothing of this rule."""
+        """Queue answers, in order. Return True when the publisher must be woken, as it awaits none of this rule."""
         positions = self._positions(plan)
         if positions is None:
-            self.lacking += len(answers)
+            self.without_output += len(answers)
             return False
         is_news = False
         for outputs in answers[-1:] if self._is_latest_only else answers:
             chosen = [outputs[index] for index in positions]
             if not self._is_as_before(plan, chosen):
-                self._queue_up(Heard(plan, positions, chosen, utc_s, file))
+                self._queue_up(PendingResult(plan, positions, chosen, utc_s, file))
                 is_news = True
         if not is_news or self._is_armed:
             return False
         self._is_armed = True
         return True
 
-    def take(self, now_s: float) -> list[Heard]:
-        """What is to be published now, in order."""
-        # Invariant: what is offered from here on either is taken below or wakes again.
+    def take(self, now_s: float) -> list[PendingResult]:
+        """The results to publish now, in order."""
+        # Invariant: an answer offered from here on is taken below or wakes the publisher again.
         self._is_armed = False
-        found: list[Heard] = []
+        found: list[PendingResult] = []
         while self._queue and now_s >= self._pace.free_s:
-            heard = self._queue.popleft()
-            if self._differs(heard):
+            result = self._queue.popleft()
+            if self._differs(result):
                 self._pace.spend(now_s)
-                found.append(heard)
+                found.append(result)
         self._is_armed = bool(self._queue)
         return found
 
     def due_s(self) -> float:
-        """When `take` will find something; never while nothing waits."""
+        """The instant when `take` may find a result; infinite with an empty queue."""
         return self._pace.free_s if self._queue else math.inf
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _is_as_before(self, plan: RequestPlan, outputs: Outputs) -> bool:
-        """Whether it is plainly no change; what another request's plan gave is compared when it is taken."""
+        """Whether it is plainly no change. Outputs of another plan are compared in `take`."""
         if self.rule.on == "interval":
             return False
         before = self._before
@@ -139,22 +141,22 @@ class Publication:
         self._before = (plan, outputs)
         return False
 
-    def _queue_up(self, heard: Heard) -> None:
+    def _queue_up(self, result: PendingResult) -> None:
         if not self._is_latest_only and len(self._queue) == QUEUE_RESULTS:
             self.skipped += 1
-        self._queue.append(heard)
+        self._queue.append(result)
 
-    def _differs(self, heard: Heard) -> bool:
+    def _differs(self, result: PendingResult) -> bool:
         if self.rule.on == "interval":
             return True
-        content = [(header, bytes(array_to_wire(array))) for header, array in heard.tensors()]
+        content = [(header, bytes(array_to_wire(array))) for header, array in result.tensors()]
         if content == self._published:
             return False
         self._published = content
         return True
 
     def _positions(self, plan: RequestPlan) -> tuple[int, ...] | None:
-        """Where the rule's outputs are in an answer of this plan; None when one is missing."""
+        """The positions of the rule's outputs in answers of this plan; None when one is missing."""
         known_plan, positions = self._known
         if known_plan is not plan:
             positions = _find_outputs(plan, self.rule.outputs)
@@ -172,7 +174,7 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:
-    """Byte by byte: a NaN is like itself."""
+    """Whether outputs are equal byte by byte: a NaN equals itself."""
     return all(map(_is_equal, first, second))
 
 

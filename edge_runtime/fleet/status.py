@@ -1,113 +1,128 @@
-"""What a device tells of itself: the retained `status` and `state` (DESIGN 5).
+"""The device's retained `status` and `state` on a broker.
 
-Owns: when they are published and what they say. `status` is one word; `state` is JSON for dashboards and fleets,
-published when models change and at intervals. Thread: the MQTT transport's, except `ready` and `stopping`.
+Owns: their content, and when they are published. `status` is one word; `state` is JSON for dashboards and fleets,
+published when models or updates change and at intervals. Thread: the MQTT transport's, except `ready` and `stopping`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
-from edge_runtime.serving.servables import Servables, Standing, State
+from edge_runtime.fleet.discovery import ONLINE, Discovery
+from edge_runtime.fleet.identity import UpdateSource
+from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.outbox import Outgoing
+from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
+from edge_runtime.transports.mqtt_transport import Sender
 from edge_runtime.wire.topics import DeviceTopics
 
-ONLINE, STOPPED, OFFLINE = "online", "stopped", "offline"
+STOPPED, OFFLINE = "stopped", "offline"
 
 NO_UPDATES: Mapping[str, Any] = {"state": "off"}
 
 LOOK_S = 1.0
-"""How often models and updates are looked at for a change that is told at once."""
+"""Time between two checks of models and updates for a change, which is published at once."""
 
 
 def last_will(topics: DeviceTopics) -> Outgoing:
-    """What the broker says of a device that it lost."""
+    """The status that the broker publishes when it loses the device."""
     return _status(topics, OFFLINE)
 
 
-class Presence:
-    """One device's status and state. `retain` is the transport's.
+class StatusPublisher:
+    """Publishes one device's status and state, and shows Home Assistant its models.
 
-    update: what the state says of updates, JSON's own types; asked once in LOOK_S on the transport's thread, so it must
-    not block; None: there are no updates.
+    updates: None for a device without updates. Its summary is read once in LOOK_S.
     """
+
+    topics: tuple[str, ...] = ()
+    takes_retained = False
 
     def __init__(
         self,
         topics: DeviceTopics,
-        retain: Callable[[Outgoing], None],
+        sender: Sender,
         *,
-        servables: Servables,
+        table: ModelTable,
         metrics: Metrics,
         host: HostProbe,
         clock: Clock,
         profile: str,
         interval_s: float,
-        update: Callable[[], Mapping[str, Any]] | None = None,
+        discovery: Discovery | None = None,
+        updates: UpdateSource | None = None,
     ) -> None:
-        self._topics = topics
-        self._retain = retain
-        self._servables = servables
+        self._device_topics = topics
+        self._sender = sender
+        self._table = table
         self._metrics = metrics
         self._host = host
         self._clock = clock
         self._profile = profile
         self._interval_s = interval_s
+        self._discovery = discovery
         self._health = "starting"
-        self._standings: list[Standing] = []
-        self._update = update or (lambda: NO_UPDATES)
-        self._updates: Mapping[str, Any] = NO_UPDATES
+        self._statuses: list[VersionStatus] = []
+        self._updates = updates
+        self._summary: Mapping[str, Any] = NO_UPDATES
         self._rates = Rates(clock)
         self._look_due_s = 0.0
         self._state_due_s = 0.0
-        self.on_models: Callable[[list[str]], None] = lambda _: None
 
     def ready(self) -> None:
-        """The daemon answers from now on. Thread: any."""
+        """Publish `online`: the daemon answers from now on. Thread: any."""
         self._health = "ok"
         self._state_due_s = 0.0
-        self._retain(_status(self._topics, ONLINE))
+        self._sender.retain(_status(self._device_topics, ONLINE))
+        if self._discovery is not None:
+            self._discovery.start(_names(self._table.statuses()))
 
     def stopping(self) -> None:
-        """It no longer does, on purpose. Thread: any."""
+        """Publish `stopped`: the daemon ends on purpose. Thread: any."""
         self._health = "stopping"
-        self._retain(_status(self._topics, STOPPED))
+        self._sender.retain(_status(self._device_topics, STOPPED))
+
+    def message(self, message: Inbound) -> None:
+        """Nothing: it listens to no topic."""
+
+    def online(self) -> None:
+        """Nothing: the transport publishes retained messages again by itself."""
 
     def beat(self) -> None:
-        """Publish the state when models or updates changed, or it is time."""
+        """Publish the state when models or updates changed, or the interval is over."""
         now_s = self._clock.monotonic_s()
         if now_s < self._look_due_s or self._health == "stopping":
             return
         self._look_due_s = now_s + LOOK_S
-        standings = self._servables.standings()
-        updates = dict(self._update())
-        if standings == self._standings and updates == self._updates and now_s < self._state_due_s:
+        statuses = self._table.statuses()
+        summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
+        if statuses == self._statuses and summary == self._summary and now_s < self._state_due_s:
             return
-        has_other_models = _names(standings) != _names(self._standings)
-        self._standings, self._updates = standings, updates
+        has_other_models = _names(statuses) != _names(self._statuses)
+        self._statuses, self._summary = statuses, summary
         self._state_due_s = now_s + self._interval_s
-        if has_other_models:
-            self.on_models(_names(standings))
-        self._retain(Outgoing(self._topics.state, json.dumps(self.state()).encode(), qos=1, retain=True))
+        if has_other_models and self._discovery is not None:
+            self._discovery.models_changed(_names(statuses))
+        state = json.dumps(self.state()).encode()
+        self._sender.retain(Outgoing(self._device_topics.state, state, qos=1, retain=True))
 
     def state(self) -> dict[str, Any]:
-        """What is published: see README. Rates and latencies are of the time since the last look."""
+        """The state, as JSON values. Rates and latencies are of the time since the last call."""
         host = self._host.snapshot()
         temperatures = host["temperatures_celsius"].values()
-        has_failed = any(standing.state is State.FAILED for standing in self._standings)
+        has_failed = any(status.state is VersionState.FAILED for status in self._statuses)
         return {
-            "device_id": self._topics.device_id,
+            "device_id": self._device_topics.device_id,
             "runtime_version": __version__,
             "profile": self._profile,
             "health": "degraded" if has_failed and self._health == "ok" else self._health,
             "models": self._models(),
-            "update": self._updates,
+            "update": self._summary,
             "temperature_celsius": max(temperatures, default=None),
             "memory_bytes": host["rss_bytes"],
             "cpu_cores": host["cpu_cores"],
@@ -116,11 +131,11 @@ class Presence:
     def _models(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         rates = self._rates.since_last(self._metrics)
-        for entry in self._servables.listing():
+        for entry in self._table.listing():
             name = entry.pop("name")
             model = found.setdefault(name, {"version": None, **rates.get(name, NO_RATE), "versions": []})
             model["versions"].append(entry)
-            if entry["state"] == State.READY.value:
+            if entry["state"] == VersionState.READY.value:
                 model["version"] = max(entry["version"], model["version"] or 0)
         return found
 
@@ -129,22 +144,22 @@ NO_RATE = {"rate_per_s": 0.0, "p95_ms": None}
 
 
 class Rates:
-    """Answers a second and p95 of each model between two looks."""
+    """Answers a second and p95 of each model between two calls."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looked_s = clock.monotonic_s()
+        self._last_s = clock.monotonic_s()
         self._counts: dict[str, list[int]] = {}
 
     def since_last(self, metrics: Metrics) -> dict[str, dict[str, float | None]]:
-        """By model; a model that answered nothing meanwhile has no p95."""
+        """Rates by model; a model without answers meanwhile has no p95."""
         now_s = self._clock.monotonic_s()
-        elapsed_s, self._looked_s = max(now_s - self._looked_s, 1e-9), now_s
+        elapsed_s, self._last_s = max(now_s - self._last_s, 1e-9), now_s
         found: dict[str, dict[str, float | None]] = {}
         for name, model in metrics.models().items():
             before = self._counts.get(name) or [0] * len(model.total.counts)
             between = model.total.since(before)
-            self._counts[name] = [then + more for then, more in zip(before, between.counts, strict=True)]
+            self._counts[name] = [count + more for count, more in zip(before, between.counts, strict=True)]
             p95_s = between.quantile(0.95)
             found[name] = {
                 "rate_per_s": round(between.count / elapsed_s, 3),
@@ -157,5 +172,5 @@ def _status(topics: DeviceTopics, word: str) -> Outgoing:
     return Outgoing(topics.status, word.encode(), qos=1, retain=True)
 
 
-def _names(standings: list[Standing]) -> list[str]:
-    return sorted({standing.model for standing in standings})
+def _names(statuses: list[VersionStatus]) -> list[str]:
+    return sorted({status.model for status in statuses})

@@ -1,71 +1,103 @@
-"""What every transport's requests have in common: resolve -> admit or run -> encode -> reply.
+"""Answers the requests of one transport: known headers in bursts, others one by one, operations by their handlers.
 
-Owns: the cache of known headers, valid for one generation of the live table, and the lots that are run inline. How a
-message is cut and decoded is zmq_frontend.py's and mqtt_frontend.py's. Thread: one transport's own, each transport
-having an `InferFrontend`; `_settle` also runs on workers, where it only encodes and posts.
+Owns: the cache of known headers, valid for one generation of the model table, and the bursts that run inline.
+zmq_frontend.py and mqtt_frontend.py cut and decode messages. Thread: its transport's, each transport having an
+`InferFrontend`; workers use a `TransportReply` too, which encodes and posts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from edge_runtime.clock import Clock
-from edge_runtime.errors import (
-    DeadlineExceeded,
-    DeadlineUnmeetable,
-    Draining,
-    EdgeRuntimeError,
-    Forbidden,
-    RunFailed,
-    Unsupported,
-)
-from edge_runtime.frontend.control_frontend import ControlFrontend
-from edge_runtime.frontend.forms import Form, Frames
-from edge_runtime.frontend.tap import Outputs, Tap
-from edge_runtime.scheduling.queue import Answer, Outcome, Pending
+from edge_runtime.errors import EdgeRuntimeError, QueueFull, RunFailed, TensorMismatch
+from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
+from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.messages import RequestHeader
+from edge_runtime.regions import Regions, SharedTensor
+from edge_runtime.scheduling.request import Reply, Request, deadline_exceeded, run_failed
+from edge_runtime.scheduling.worker import check_in_time
 from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.request_plan import RequestPlan, plan_request
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.servables import Servables
-from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-from edge_runtime.wire import codec
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.tensors import Array
+from edge_runtime.wire.json_codec import JsonAnswers
 
 log = logging.getLogger(__name__)
 
 KEEP_FRAME_BYTES = 16 << 10
-"""From here a tensor frame is kept uncopied until it is run, and dropped untouched when refused. Smaller frames may lie
-unaligned inside libzmq's 8 KiB receive buffer, and copying them is cheaper than keeping them."""
+"""From this size a tensor frame is kept uncopied until its run, and dropped untouched when refused. Smaller frames may
+lie unaligned inside libzmq's 8 KiB receive buffer, and a copy costs less than keeping them."""
 
 CACHE_BYTES = 4 << 20
 """Bound of the header cache: 20 000 headers of 200 bytes."""
 
 SEEN_HEADERS = 16_384
-"""Marks of headers seen once; forgotten all together when there are more, which only delays the cache."""
+"""Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
 
-TALLY_LOTS = 32
-"""Inline lots that are counted together: right after a reply the cores are wanted for sending it."""
+COUNT_RUNS = 32
+"""Inline runs counted at once: right after a run the cores are needed for sending its replies."""
 
-Entry = tuple[Any, bytes, Any]
-"""One request of a known header: where its reply goes, its id, and its tensor (a tuple of tensors for several)."""
+Entry = tuple[Any, Any, Any]
+"""One request of a known header: where its reply goes, its id, and its tensor (a tuple of tensors for several).
+
+The id is bytes, in JSON text, a number or None."""
 
 
-class Endpoint(Protocol):
-    """Where requests come in, as far as answering them goes. Thread: its transport's, except `post` and `call`."""
+Outputs = Sequence[bytes | Array]
+"""One answer's outputs, in the order of its plan: arrays, or their bytes as on the wire."""
+
+
+class Listener(Protocol):
+    """Hears what one model answers, beside its clients; fleet/results.py publishes it.
+
+    Thread: a transport's, or a worker's: it must not block.
+
+    What it raises is counted (`publish_failed`) and logged, and never reaches the caller.
+    """
+
+    def answered(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
+        """Requests of one plan, answered just now, in order; at least one. The outputs may be kept."""
+        ...
+
+
+class ReplyEndpoint(Protocol):
+    """One place where requests come in, as far as replies need it. Thread: its transport's, except `post`."""
 
     is_control: bool
 
     @property
     def max_frame_bytes(self) -> int:
-        """Largest tensor that can come in here."""
+        """Largest tensor that it takes."""
         ...
 
-    def answer_lot(
-        self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]], reply_bytes: int
+    def sender(self, origin: Any) -> Hashable:
+        """The connection, or the client, that an entry's first element stands for: requests of one share a queue."""
+        ...
+
+    def connection(self, origin: Any, frame: Any) -> Hashable:
+        """The connection that a message came by, for what belongs to one; None where messages come by no connection.
+
+        frame: the message's header, as it came.
+        """
+        ...
+
+    def send_answers(
+        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
     ) -> None:
-        """Send answers of equal header to entries, each with its output frames: `reply_bytes` in all each."""
+        """Send each entry an answer: the header, its id and its output frames, `reply_bytes` of them in all.
+
+        Raises ValueError, with nothing sent, when there are not as many payloads as entries.
+        """
         ...
 
     def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
@@ -73,271 +105,383 @@ class Endpoint(Protocol):
         ...
 
     def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
-        """The same. Thread: any."""
-        ...
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Run a function on the transport's thread soon. Thread: any."""
+        """Send one reply from any thread."""
         ...
 
 
 class InferRoute:
-    """A header this daemon has seen before: its plan, and the requests gathered for it in one drain."""
+    """A known header: its plan, and the requests gathered for it in one drain.
 
-    __slots__ = ("header", "keeps_frames", "key", "lot", "plan", "single_size", "sizes", "tap")
+    sizes: of the tensor frames. has_places: tensors lie in shared memory, so an entry's tensors begin with the header.
+    kept: what its door keeps with it. encoding: how its replies are written. answers: writes those of bursts where they
+    are JSON; None: they are frames.
+    """
 
-    def __init__(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan, tap: Tap | None = None) -> None:
-        self.key = key
+    __slots__ = (
+        "answers", "burst", "encoding", "has_places", "header", "keeps_frames", "kept", "plan", "single_size", "sizes",
+    )  # fmt: skip
+
+    def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
         self.header = header
         self.plan = plan
-        self.tap = tap
-        self.sizes = plan.sizes
+        self.encoding = encoding
+        self.answers = json_answers(plan) if encoding is JSON else None
+        self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
+        self.has_places = header.has_places
         self.keeps_frames = plan.inline is None and plan.nbytes >= KEEP_FRAME_BYTES
-        self.single_size = plan.sizes[0] if len(plan.sizes) == 1 else -1
-        self.lot: list[Entry] = []
+        self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
+        self.burst: list[Entry] = []
+        self.kept: Any = None
 
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The tensor frames of a request with several inputs when their lengths are right, else None."""
-        if len(self.sizes) < 2 or len(frames) != len(self.sizes):
+        """The tensor frames of a message when each has its length, else None.
+
+        None, too, for a lone tensor in a frame, which the transport takes by itself.
+        """
+        sizes, tensors = self.sizes, frames[2:]
+        if len(tensors) != len(sizes) or not (len(sizes) > 1 or self.has_places):
             return None
-        for size, frame in zip(self.sizes, frames, strict=True):
+        for size, frame in zip(sizes, tensors, strict=True):
             if len(frame) != size:
                 return None
-        return tuple(frame if self.keeps_frames else frame.bytes for frame in frames)
-
-    def tensors(self, entry: Entry) -> Sequence[Any]:
-        """An entry's tensor frames, however many inputs there are."""
-        data = entry[2]
-        return data if isinstance(data, tuple) else (data,)
+        payload = tuple(frame if self.keeps_frames else frame.bytes for frame in tensors)
+        return (frames[0], *payload) if self.has_places else payload
 
 
-class TransportInquiry:
-    """One request off the lean path: where its reply goes, in which form, and since when it waits."""
+class OpReply(Reply, Protocol):
+    """Where and how a request or an op is answered: one of `answer`, `refuse` and `result` is called, once."""
 
-    __slots__ = ("_frontend", "arrived_s", "endpoint", "envelope", "form", "header", "key", "used_plan")
+    def result(self, result: Any) -> None:
+        """Send the result of an op other than infer, or the EdgeRuntimeError that it ended with. Thread: any."""
+        ...
+
+
+class TransportReply:
+    """The reply to one message of a transport, off the lean path: where it goes, and in which encoding."""
+
+    __slots__ = ("_encoding", "_endpoint", "_envelope", "_frontend", "request_id")
 
     def __init__(
-        self, frontend: InferFrontend, endpoint: Endpoint, envelope: tuple[Any, ...], form: Form, arrived_s: float
+        self,
+        frontend: InferFrontend,
+        endpoint: ReplyEndpoint,
+        envelope: tuple[Any, ...],
+        encoding: Encoding,
+        request_id: Any,
     ) -> None:
         self._frontend = frontend
-        self.endpoint = endpoint
-        self.envelope = envelope
-        self.form = form
-        self.arrived_s = arrived_s
-        self.header = codec.RequestHeader()
-        self.key: bytes | None = None
-        self.used_plan: RequestPlan | None = None
+        self._endpoint = endpoint
+        self._envelope = envelope
+        self._encoding = encoding
+        self.request_id = request_id
 
-    @property
-    def nbytes(self) -> int:
-        """See serving's Inquiry."""
-        return self.form.nbytes
+    def answer(self, request: Request) -> None:
+        """Send the answer.
 
-    def plan(self) -> RequestPlan:
-        """See serving's Inquiry."""
-        return self._frontend.plan(self.header, self.key)
-
-    def request(self, plan: RequestPlan) -> Pending:
-        """See serving's Inquiry."""
-        self.used_plan = plan
-        return Pending(
-            self.form.arrays(plan), plan.rows, self.form.nbytes, plan.shape, plan.priority, self.arrived_s,
-            plan.timeout_s, self._frontend.settle, self,
-        )  # fmt: skip
+        Its listener hears it first: a client with its answer may ask again at once, and another worker would tell the
+        listener of that answer before this one.
+        """
+        frames = self._encoding.answer(request, self.request_id)
+        if self._frontend.listeners:
+            plan: RequestPlan = request.plan
+            self._frontend.tell(plan, (plan.select(request.outputs),))
+        self._endpoint.post(self._envelope, frames)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
-        """See serving's Inquiry."""
-        self._frontend.count_refusal(error)
-        self.post(self.form.refusal(error))
+        """Send the error."""
+        self._endpoint.post(self._envelope, self._encoding.refusal(error, self.request_id))
 
-    def resume(self, enter: Callable[[], None]) -> None:
-        """See serving's Inquiry."""
-        self.endpoint.call(enter)
-
-    def post(self, frames: Sequence[Any]) -> None:
-        """Send frames to where the request came from. Thread: any."""
-        self.endpoint.post(self.envelope, frames)
+    def result(self, result: Any) -> None:
+        """Send an op's result, or its error."""
+        if isinstance(result, EdgeRuntimeError):
+            self.refuse(result)
+        else:
+            self._endpoint.post(self._envelope, self._encoding.result(result, self.request_id))
 
 
 class InferFrontend:
     """Answers the requests of one transport."""
 
     def __init__(
-        self, servables: Servables, infer: Infer, control: ControlFrontend, clock: Clock, metrics: Metrics
+        self,
+        table: ModelTable,
+        infer: Infer,
+        operations: OperationHandlers,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        listeners: Mapping[str, Listener] | None = None,
+        regions: Regions | None = None,
+        encoding: Encoding = FRAMES,
     ) -> None:
-        self._servables = servables
+        """listeners: by model, hear what is answered here. regions: None where clients share no memory.
+
+        encoding: how replies to known headers are written.
+        """
+        self._table = table
         self._infer = infer
-        self._control = control
+        self._operations = operations
         self._clock = clock
         self._metrics = metrics
         self._generation = -1
-        self._routes: dict[bytes, InferRoute] = {}
+        # By the bytes of a msgpack header, or by the text of a JSON one: never equal.
+        self._routes: dict[Any, InferRoute] = {}
         self._seen: set[int] = set()
-        self._taps: Mapping[str, Tap] = {}
-        self.settle: Callable[[Pending, Outcome], None] = _settle
+        self._regions = regions
+        self._encoding = encoding
+        self.listeners: Mapping[str, Listener] = listeners or {}
         self._cached_bytes = 0
-        self._tally: list[tuple[Servable, int, int, float, float]] = []
-
-    def listen(self, taps: Mapping[str, Tap]) -> None:
-        """Have taps, by model, hear what is answered here. Before the transport starts."""
-        self._taps = taps
-        self.settle = self._settle_heard if taps else _settle
+        self._runs: list[tuple[Servable, int, int, float, float]] = []
 
     def drain(self) -> None:
-        """Refuse new requests from now on; what was admitted is answered. Thread: I/O."""
+        """Refuse new requests from now on; admitted ones are answered. Thread: I/O."""
         self._infer.close()
         self._forget_routes()
 
-    def fold_tally(self) -> None:
-        """Bring counters and forecasts up to date with the lots answered since. Thread: I/O, at least each beat."""
-        tally, self._tally = self._tally, []
-        for servable, rows, requests, queue_s, run_s in tally:
+    def gone(self, sender: Hashable) -> None:
+        """Drop what waits of a sender that no reply reaches any more. Thread: I/O."""
+        dropped = self._infer.drop(sender)
+        if dropped:
+            self._metrics.count("requests_dropped", dropped)
+
+    def owes(self, sender: Hashable) -> bool:
+        """Whether a request of this sender waits for its answer."""
+        return self._infer.unanswered.has(sender)
+
+    def count_runs(self) -> None:
+        """Add the inline runs since the last call to counters and forecasts. Thread: I/O, at least each beat."""
+        runs, self._runs = self._runs, []
+        for servable, rows, requests, queue_s, run_s in runs:
             servable.scheduled.layout.run_times.observe(rows, run_s)
             servable.metrics.answered_batch(rows, requests, queue_s, run_s)
 
-    def routes(self) -> Mapping[bytes, InferRoute]:
-        """Known headers; emptied when a version was published or withdrawn, so that a swap forces a new check."""
-        if self._generation != self._servables.generation:
-            self._generation = self._servables.generation
+    def routes(self) -> Mapping[Any, InferRoute]:
+        """Known headers; emptied when a version is published or withdrawn, so a swap forces a new check."""
+        if self._generation != self._table.generation:
+            self._generation = self._table.generation
             self._forget_routes()
         return self._routes
 
-    def lot(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
-        """Answer requests of one known header: inline in batches, or one by one into the queue."""
+    def answer_burst(self, endpoint: ReplyEndpoint, route: InferRoute, burst: list[Entry]) -> None:
+        """Answer requests of one known header: inline in batches, or one by one into the queue.
+
+        Invariant: an exception is the answer of the requests that it hit, and touches no other.
+        """
         if route.plan.inline is not None:
-            self._answer_inline(endpoint, route, entries)
+            self._run_burst(endpoint, route, burst)
         else:
-            self._enqueue(endpoint, route, entries)
+            self._infer.begin_burst()
+            try:
+                self._submit_each(endpoint, route, burst, self._clock.monotonic_s(), route.plan)
+            finally:
+                self._infer.end_burst()
 
-    def ask(self, inquiry: TransportInquiry, header: codec.RequestHeader, key: bytes | None) -> None:
-        """Admit one decoded request, or answer an op; key: what the same header is known by when it comes again.
+    def ask(  # noqa: PLR0917 (one message, and everything read from it)
+        self,
+        endpoint: ReplyEndpoint,
+        origin: Any,
+        reply: OpReply,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        key: bytes | str | None,
+        frame: Any = None,
+        timeout_s: float = math.inf,
+    ) -> Request | None:
+        """Submit one decoded request, which is returned, or answer an op.
 
-        Raises EdgeRuntimeError: refused, and not answered yet.
+        origin: as in an `Entry`. key: of an equal header later on, text if it is JSON; None: keep no plan. frame: the
+        header as it came. timeout_s: a bound beside the header's timeout. Raises EdgeRuntimeError: refused, and not
+        answered yet.
         """
         if header.op != "infer":
-            self._op(inquiry, header)
-            return
-        inquiry.header, inquiry.key = header, key
-        self._infer.submit(inquiry)
+            self._op(endpoint, origin, reply, header, frame)
+            return None
+        targets: Sequence[Array | None] = ()
+        if header.has_places:
+            tensors, targets = self._shared(endpoint.connection(origin, frame), header, tensors)
+        nbytes = sum(len(each) if isinstance(each, bytes) else _nbytes(each) for each in tensors)
+        request = Request(
+            header, tensors, nbytes, reply, endpoint.sender(origin), self._clock.monotonic_s(), self._metrics
+        )
+        request.targets = targets
+        request.longest_s = timeout_s
+        request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
+        route = self.routes().get(key) if key is not None else None
+        plan = self._infer.submit(request, route.plan if route is not None else None)
+        if key is not None and route is None and plan is not None:
+            self._remember(key, header, plan)
+        return request
 
-    def inquiry(self, endpoint: Endpoint, envelope: tuple[Any, ...], form: Form) -> TransportInquiry:
-        """A request that came in just now."""
-        return TransportInquiry(self, endpoint, envelope, form, self._clock.monotonic_s())
+    def foresee(self, reply: OpReply, sender: Hashable, header: RequestHeader, nbytes: int, servable: Servable) -> None:
+        """Raise where a large request would be refused now, of which only its head has come. header: what that says."""
+        self._infer.foresee(
+            Request(header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics), servable
+        )
+
+    @staticmethod
+    def cancel(request: Request) -> None:
+        """Refuse one request that waits in a queue, because its caller does not wait any more; what runs goes on."""
+        if request.plan is not None:
+            request.plan.servable.cancel(request)
 
     @contextmanager
-    def answering(self, inquiry: TransportInquiry) -> Iterator[None]:
-        """Whatever is raised inside is the request's answer."""
+    def answering(self, reply: OpReply) -> Iterator[None]:
+        """Reply with any exception raised inside: the message became no request."""
         try:
             yield
         except EdgeRuntimeError as error:
-            inquiry.refuse(error)
+            failed = error
         except Exception as error:
-            log.exception("a message could not be answered otherwise")
-            inquiry.refuse(RunFailed(f"{type(error).__name__}: {error}"))
+            log.exception("a message could not become a request")
+            failed = RunFailed(f"{type(error).__name__}: {error}")
+        else:
+            return
+        failed.__traceback__ = None  # its frames hold this message's memory, and they this error
+        self._metrics.refused(failed.code)
+        reply.refuse(failed)
 
     # ---- known headers ----------------------------------------------------------------------------------------------
 
-    def _answer_inline(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
-        """Run a lot on this thread: a join in, one run, one unpack an output, then the answers."""
+    def _run_burst(self, endpoint: ReplyEndpoint, route: InferRoute, entries: list[Entry]) -> None:
+        """Run a burst on this thread: one join per input, one run, one unpack per output, then the answers.
+
+        The lean path: an entry becomes no `Request`, which would cost as much as all else here. Deadline and failure
+        are judged by the rules of scheduling/worker.py.
+        """
         plan = route.plan
         buffers, cut, servable = plan.servable.inline, plan.inline, plan.servable
         assert buffers is not None
         assert cut is not None
-        now, metrics = self._clock.monotonic_s, servable.metrics
-        run_times = servable.scheduled.layout.run_times
+        now, run_times, timeout_s = self._clock.monotonic_s, servable.scheduled.layout.run_times, plan.timeout_s
         step = max(buffers.max_rows // plan.rows, 1)
-        arrived_s = servable.used_s = now()
+        arrived_s = now()
+        if not plan.is_own:
+            servable.used_s = arrived_s
         for start in range(0, len(entries), step):
             batch = entries if len(entries) <= step else entries[start : start + step]
             rows = len(batch) * plan.rows
-            with servable.inline_lock:
-                if not servable.is_open:
-                    self._again(endpoint, route, entries[start:], arrived_s)
-                    return
-                started_s = now()
-                if started_s + run_times.predict_s(rows) - arrived_s > plan.timeout_s:
-                    run_times.relax()
-                    error = DeadlineUnmeetable(f"a run takes longer than the timeout, {plan.timeout_s * 1e3:.3f} ms")
-                    _refuse_lot(endpoint, batch, error, metrics)
-                    continue
-                try:
+            try:
+                with servable.inline_lock:
+                    if not servable.is_open:
+                        # Swapped out between look-up and use: the same header is resolved against the live version.
+                        self._submit_each(endpoint, route, entries[start:], arrived_s, None)
+                        return
+                    started_s = now()
+                    check_in_time(run_times, rows, arrived_s, timeout_s, started_s)
                     if len(plan.sizes) == 1:
                         buffers.run_single([entry[2] for entry in batch], rows)
                     else:
                         buffers.run([entry[2] for entry in batch], rows)
-                except Exception as error:  # noqa: BLE001 (a failing run is an answer, never the I/O thread's end)
-                    failed = error if isinstance(error, EdgeRuntimeError) else RunFailed(f"{error}")
-                    _refuse_lot(endpoint, batch, failed, metrics)
-                    continue
-                finished_s = now()
-                payloads = buffers.unpack(cut.outputs, rows)
-            if finished_s - arrived_s > plan.timeout_s:
-                _refuse_lot(endpoint, batch, DeadlineExceeded("the run ended after the deadline"), metrics)
+                    finished_s = now()
+                    payloads = buffers.unpack(cut.outputs, rows)
+                if finished_s - arrived_s > timeout_s:
+                    raise deadline_exceeded(arrived_s, timeout_s, finished_s)
+                if route.answers is None:
+                    endpoint.send_answers(batch, cut.header, payloads, cut.nbytes)
+                else:
+                    self._send_json(endpoint, route.answers, batch, payloads)
+            except Exception as error:  # noqa: BLE001 (these requests' answer; run_failed logs it)
+                self._refuse_batch(endpoint, route, batch, run_failed(error, servable.model))
                 continue
-            endpoint.answer_lot(batch, cut.header, payloads, cut.nbytes)
-            if route.tap is not None:
-                self._tell(route.tap, plan, payloads)
-            self._tally.append((servable, rows, len(batch), started_s - arrived_s, finished_s - started_s))
-        if len(self._tally) >= TALLY_LOTS:
-            self.fold_tally()
+            if self.listeners:
+                self.tell(plan, payloads)
+            self._runs.append(
+                (servable, rows, 0 if plan.is_own else len(batch), started_s - arrived_s, finished_s - started_s)
+            )
+        if len(self._runs) >= COUNT_RUNS:
+            self.count_runs()
 
-    def _enqueue(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
-        arrived_s, plan = self._clock.monotonic_s(), route.plan
-        for index, entry in enumerate(entries):
-            inquiry = TransportInquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
-            if route.plan.canary is not None:
-                plan = route.plan.turn()
+    @staticmethod
+    def _send_json(
+        endpoint: ReplyEndpoint, answers: JsonAnswers, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
+    ) -> None:
+        """Write all answers, then send them: what fails before has sent none."""
+        texts = [answers.pack(entry[1], frames) for entry, frames in zip(entries, payloads, strict=True)]
+        for (origin, _, _), text in zip(entries, texts, strict=True):
+            endpoint.send((origin,), (text,))
+
+    @staticmethod
+    def _refuse_batch(
+        endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], error: EdgeRuntimeError
+    ) -> None:
+        route.plan.metrics.refused(error.code, len(entries))
+        for origin, request_id, _ in entries:
+            endpoint.send((origin,), route.encoding.refusal(error, request_id))
+
+    def _submit_each(
+        self,
+        endpoint: ReplyEndpoint,
+        route: InferRoute,
+        entries: Sequence[Entry],
+        arrived_s: float,
+        plan: RequestPlan | None,
+    ) -> None:
+        header, submit, metrics, nbytes = route.header, self._infer.submit, self._metrics, route.plan.nbytes
+        sender, unanswered = endpoint.sender, self._infer.unanswered
+        for origin, request_id, data in entries:
+            reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
+            if route.has_places:
+                self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan)
+                continue
+            tensors = data if isinstance(data, tuple) else (data,)
+            request = Request(header, tensors, nbytes, reply, sender(origin), arrived_s, metrics)
             try:
-                plan.servable.submit(inquiry.request(plan))
-            except Draining:
-                self._again(endpoint, route, entries[index:], arrived_s)
-                return
-            except EdgeRuntimeError as error:
-                plan.servable.metrics.refused(error.code)
-                endpoint.send(inquiry.envelope, inquiry.form.refusal(error))
+                request.hold(unanswered, nbytes)
+            except QueueFull as error:
+                request.refuse(error)
+                continue
+            submit(request, plan)
 
-    def _again(self, endpoint: Endpoint, route: InferRoute, entries: Sequence[Entry], arrived_s: float) -> None:
-        """The servable was swapped out between look-up and use: resolve the same header against the live one."""
-        for entry in entries:
-            inquiry = TransportInquiry(self, endpoint, (entry[0],), Frames(entry[1], route.tensors(entry)), arrived_s)
-            inquiry.header, inquiry.key = route.header, route.key
-            self._infer.submit_or_refuse(inquiry)
+    def _submit_shared(
+        self, endpoint: ReplyEndpoint, route: InferRoute, entry: Entry, arrived_s: float, plan: RequestPlan | None
+    ) -> None:
+        """Submit one request of a known header whose tensors lie in shared memory, or refuse it."""
+        origin, request_id, (frame, *frames) = entry
+        reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
+        with self.answering(reply):
+            tensors, targets = self._shared(endpoint.connection(origin, frame), route.header, frames)
+            request = Request(
+                route.header, tensors, route.plan.nbytes, reply, endpoint.sender(origin), arrived_s, self._metrics
+            )
+            request.targets = targets
+            request.hold(self._infer.unanswered, 0)
+            self._infer.submit(request, plan)
 
-    def _op(self, inquiry: TransportInquiry, header: codec.RequestHeader) -> None:
-        if header.op in ControlFrontend.CONTROL_OPS and not inquiry.endpoint.is_control:
-            raise Forbidden(f"{header.op} is answered on the control endpoint only")
-        if header.op not in ControlFrontend.OPS:
-            known = ", ".join(("infer", *sorted(ControlFrontend.OPS)))
-            raise Unsupported(f"unknown op {header.op!r}; wanted one of {known}")
-        if header.op == "stats":
-            self.fold_tally()
-        form = inquiry.form
-        self._control.answer(
+    def _shared(
+        self, connection: Hashable, header: RequestHeader, frames: Sequence[Any]
+    ) -> tuple[Sequence[Any], Sequence[Array | None]]:
+        """The tensors of a request, in its header's order, and where its outputs go. Raises TensorMismatch."""
+        if self._regions is None or connection is None:
+            raise TensorMismatch("no memory is shared here: it belongs to ipc endpoints; send the tensors themselves")
+        owner = self._regions.owner_of(connection)
+        count = sum(tensor.place is None for tensor in header.inputs)
+        if len(frames) != count:
+            raise TensorMismatch(f"{count} inputs lie in no region, {len(frames)} tensor frames came")
+        left = iter(frames)
+        tensors = [next(left) if tensor.place is None else owner.input(tensor) for tensor in header.inputs]
+        return tensors, [
+            None if place is None else owner.output(name, place)
+            for name, place in zip(header.outputs or (), header.output_places, strict=True)
+        ] if header.output_places else ()
+
+    def _op(self, endpoint: ReplyEndpoint, origin: Any, reply: OpReply, header: RequestHeader, frame: Any) -> None:
+        self.count_runs()  # for stats
+        self._operations.answer(
             header,
-            lambda result: inquiry.post(
-                form.refusal(result) if isinstance(result, EdgeRuntimeError) else form.result(result)
-            ),
-            max_frame_bytes=inquiry.endpoint.max_frame_bytes,
+            reply.result,
+            is_control=endpoint.is_control,
+            max_frame_bytes=endpoint.max_frame_bytes,
+            connection=partial(endpoint.connection, origin, frame),
         )
 
-    # ---- plans ------------------------------------------------------------------------------------------------------
+    # ---- the cache of headers ---------------------------------------------------------------------------------------
 
-    def plan(self, header: codec.RequestHeader, key: bytes | None) -> RequestPlan:
-        """The plan of a header, from the cache or made now; one with a key is kept when it is seen a second time."""
-        routes = self.routes()
-        route = routes.get(key) if key is not None else None
-        if route is not None:
-            return route.plan
-        plan = plan_request(self._servables, header)
-        if key is not None:
-            self._remember(key, header, plan)
-        return plan
-
-    def _remember(self, key: bytes, header: codec.RequestHeader, plan: RequestPlan) -> None:
+    def _remember(self, key: bytes | str, header: RequestHeader, plan: RequestPlan) -> None:
+        """Keep a plan when its header is seen a second time."""
         mark = hash(key)
         if mark in self._seen:
             if self._cached_bytes + len(key) <= CACHE_BYTES:
-                self._routes[key] = InferRoute(key, header, plan, self._taps.get(plan.servable.model))
+                self._routes[key] = InferRoute(header, plan, JSON if isinstance(key, str) else self._encoding)
                 self._cached_bytes += len(key)
             return
         if len(self._seen) >= SEEN_HEADERS:
@@ -347,50 +491,22 @@ class InferFrontend:
     def _forget_routes(self) -> None:
         self._routes, self._cached_bytes = {}, 0
 
-    # ---- taps -------------------------------------------------------------------------------------------------------
+    # ---- listeners --------------------------------------------------------------------------------------------------
 
-    def _settle_heard(self, request: Pending, outcome: Outcome) -> None:
-        """As `_settle`, and a tap of the model hears the answer. Thread: whichever decided the request's fate.
+    def tell(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
+        """Tell the model's listener of answers. Thread: any.
 
-        The tap hears it first: who has its answer may ask again, and have another worker tell of that one before.
+        Invariant: a listener that raises costs no request its answer.
         """
-        inquiry: TransportInquiry = request.tag  # type: ignore[assignment]
-        plan = inquiry.used_plan
-        if isinstance(outcome, Answer) and plan is not None:
-            tap = self._taps.get(plan.servable.model)
-            if tap is not None:
-                self._tell(tap, plan, (plan.select(outcome.outputs),))
-        _settle(request, outcome)
-
-    def _tell(self, tap: Tap, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
-        """Invariant: whatever a tap does, these requests and the next are answered."""
+        listener = self.listeners.get(plan.servable.model)
+        if listener is None or plan.is_own:
+            return
         try:
-            tap.answered(plan, answers)
+            listener.answered(plan, answers)
         except Exception:
             self._metrics.count("publish_failed")
-            log.exception("what listens to the answers of model %s failed", plan.servable.model)
-
-    def count_refusal(self, error: EdgeRuntimeError) -> None:
-        """Count an error of a request that reached no model. Thread: any."""
-        self._metrics.count(f"refused_{error.code}")
+            log.exception("the listener of model %s failed", plan.servable.model)
 
 
-def _settle(request: Pending, outcome: Outcome) -> None:
-    """Encode one outcome and post it. Thread: whichever decided the request's fate."""
-    inquiry: TransportInquiry = request.tag  # type: ignore[assignment]
-    plan = inquiry.used_plan
-    assert plan is not None
-    metrics = plan.servable.metrics
-    if not isinstance(outcome, Answer):
-        metrics.refused(outcome.code)
-        inquiry.post(inquiry.form.refusal(outcome))
-        return
-    inquiry.post(inquiry.form.answer(plan, outcome))
-    metrics.answered(outcome.queue_s, outcome.run_s)
-
-
-def _refuse_lot(endpoint: Endpoint, entries: Sequence[Entry], error: EdgeRuntimeError, metrics: ModelMetrics) -> None:
-    packed = codec.pack_error(error)
-    metrics.refused(error.code, len(entries))
-    for identity, request_id, _ in entries:
-        endpoint.send((identity,), (packed, request_id))
+def _nbytes(tensor: Any) -> int:
+    return tensor.nbytes if isinstance(tensor, np.ndarray | SharedTensor) else len(tensor)

@@ -1,10 +1,9 @@
-"""MQTT messages to requests: gathered, admitted or refused as those of ZeroMQ are (DESIGN 5).
+"""The MQTT door: takes messages as requests, which are gathered, admitted and refused as those of ZeroMQ are.
 
-Owns: which reply topics are allowed, duplicates, and what is done with messages that nobody can be answered for. What a
-message says is mqtt_request.py's, how a reply goes out mqtt_endpoint.py's.
-Thread: the MQTT transport's; replies are also posted from workers.
+Owns: the allowed reply topics, duplicates, and the errors of messages that have no reply topic. mqtt_message.py reads
+messages and packs replies. Thread: the MQTT transport's; workers also post replies.
 
-Invariant: a message ends as exactly one reply, or as a counted drop: retained, a duplicate, or nowhere to reply to.
+Invariant: a message ends as exactly one reply, or as a counted drop: retained, a duplicate, or without a reply topic.
 """
 
 from __future__ import annotations
@@ -12,46 +11,74 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden
-from edge_runtime.frontend.duplicates import Duplicates
-from edge_runtime.frontend.forms import Form, Remembered
-from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
-from edge_runtime.frontend.mqtt_endpoint import REPLY_AGE_S, MqttEndpoint, ReplyAddress, reply_expires_s
-from edge_runtime.frontend.mqtt_request import (
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, OpReply, TransportReply
+from edge_runtime.frontend.mqtt_message import (
     MSGPACK_TYPE,
-    Body,
+    REPLY_AGE_S,
+    MqttEndpoint,
+    ReplyAddress,
+    RequestBody,
     completed,
     is_json,
     is_plain,
     read_array,
     read_json,
+    reply_expires_s,
     tightens,
 )
+from edge_runtime.scheduling.request import Request
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_transport import MqttTransport
 from edge_runtime.wire import codec
-from edge_runtime.wire.topics import DeviceTopics, check_reply_topic
+from edge_runtime.wire.topics import DeviceTopics, check_reply_topic, reply_owner
 
 log = logging.getLogger(__name__)
 
 MAX_CORRELATION_BYTES = 1024
-"""It is kept with each request that waits; ids are 16 to 40 bytes."""
+"""Each waiting request keeps its correlation data; ids have 16 to 40 bytes."""
 
 KNOWN_TOPICS = 1024
-"""Reply topics that were checked; forgotten all together when there are more."""
+"""Checked reply topics that are remembered; one more clears them all."""
 
 ERROR_INTERVAL_S = 1.0
-"""Refusals that have no address are published at most so often, whatever floods in; all are counted."""
+"""Shortest time between two errors on the device's error topic, under any flood; all are counted."""
 
-Listener = Callable[[Inbound], None]
+WINDOW_S = 60.0
+"""A broker delivers again after a lost connection: within the session expiry, 60 s by default."""
+
+MAX_REMEMBERED = 32_768
+"""About 10 MB; at 1 000 QoS 1 requests a second it holds 30 s."""
+
+
+class TopicListener(Protocol):
+    """Takes messages that are no requests. Thread: the transport's, every call."""
+
+    topics: tuple[str, ...]
+    takes_retained: bool
+    """Whether retained messages are taken too: they tell a state, never a command."""
+
+    def message(self, message: Inbound) -> None:
+        """Take a message of one of `topics`."""
+        ...
+
+    def online(self) -> None:
+        """A connection is there."""
+        ...
+
+    def beat(self) -> None:
+        """Called at least each BEAT_S of the transport."""
+        ...
 
 
 class MqttFrontend:
-    """The receiver of one device's messages."""
+    """The MQTT receiver of one device."""
 
     def __init__(
         self,
@@ -63,43 +90,30 @@ class MqttFrontend:
         *,
         max_packet_bytes: int,
     ) -> None:
-        self._listeners: dict[str, Listener] = {}
-        self._retained_listeners: dict[str, Listener] = {}
+        self._listeners: list[TopicListener] = []
+        self._listener_of: dict[str, TopicListener] = {}
         self._frontend = frontend
         self._topics = topics
-        self._asked = topics.infer()
+        self._request_prefix = topics.infer()
         self._reply_prefixes = reply_prefixes
         self._clock = clock
         self._metrics = metrics
         self._max_packet_bytes = max_packet_bytes
         self._duplicates = Duplicates()
-        self._allowed: set[str] = set()
+        self._sender_of: dict[str, str] = {}
         self._endpoint: MqttEndpoint | None = None
-        self._beats: list[Callable[[], None]] = []
-        self._connected: list[Callable[[], None]] = []
         self._error_due_s = 0.0
 
-    def listen(self, topic: str, listener: Listener, *, takes_retained: bool = False) -> None:
-        """Have messages of one topic that is no request's handed to a function. Before the transport starts.
-
-        takes_retained: for what is a state rather than a command.
-        """
-        self._listeners[topic] = listener
-        if takes_retained:
-            self._retained_listeners[topic] = listener
-
-    def every_beat(self, function: Callable[[], None]) -> None:
-        """Call a function at each beat. Before the transport starts."""
-        self._beats.append(function)
-
-    def every_connection(self, function: Callable[[], None]) -> None:
-        """Call a function when a connection has come about, the first included. Before the transport starts."""
-        self._connected.append(function)
+    def listen(self, listeners: Sequence[TopicListener]) -> None:
+        """Hand messages, connections and beats to these listeners. Before the transport starts."""
+        self._listeners.extend(listeners)
+        for listener in listeners:
+            self._listener_of.update(dict.fromkeys(listener.topics, listener))
 
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
     def messages(self, transport: MqttTransport, messages: Sequence[Inbound]) -> None:
-        """Gather requests of known headers, answer the others one by one, then the lots."""
+        """Gather requests of known headers into bursts, answer other messages one by one, then the bursts."""
         endpoint = self._endpoint
         if endpoint is None:
             endpoint = self._endpoint = MqttEndpoint(transport, self._max_packet_bytes)
@@ -108,39 +122,52 @@ class MqttFrontend:
         now_s = self._clock.monotonic_s()
         touched: list[InferRoute] = []
         for message in messages:
-            route = self._gather(message, routes, now_s)
-            if route is None:
-                self._message_or_log(endpoint, message, now_s)
-            elif len(route.lot) == 1:
-                touched.append(route)
+            try:
+                route = self._gather(message, routes, now_s)
+                if route is None:
+                    self._message(endpoint, message, now_s)
+                elif len(route.burst) == 1:
+                    touched.append(route)
+            except Exception:  # a bug in one message must not lose the gathered requests
+                log.exception("a bug left a message unanswered")
+                self._metrics.count("mqtt_errors")
+        # Invariant: no route keeps entries beyond this call, whatever is raised on the way.
         for route in touched:
-            entries, route.lot = route.lot, []
-            frontend.lot(endpoint, route, entries)
+            burst, route.burst = route.burst, []
+            try:
+                frontend.answer_burst(endpoint, route, burst)
+            except Exception:
+                log.exception("a bug left %d requests unanswered", len(burst))
+                self._metrics.count("mqtt_errors")
 
     def online(self) -> None:
-        """See Receiver."""
-        for function in self._connected:
-            function()
+        """Tell the listeners."""
+        for listener in self._listeners:
+            listener.online()
 
     def offline(self, reason: str) -> None:
-        """See Receiver."""
+        """Nothing: the transport logs it and connects again."""
+
+    def unreachable(self, reason: str) -> None:
+        """Nothing: the transport logs it and tries again."""
 
     def beat(self) -> None:
-        """See Receiver."""
-        self._frontend.fold_tally()
-        for function in self._beats:
-            function()
+        """Count answered requests, and run the listeners' timers."""
+        self._frontend.count_runs()
+        for listener in self._listeners:
+            listener.beat()
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _gather(self, message: Inbound, routes: Mapping[bytes, InferRoute], now_s: float) -> InferRoute | None:
-        """Put a plain request of a known header into its route's lot; None for anything that is not just that."""
+        """Add a plain request of a known header to its route's burst; None for any other message."""
         topic = message.response_topic
         payload = message.payload
         if (
             message.qos
             or message.retain
-            or topic not in self._allowed
+            or topic is None
+            or (sender := self._sender_of.get(topic)) is None
             or message.user_properties
             or not payload
             or payload[0] not in codec.ARRAY_FIRST_BYTES
@@ -159,99 +186,169 @@ class MqttFrontend:
         sizes = route.sizes
         if len(sizes) != len(frames) or any(len(frame) != size for frame, size in zip(frames, sizes, strict=True)):
             return None
-        assert topic is not None
         address = ReplyAddress(
-            topic, 0, message.correlation, is_json=False, expires_s=reply_expires_s(now_s, route.plan.timeout_s)
+            topic,
+            sender,
+            0,
+            message.correlation,
+            is_json=False,
+            expires_s=reply_expires_s(now_s, route.plan.timeout_s),
         )
-        route.lot.append((address, b"", frames[0] if len(frames) == 1 else tuple(frames)))
+        route.burst.append((address, b"", frames[0] if len(frames) == 1 else tuple(frames)))
         return route
 
-    def _message_or_log(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> None:
-        """The same; a bug that one message meets must not lose the requests gathered beside it."""
-        try:
-            self._message(endpoint, message, now_s)
-        except Exception:
-            log.exception("a message was not answered")
-            self._metrics.count("mqtt_errors")
-
     def _message(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> None:
-        """Answer any message by itself."""
-        listener = (self._retained_listeners if message.retain else self._listeners).get(message.topic)
-        if listener is not None:
-            listener(message)
+        """Take one message by itself."""
+        listener = self._listener_of.get(message.topic)
+        if listener is not None and (listener.takes_retained or not message.retain):
+            listener.message(message)
             return
         if message.retain:
             self._metrics.count("mqtt_retained_ignored")
             return
-        if not message.topic.startswith(self._asked):
-            self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends what was not subscribed to
+        if not message.topic.startswith(self._request_prefix):
+            self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends other topics
             return
         has_json = is_json(message)
         body = read_json(message.payload) if has_json else read_array(message.payload)
         try:
             topic, correlation = self._reply_place(message, body)
         except EdgeRuntimeError as error:
-            self._homeless(endpoint, message, error, now_s)
+            self._drop(endpoint, message, error, now_s)
             return
         address = ReplyAddress(
-            topic, min(message.qos, 1), correlation, is_json=has_json, expires_s=reply_expires_s(now_s, math.inf)
+            topic,
+            self._sender_of[topic],
+            min(message.qos, 1),
+            correlation,
+            is_json=has_json,
+            expires_s=reply_expires_s(now_s, math.inf),
         )
-        # What is too long is refused below, and never kept.
-        is_known_by = message.qos > 0 and correlation is not None and len(correlation) <= MAX_CORRELATION_BYTES
-        key = (topic, correlation, hash(message.payload)) if is_known_by else None
+        # Overlong correlation data is refused in `_answer`, and never kept.
+        may_repeat = message.qos > 0 and correlation is not None and len(correlation) <= MAX_CORRELATION_BYTES
+        key = (topic, correlation, hash(message.payload)) if may_repeat else None
         if key is not None and not self._duplicates.is_new(key, now_s):
             self._metrics.count("mqtt_duplicates")
             return
-        self._answer(endpoint, message, body, address, key)
+        self._answer(endpoint, message, body, address, key, now_s)
 
-    def _answer(
-        self, endpoint: MqttEndpoint, message: Inbound, body: Body, address: ReplyAddress, key: Hashable | None
+    def _answer(  # noqa: PLR0917 (one message, and everything read from it)
+        self,
+        endpoint: MqttEndpoint,
+        message: Inbound,
+        body: RequestBody,
+        address: ReplyAddress,
+        key: Hashable | None,
+        now_s: float,
     ) -> None:
-        form: Form = body.form
-        if key is not None:
-            form = Remembered(form, lambda: self._duplicates.forget(key))
-        address.refusal = form.refusal
+        address.encoding, address.request_id = body.encoding, body.request_id
         if message.correlation is None:
             address.body_id = body.body_id
-        inquiry = self._frontend.inquiry(endpoint, (address,), form)
-        with self._frontend.answering(inquiry):
+        reply: OpReply = TransportReply(self._frontend, endpoint, (address,), body.encoding, body.request_id)
+        if key is not None:
+            reply = RememberedReply(reply, self._duplicates, key)
+        with self._frontend.answering(reply):
             if len(message.correlation or b"") > MAX_CORRELATION_BYTES:
-                raise DecodeFailed(
-                    f"the correlation data is {len(message.correlation or b'')} bytes; at most {MAX_CORRELATION_BYTES} "
-                    "are taken"
-                )
+                got = len(message.correlation or b"")
+                raise DecodeFailed(f"the correlation data has {got} bytes; at most {MAX_CORRELATION_BYTES} are allowed")
             if body.error is not None:
                 raise body.error
             header = completed(body.header, self._topics.address(message.topic), message)
             if header.timeout_ms is not None:
-                address.expires_s = reply_expires_s(inquiry.arrived_s, header.timeout_ms / 1e3)
-            self._frontend.ask(inquiry, header, _key(message.topic, body.packed) if is_plain(message, body) else None)
+                address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
+            known_by = _key(message.topic, body.packed) if is_plain(message, body) else None
+            self._frontend.ask(endpoint, address, reply, header, body.tensors, known_by)
 
-    def _reply_place(self, message: Inbound, body: Body) -> tuple[str, bytes | None]:
-        """Reply topic and correlation data. Raises Forbidden, or DecodeFailed when there is no topic at all."""
+    def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
+        """Reply topic and correlation data. Raises Forbidden, or DecodeFailed without a topic."""
         topic = message.response_topic or body.reply_to
         if topic is None:
             raise body.error or DecodeFailed(
-                "the request has no Response Topic (MQTT 5) and no reply_to (3.1.1), so its answer could go nowhere"
+                "got no Response Topic (MQTT 5) and no reply_to (3.1.1); name a topic for the reply"
             )
-        if topic not in self._allowed:
+        if topic not in self._sender_of:
             check_reply_topic(topic, self._reply_prefixes, self._topics.prefix)
-            if len(self._allowed) >= KNOWN_TOPICS:
-                self._allowed.clear()
-            self._allowed.add(topic)
+            if len(self._sender_of) >= KNOWN_TOPICS:
+                self._sender_of.clear()
+            self._sender_of[topic] = reply_owner(topic, self._reply_prefixes)
         return topic, message.correlation
 
-    def _homeless(self, endpoint: MqttEndpoint, message: Inbound, error: EdgeRuntimeError, now_s: float) -> None:
-        """A request whose reply has nowhere to go: counted, and told on the device's error topic now and then."""
+    def _drop(self, endpoint: MqttEndpoint, message: Inbound, error: EdgeRuntimeError, now_s: float) -> None:
+        """Count a request without an allowed reply topic; publish some of these on the device's error topic."""
         self._metrics.count("mqtt_forbidden_replies" if isinstance(error, Forbidden) else "mqtt_without_reply_topic")
         if now_s < self._error_due_s:
             return
         self._error_due_s = now_s + ERROR_INTERVAL_S
         payload = json.dumps({"topic": message.topic[:256], "error": codec.error_fields(error)}).encode()
-        address = ReplyAddress(self._topics.errors, 0, None, is_json=True, expires_s=now_s + REPLY_AGE_S)
+        address = ReplyAddress(self._topics.errors, "", 0, None, is_json=True, expires_s=now_s + REPLY_AGE_S)
         endpoint.post((address,), (payload,))
 
 
+class RememberedReply:
+    """The reply to a remembered request. A request that is refused and may be retried is forgotten."""
+
+    def __init__(self, reply: OpReply, duplicates: Duplicates, key: Hashable) -> None:
+        self._reply = reply
+        self._duplicates = duplicates
+        self._key = key
+
+    def answer(self, request: Request) -> None:
+        """Send the answer."""
+        self._reply.answer(request)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error, and forget the request when it may be retried."""
+        if error.retryable:
+            self._duplicates.forget(self._key)
+        self._reply.refuse(error)
+
+    def result(self, result: Any) -> None:
+        """Send an op's result, or its error."""
+        if isinstance(result, EdgeRuntimeError):
+            self.refuse(result)
+        else:
+            self._reply.result(result)
+
+
+class Duplicates:
+    """Requests seen in the last `window_s`, so that a request that the broker delivers twice is answered once.
+
+    Bounded in time and number. Thread: the transport's, except `forget`.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._window_s = window_s
+        self._max_remembered = max_remembered
+        self._seen: OrderedDict[Hashable, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def is_new(self, key: Hashable, now_s: float) -> bool:
+        """Whether a key was not seen within the window; it is remembered then."""
+        self._expire(now_s)
+        if key in self._seen:
+            return False
+        self._seen[key] = now_s
+        if len(self._seen) > self._max_remembered:
+            self._seen.popitem(last=False)
+        return True
+
+    def forget(self, key: Hashable) -> None:
+        """Make a key new again: its request was refused, and may be retried. Thread: any."""
+        self._seen.pop(key, None)
+
+    def _expire(self, now_s: float) -> None:
+        while self._seen:
+            try:
+                key, seen_s = next(iter(self._seen.items()))
+            except (StopIteration, RuntimeError):
+                return  # another thread forgot one just now
+            if now_s - seen_s < self._window_s:
+                return
+            self._seen.pop(key, None)
+
+
 def _key(topic: str, header: bytes | None) -> bytes:
-    """What a request is known by when it comes again: two devices' headers may be equal, topics with them are not."""
+    """The key of a known header: topic and header, since requests to two models may have equal headers."""
     return topic.encode() + b"\x00" + (header or b"")

@@ -1,18 +1,18 @@
-"""ZeroMQ messages to requests: frames with a msgpack header, or one JSON frame. The transport's receiver.
+"""Makes requests of ZeroMQ messages: frames with a msgpack header, or one JSON frame. The transport's receiver.
 
-Owns: what wire v1's frames mean. Every message gets exactly one reply. Thread: I/O.
+Owns: the meaning of wire v1's frames. Every message gets exactly one reply. Thread: I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.frontend.forms import Form, Frames, Json
-from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute, TransportInquiry
-from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer
-from edge_runtime.wire import codec
+from edge_runtime.frontend.encodings import FRAMES, JSON
+from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute, TransportReply
+from edge_runtime.transports.zmq_transport import Endpoint, Peer
+from edge_runtime.wire import codec, json_codec
 
 
 class ZmqFrontend:
@@ -20,45 +20,64 @@ class ZmqFrontend:
 
     def __init__(self, frontend: InferFrontend) -> None:
         self._frontend = frontend
+        # On the path of every request, and the same for every transport.
+        self.routes = frontend.routes
+        self.answer_burst = frontend.answer_burst
+        self.gone = frontend.gone
+        self.owes = frontend.owes
 
-    def routes(self) -> Mapping[bytes, InferRoute]:
-        """Known headers, by their bytes."""
-        return self._frontend.routes()
+    def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> InferRoute | None:
+        """Answer any other message: a new header, another op, JSON, REQ, or a malformed one.
 
-    def lot(self, endpoint: Endpoint, route: InferRoute, entries: list[Entry]) -> None:
-        """Answer requests of one known header."""
-        self._frontend.lot(endpoint, route, entries)
-
-    def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> None:
-        """Answer anything else: a header not seen before, another op, JSON, REQ, or what a hostile peer sends."""
+        JSON with a known header joins a burst instead: that of the route that is returned.
+        """
         first = frames[0]
         is_json = len(frames) == 1 and len(first) > 0 and first.bytes[:1] == b"{"
-        request_id = frames[1].bytes if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
-        form: Form = Json(None) if is_json else Frames(request_id)
-        inquiry = self._frontend.inquiry(endpoint, peer.envelope, form)
-        with self._frontend.answering(inquiry):
+        encoding, own_id = (JSON, None) if is_json else (FRAMES, _request_id(frames))
+        reply = TransportReply(self._frontend, endpoint, peer.envelope, encoding, own_id)
+        with self._frontend.answering(reply):
             if is_json:
-                self._json_message(inquiry, first.bytes)
-            else:
-                _check_framing(frames)
-                self._binary_message(inquiry, request_id, first.bytes, frames[2:])
+                return self._json_message(endpoint, peer, reply, first)
+            _check_framing(frames)
+            self._binary_message(endpoint, peer, reply, frames)
+        return None
 
-    def _binary_message(
-        self, inquiry: TransportInquiry, request_id: bytes, header: bytes, frames: Sequence[Any]
-    ) -> None:
+    def refuse(self, endpoint: Endpoint, peer: Peer, frames: list[Any], error: EdgeRuntimeError) -> None:
+        """Answer a message that is too large: `frames` are its header, and its id where it has one."""
+        reply = TransportReply(self._frontend, endpoint, peer.envelope, FRAMES, _request_id(frames))
+        with self._frontend.answering(reply):
+            raise error
+
+    def _binary_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frames: Sequence[Any]) -> None:
+        header = frames[0].bytes
         decoded = codec.unpack_request(header)
-        tensors = tuple(frame.bytes if len(frame) < KEEP_FRAME_BYTES else frame for frame in frames)
-        inquiry.form = Frames(request_id, tensors)
-        self._frontend.ask(inquiry, decoded, header)
+        tensors = tuple(frame.bytes if len(frame) < KEEP_FRAME_BYTES else frame for frame in frames[2:])
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, frames[0])
 
-    def _json_message(self, inquiry: TransportInquiry, frame: bytes) -> None:
+    def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
+        text, key = frame.bytes, None
         try:
-            request = codec.unpack_json_request(frame)
+            fields = json_codec.loads(text)
+            known = json_codec.cut_known(text, fields) if len(peer.envelope) == 1 else None
+            if known is not None:
+                key, request_id, data = known
+                route = self._frontend.routes().get(key)
+                tensors = json_codec.pack_tensors(route.header.inputs, data) if route is not None else None
+                if route is not None and tensors is not None:
+                    route.burst.append((peer.envelope[0], request_id, tensors[0] if len(tensors) == 1 else tensors))
+                    return route
+            decoded = json_codec.unpack_json_request(text, fields)
         except EdgeRuntimeError:
-            inquiry.form = Json(codec.json_id(frame))
+            reply.request_id = json_codec.json_id(text)
             raise
-        inquiry.form = Json(request.id, request.arrays)
-        self._frontend.ask(inquiry, request.header, None)
+        reply.request_id = decoded.id
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, frame)
+        return None
+
+
+def _request_id(frames: Sequence[Any]) -> bytes:
+    """The id to echo; empty where there is none that can be."""
+    return frames[1].bytes if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
 
 
 def _check_framing(frames: Sequence[Any]) -> None:

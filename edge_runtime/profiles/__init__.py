@@ -1,1 +1,1 @@
-"""See the module docstrings."""
+"""Facts of this host, device profiles, and the choice of one."""

@@ -1,7 +1,7 @@
-"""Read this host's facts, once, from the kernel's own files. A few milliseconds; no library is asked, none is imported.
+"""Reads this host's facts, once, from the kernel's files. Takes a few milliseconds and imports no library.
 
-Owns: where each fact is read, below an injectable root so that tests read recorded trees. A file that is missing or odd
-leaves its fact unknown: detection never fails, since a daemon that cannot tell its host still has to serve.
+Owns: where each fact is read, below an injectable root so that tests read recorded trees. A missing or odd file leaves
+its fact unknown: detection never fails, since a daemon on an unknown host still has to serve.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _L4T = re.compile(r"# R(\d+) \(release\), REVISION: ([\d.]+)")
 _DRIVER = re.compile(r"(\d+\.\d+(?:\.\d+)*)")
 
 MAX_FILE_BYTES = 1 << 20
-"""Enough for /proc/cpuinfo of 256 cores; a bound, since container runtimes put odd things into /proc."""
+"""Enough for /proc/cpuinfo of 256 cores; bounded, since container runtimes put odd files into /proc."""
 
 MAX_CPUS = 1 << 16
-"""More than any kernel can number (CONFIG_NR_CPUS is at most 8 192): a list that says more is not one."""
+"""More than any kernel can number (CONFIG_NR_CPUS is at most 8 192): a list with more is not a CPU list."""
 
 NO_LIMIT_BYTES = 1 << 60
-"""cgroup v1 says "no limit" as a number near 2^63; nothing above this is a limit."""
+"""cgroup v1 writes "no limit" as a number near 2^63; a number above this is no limit."""
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
-"""What a chip can have; zones that are switched off report 0 K or the largest integer."""
+"""The range of a chip; zones that are switched off report 0 K or the largest integer."""
 
 
 def detect(root: Path = Path("/"), architecture: str | None = None, usable_cpus: int | None = None) -> Facts:
     """Facts of the host whose files lie under `root`.
 
-    architecture and usable_cpus (after affinity): what the kernel tells this process when None; a recorded tree brings
-    its own. Raises nothing for missing or unreadable files.
+    architecture, usable_cpus (after affinity): None asks the kernel; a recorded tree brings its own. Raises nothing
+    for missing or unreadable files.
     """
     cpuinfo = _text(root / "proc/cpuinfo")
     online = _count_online(root, cpuinfo)
@@ -50,7 +50,7 @@ def detect(root: Path = Path("/"), architecture: str | None = None, usable_cpus:
         cpu_model=_cpu_field(cpuinfo, "model name") or _arm_model(cpuinfo),
         cpu_flags=tuple(sorted(set((_cpu_field(cpuinfo, "flags") or _cpu_field(cpuinfo, "Features") or "").split()))),
         cores_online=online,
-        # A quota of 1.5 cores runs two threads that are stopped a quarter of the time: whole cores only, but one.
+        # With a quota of 1.5 cores two threads would stand still a quarter of the time: whole cores only, at least one.
         cores=max(min(allowed, math.floor(quota) if quota is not None else allowed), 1),
         memory_total_bytes=total,
         memory_bytes=min((known for known in (total, limit) if known is not None), default=None),
@@ -74,7 +74,7 @@ def _text(path: Path) -> str:
 
 
 def _strings(path: Path) -> tuple[str, ...]:
-    """Strings of a device-tree property, which end in NUL."""
+    """The NUL-terminated strings of a device-tree property."""
     return tuple(part.strip() for part in _text(path).split("\0") if part.strip())
 
 
@@ -101,7 +101,7 @@ def _cpu_field(cpuinfo: str, name: str) -> str | None:
 
 
 def _arm_model(cpuinfo: str) -> str | None:
-    """An ARM kernel names implementer and part by number: "0x41/0xd0b", as lscpu's tables do."""
+    """ARM's implementer and part numbers, "0x41/0xd0b", as in lscpu's tables."""
     implementer, part = _cpu_field(cpuinfo, "CPU implementer"), _cpu_field(cpuinfo, "CPU part")
     return f"{implementer}/{part}" if implementer and part else None
 
@@ -112,7 +112,7 @@ def _count_online(root: Path, cpuinfo: str) -> int:
 
 
 def _count_cpu_list(text: str) -> int:
-    """How many CPUs "0-3,6" names; 0 when it is not such a list."""
+    """The number of CPUs in a list such as "0-3,6"; 0 when it is no such list."""
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -134,7 +134,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
     """Folders whose limits bind this process, innermost first, and whether each is of cgroup v2.
 
     /proc/self/cgroup has a line `id:controllers:path` a hierarchy; v2's is `0::path` (cgroups(7)). In a container the
-    path may be the host's while only the innermost folder is mounted, so parents that are not there are passed over.
+    path may be the host's while only the innermost folder is mounted, so missing parents are skipped.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -152,7 +152,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """The least CPU time that any enclosing cgroup grants, in cores; None when there is no quota."""
+    """The lowest CPU quota of the enclosing cgroups, in cores; None without one."""
     return min(
         (quota for folder, is_v2 in _cgroup_folders(root, "cpu") if (quota := _quota(folder, is_v2))), default=None
     )

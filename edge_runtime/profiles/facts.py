@@ -1,6 +1,6 @@
-"""What is known of this host: one immutable value, gathered once by detect.py, recorded and replayed as JSON by tests.
+"""The facts of a host: one immutable value, read once by detect.py, recorded and replayed as JSON by tests.
 
-Values only. A fact that the host does not tell is None or empty, never a guess.
+Values only. An unknown fact is None or empty, never a guess.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class Temperature(Struct, frozen=True):
-    """One thermal zone: its type as the kernel names it, and degrees Celsius when it was read."""
+    """One thermal zone: the kernel's name of its type, and degrees Celsius when it was read."""
 
     zone: str
     celsius: float
@@ -21,11 +21,11 @@ class Temperature(Struct, frozen=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """One host as this process sees it.
 
-    architecture: as `uname -m` says ("x86_64", "aarch64"). device_tree_model and _compatible: what the board calls
-    itself, compatible from the most specific to the SoC. cpu_flags: sorted; on ARM the kernel's `Features`.
-    cores_online: of the machine. cores: those this process may use, after affinity and cgroup quotas, at least 1.
-    memory_bytes: what this process may use: RAM, or a lower cgroup limit. nvidia_driver: version of a discrete GPU's
-    driver. nvidia_devices, accelerator_devices: device files that are there. l4t_release: Jetson Linux, "36.4.3".
+    architecture: as `uname -m` ("x86_64", "aarch64"). device_tree_model and _compatible: the board's own names,
+    compatible from the most specific to the SoC. cpu_flags: sorted; on ARM the kernel's `Features`. cores_online: of
+    the machine. cores: those that this process may use, after affinity and cgroup quotas, at least 1. memory_bytes: the
+    RAM or a lower cgroup limit. nvidia_driver: version of a discrete GPU's driver. nvidia_devices, accelerator_devices:
+    existing device files. l4t_release: Jetson Linux, "36.4.3".
     """
 
     architecture: str
@@ -45,22 +45,22 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     @property
     def is_jetson(self) -> bool:
-        """Whether this is a board with an integrated Tegra GPU, by its device tree, else by Jetson Linux's own file."""
+        """Whether the board has an integrated Tegra GPU, by its device tree or by Jetson Linux's release file."""
         return any(name.startswith("nvidia,tegra") for name in self.device_tree_compatible) or bool(self.l4t_release)
 
     @property
     def has_nvidia_gpu(self) -> bool:
-        """Whether a discrete NVIDIA GPU can be used: its driver is loaded and a numbered device file is there."""
+        """Whether a discrete NVIDIA GPU is usable: its driver is loaded and it has a numbered device file."""
         numbered = any(path.removeprefix("/dev/nvidia").isdigit() for path in self.nvidia_devices)
         return self.nvidia_driver is not None and numbered and not self.is_jetson
 
 
 def facts_as_json(facts: Facts) -> dict[str, Any]:
-    """Facts as JSON holds them, for `profile show --json` and for recording a device."""
+    """Facts as JSON values, for `profile show --json` and for recording a device."""
     fields: dict[str, Any] = msgspec.to_builtins(facts)
     return fields
 
 
 def facts_from_json(text: str | bytes) -> Facts:
-    """Recorded facts. Raises msgspec.ValidationError when they are not facts."""
+    """Facts from recorded JSON. Raises msgspec.ValidationError for other JSON."""
     return msgspec.json.decode(text, type=Facts)

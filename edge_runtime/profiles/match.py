@@ -1,8 +1,8 @@
-"""Which profile a host gets, and why not the others. Pure: facts and profiles in, a decision out.
+"""Chooses a host's profile, and says why not the others. Pure: facts and profiles in, a decision out.
 
-The rule: among the profiles whose every match rule holds, the most specific wins. What tells two apart is the first
-difference in this order: what the board is (device tree), whether it has a GPU, CPU flags, memory, architecture; then
-how many rules the profile says; then its name, so that the answer is never chance.
+The rule: among the profiles whose rules all hold, the most specific wins. Two profiles are compared by the first
+difference in this order: the board (device tree), a GPU, CPU flags, memory, architecture; then the number of rules;
+then the name, so that the choice is never chance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_runtime.profiles.profile import MatchRules, Profile
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A decision: the profile, why it, and for every other profile why not (at least one reason each)."""
+    """A decision: the profile, its reason, and at least one reason against every other profile."""
 
     profile: Profile
     reason: str
@@ -27,8 +27,8 @@ class Match:
 def match_profile(facts: Facts, profiles: Sequence[Profile], asked: str | None = None) -> Match:
     """Choose a profile.
 
-    asked: the name that somebody wants whatever the facts say (the command line, `profile` in the configuration).
-    Raises ConfigError: no profile has the name asked for, or none fits this host.
+    asked: the name that the command line or the configuration gives, whether it fits or not. Raises ConfigError: no
+    profile has that name, or none fits this host.
     """
     reasons = {profile.name: tuple(why_not(profile.match, facts)) for profile in profiles}
     if asked is not None:
@@ -40,12 +40,12 @@ def match_profile(facts: Facts, profiles: Sequence[Profile], asked: str | None =
     chosen = fitting[0]
     for profile in fitting[1:]:
         reasons[profile.name] = (f"fits, but {chosen.name} is more specific: {_difference(chosen, profile)}",)
-    rules = ", ".join(_said(chosen.match)) or "it has no rules"
+    rules = ", ".join(_rule_texts(chosen.match)) or "it has no rules"
     return Match(chosen, f"fits: {rules}", {name: why for name, why in reasons.items() if name != chosen.name})
 
 
 def why_not(rules: MatchRules, facts: Facts) -> Iterator[str]:
-    """Each rule that does not hold, in words: what was wanted and what is there. Nothing when all hold."""
+    """A sentence for each rule that does not hold: got, wanted. Empty when all hold."""
     if rules.architectures and facts.architecture not in rules.architectures:
         yield f"architecture is {facts.architecture}, wanted {' or '.join(rules.architectures)}"
     model = facts.device_tree_model
@@ -99,33 +99,35 @@ _SPECIFIC = (
     ("max_memory_bytes", "it bounds memory"),
     ("architectures", "it names the architecture"),
 )
-"""Rules from the most to the least telling, and what to say of a profile that has one where another has not.
+"""Rules from the most to the least specific, with the words for a profile that has one which another lacks.
 
-A rule that something is *not* there (`jetson = false`) tells less than any: it is not counted.
+A rule that something is absent (`jetson = false`) is less specific than any: it is not counted.
 """
 
 
 def _precedence(profile: Profile) -> tuple[list[bool], int, str]:
-    """Sorts the most specific first."""
-    said = _tells(profile.match)
-    return [not tells for tells in said], -sum(said) - len(profile.match.cpu_flags), profile.name
+    """Sort key: the most specific first."""
+    has_rule = _has_rules(profile.match)
+    return [not has for has in has_rule], -_count_rules(profile.match), profile.name
 
 
-def _tells(rules: MatchRules) -> list[bool]:
+def _has_rules(rules: MatchRules) -> list[bool]:
     return [bool(getattr(rules, name)) for name, _ in _SPECIFIC]
 
 
+def _count_rules(rules: MatchRules) -> int:
+    return sum(_has_rules(rules)) + len(rules.cpu_flags)
+
+
 def _difference(chosen: Profile, other: Profile) -> str:
-    for (_, words), mine, its in zip(_SPECIFIC, _tells(chosen.match), _tells(other.match), strict=True):
+    for (_, words), mine, its in zip(_SPECIFIC, _has_rules(chosen.match), _has_rules(other.match), strict=True):
         if mine and not its:
             return words
-    more = sum(_tells(chosen.match)) + len(chosen.match.cpu_flags) > sum(_tells(other.match)) + len(
-        other.match.cpu_flags
-    )
-    return "it has more rules" if more else "its name comes first"
+    has_more = _count_rules(chosen.match) > _count_rules(other.match)
+    return "it has more rules" if has_more else "its name comes first"
 
 
-def _said(rules: MatchRules) -> Iterator[str]:
+def _rule_texts(rules: MatchRules) -> Iterator[str]:
     for name, _ in _SPECIFIC:
         value = getattr(rules, name)
         if value:

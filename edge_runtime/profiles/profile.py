@@ -1,7 +1,7 @@
-"""What a device class runs and how much it may take: profiles as data, read from `device_profiles/*.toml`.
+"""Profiles: the backends and limits of a device class, read from `device_profiles/*.toml`.
 
-Owns: the profile's fields, finding and reading the files, and laying configuration and this host's facts over one.
-Which profile a host gets is match.py's. `device_profiles/README.md` says what each field means, with units.
+Owns: a profile's fields, finding and reading the files, and applying configuration and this host's facts to one.
+match.py chooses a host's profile. `device_profiles/README.md` describes each field, with units.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Celsius = Annotated[float, Meta(ge=0, le=150)]
 
 
 class MatchRules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every rule that is said must hold. Within a list of texts one must be met, of cpu_flags all.
+    """Every given rule must hold. Of a list of texts one must match, of cpu_flags all.
 
-    architectures: as `uname -m` says. device_tree_models: texts found in the board's model. device_tree_compatible:
-    names that the board lists. cpu_flags: all there. nvidia_gpu, jetson: there or not. Memory is what the process may
-    use.
+    architectures: as `uname -m`. device_tree_models: texts within the board's model. device_tree_compatible: names that
+    the board lists. nvidia_gpu, jetson: present or absent. Memory is that which the process may use.
     """
 
     architectures: tuple[str, ...] = ()
@@ -43,9 +42,9 @@ class MatchRules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One backend with its options; a profile lists the next one to be tried where this one cannot load a model.
+    """One backend with its options; where it cannot load a model, the profile's next one is tried.
 
-    precision "" and device "" are the backend's default. threads: cores one run takes (None: the measured layout).
+    precision "" and device "" are the backend's default. threads: cores that one run takes (None: the measured layout).
     spin: threads wait by spinning. extra: options in the backend's own words.
     """
 
@@ -58,10 +57,10 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the daemon may take of the device. The lower of memory_bytes and memory_fraction (of usable memory) counts.
+    """The daemon's share of the device. The lower of memory_bytes and memory_fraction (of usable memory) counts.
 
     cores None: all that the process may use. queue_rows and queue_bytes: of each model. max_run_ms: longest run while
-    another model waits (DESIGN 4: 50).
+    another model waits.
     """
 
     memory_bytes: Positive | None = None
@@ -73,13 +72,13 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Batching(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """max_batch_rows: hard limit of rows in one request and one run, where a model does not say its own."""
+    """max_batch_rows: hard limit of rows in one request and one run, for models without their own."""
 
     max_batch_rows: Positive = 256
 
 
 class Thermal(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of the hottest zone: from warn_celsius it is worth a warning, from throttle_celsius the device slows itself."""
+    """The hottest zone's limits: from warn_celsius on it deserves a warning, from throttle_celsius on it slows down."""
 
     warn_celsius: Celsius | None = None
     throttle_celsius: Celsius | None = None
@@ -91,7 +90,7 @@ class Thermal(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One device class, as its file says it. `effective` makes it particular to a host."""
+    """One device class, as in its file. `effective` applies it to a host."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     description: str
@@ -104,9 +103,9 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def effective(
         self, facts: Facts, overlay: LimitOverlay | None = None, backends: Sequence[BackendChoice] = ()
     ) -> EffectiveProfile:
-        """This profile on this host, with the configuration's `[limits]` laid over it. Pure; raises nothing.
+        """This profile on this host, with the configuration's `[limits]` on top. Pure; raises nothing.
 
-        backends: the configuration's, in place of the profile's; none leaves those.
+        backends: the configuration's, which replace the profile's; empty keeps the profile's.
         """
         limits = resolve_limits(self.limits, facts, overlay)
         return EffectiveProfile(
@@ -120,7 +119,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class LimitOverlay(Protocol):
-    """What `[limits]` of the configuration may say; None leaves the profile's."""
+    """The configuration's `[limits]`, a neighbour's type; None keeps the profile's."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -152,7 +151,7 @@ class LimitOverlay(Protocol):
 class ResolvedLimits:
     """Limits as numbers for one host. cores is at least 1 and never above what the process may use.
 
-    memory_bytes None: neither the host nor anybody else says how much there is, so models are not bounded.
+    memory_bytes None: neither the host nor a setting tells the memory, so models are not bounded.
     """
 
     memory_bytes: int | None
@@ -164,7 +163,7 @@ class ResolvedLimits:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveProfile:
-    """A profile made particular to a host: what the daemon goes by. No backend has more threads than limits.cores."""
+    """A profile applied to a host, as the daemon uses it. No backend has more threads than limits.cores."""
 
     name: str
     description: str
@@ -175,9 +174,9 @@ class EffectiveProfile:
 
 
 def resolve_limits(limits: Limits, facts: Facts, overlay: LimitOverlay | None = None) -> ResolvedLimits:
-    """Numbers for one host: the overlay's where it says one, bounded by what the process may use. Pure.
+    """Limits of one host: the overlay's if given, within what the process may use. Pure.
 
-    Memory that the configuration names may exceed the profile's share of the device, not the device.
+    The overlay's memory may exceed the profile's share of the device, not the device.
     """
     usable = facts.memory_bytes
     shares = (limits.memory_bytes, None if usable is None else int(usable * limits.memory_fraction))
@@ -212,7 +211,9 @@ def load_profiles(folder: Path | None = None) -> tuple[Profile, ...]:
     folder = folder or profiles_folder()
     profiles = [load_profile(path) for path in sorted(folder.glob("*.toml"))]
     if not profiles:
-        raise ConfigError(f"{folder}: no device profiles; install the package again, or name a folder that has some")
+        raise ConfigError(
+            f"{folder}: got no device profiles; install the package again, or name a folder that has some"
+        )
     return tuple(profiles)
 
 
@@ -229,14 +230,14 @@ def load_profile(path: Path) -> Profile:
 
 
 def profiles_folder() -> Path:
-    """Where the profiles are: inside the installed package, else beside it in a checkout (editable install)."""
+    """The folder of the profiles: inside the installed package, or beside it in a checkout (editable install)."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "device_profiles"
     return inside if inside.is_dir() else package.parent / "device_profiles"
 
 
 def _within(choice: BackendChoice, cores: int) -> BackendChoice:
-    """The same choice with no more threads than cores."""
+    """The choice, with at most `cores` threads."""
     if choice.threads is None or choice.threads <= cores:
         return choice
     return msgspec.structs.replace(choice, threads=cores)

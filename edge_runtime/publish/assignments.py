@@ -1,8 +1,8 @@
-"""What a group of devices runs: releases by model, each for a share of the devices.
+"""The assignments of a group of devices: releases by model, each for a share of the devices.
 
 Owns: `fleet/<group>/assign.json`. A model has at most one release for all devices and one more for a share of them. A
-device never goes back to a lower counter, so none is assigned that is below what the group was given before; going back
-on purpose is a new release of old bytes.
+device never goes back to a lower counter, so a group is assigned none below its highest so far; to go back on purpose,
+publish the old bytes as a new release.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from edge_runtime.repository.manifest import (
 from edge_runtime.repository.release_paths import ReleasePath, assignments_path, group_role
 
 HIGHEST_FIELD = "highest_counters"
-"""Custom field of the target, for publishers: the highest counter of each model that this group was ever given."""
+"""Custom field of the target, for publishers: the highest counter of each model that this group was ever assigned."""
 
 EVERYONE = 100.0
 
 
 def assign(repository: Repository, group: str, model: str, version: int, percent: float = EVERYONE) -> Change:
-    """Let devices of a group run the newest release of a version. model: `[team/]model`.
+    """Assign the newest release of a version to a group. model: `[team/]model`.
 
-    percent under 100: the release for everyone stays beside it. Raises PublishError: no such group or release, or one
-    that the group's devices would refuse.
+    percent under 100: the release for all devices stays beside it. Raises PublishError: no such group or release, or
+    the group's devices would refuse it.
     """
     if not 0 < percent <= EVERYONE:
         raise PublishError(f"percent is {percent:g}; wanted above 0, at most 100 (`repo unassign` takes a model away)")
@@ -45,7 +45,7 @@ def assign(repository: Repository, group: str, model: str, version: int, percent
     if release.counter < given:
         raise PublishError(
             f"{release.model} version {version} is release {release.counter}, and {group} was given {given} before: "
-            "devices do not go back; publish those bytes again, as a new release, and assign that"
+            "devices do not go back; publish those bytes again, as a new release, and assign it"
         )
     new = Assignment(release.model, release.manifest, target.hashes["sha256"], percent)
     others = [each for each in current if each.model != release.model]
@@ -58,7 +58,7 @@ def assign(repository: Repository, group: str, model: str, version: int, percent
 
 
 def unassign(repository: Repository, group: str, model: str) -> Change:
-    """Take a model away from a group. Raises PublishError: the group has none of that name."""
+    """Remove a model from a group. Raises PublishError: the group has none of that name."""
     current = read_assignments(repository, group)
     kept = [each for each in current if each.model != model]
     if len(kept) == len(current):
@@ -68,25 +68,25 @@ def unassign(repository: Repository, group: str, model: str) -> Change:
 
 
 def read_assignments(repository: Repository, group: str) -> tuple[Assignment, ...]:
-    """What a group runs now. Raises PublishError: no such group, or its file was changed."""
+    """Return a group's assignments. Raises PublishError: no such group, or its file was changed."""
     path = assignments_path(group)
     return decode_assignments(read_target(repository, _assign_target(repository, group)), path)
 
 
 def read_manifest(repository: Repository, release: ReleasePath, target: TargetFile) -> Manifest:
-    """The manifest of a release. Raises PublishError: its file was changed or is gone."""
+    """Return the manifest of a release. Raises PublishError: its file was changed or is gone."""
     return decode_manifest(read_target(repository, target), release.manifest)
 
 
 def read_target(repository: Repository, target: TargetFile) -> bytes:
-    """A small target's bytes, checked. Raises PublishError: they are not what was signed."""
+    """Return a small target's bytes. Raises PublishError: they are not the signed ones."""
     place = repository.folder.targets / target.get_prefixed_paths()[0]
     try:
         data = place.read_bytes()
     except OSError as error:
         raise PublishError(f"{place}: {error.strerror}; bring it back from a copy") from error
     if hashlib.sha256(data).hexdigest() != target.hashes["sha256"]:
-        raise PublishError(f"{place}: was changed by somebody; bring it back from a copy")
+        raise PublishError(f"{place}: was changed after it was signed; bring it back from a copy")
     return data
 
 

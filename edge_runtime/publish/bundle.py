@@ -1,6 +1,6 @@
-"""A folder with everything that a device of one group needs, and nothing else: for a USB stick, or an island's server.
+"""A folder with everything that a device of one group needs, and nothing else: for a USB stick or a server of its own.
 
-It has the repository's own layout, so that a device reads it as it reads any repository, and believes it no more.
+It has the repository's own layout: a device reads and verifies it as any repository.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """What was written: files, their bytes, and the releases among them."""
+    """The written files, their bytes, and the releases among them."""
 
     files: int
     nbytes: int
@@ -34,9 +34,9 @@ class Bundled:
 
 
 def write_bundle(repository: Repository, group: str, out: Path) -> Bundled:
-    """Copy what a group needs into an empty or new folder, the timestamp last.
+    """Copy a group's files into an empty or new folder, the timestamp last.
 
-    Raises PublishError: no such group, `out` holds something, or a file is not what was signed. StorageFailed.
+    Raises PublishError: no such group, `out` is not empty, or a file is not the signed one. StorageFailed.
     """
     releases = tuple(dict.fromkeys(each.release for each in read_assignments(repository, group)))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -63,7 +63,7 @@ def _targets(repository: Repository, group: str, releases: tuple[ReleasePath, ..
 
 
 def _files(repository: Repository, release: ReleasePath) -> Iterator[str]:
-    """The files of a release. Not its patches: the whole files are on the same stick."""
+    """Yield the paths of a release's files, without its patches: the whole files are on the same stick."""
     target = repository.catalog.target(team_role(release.team), release.manifest)
     if target is None:
         raise PublishError(f"{release.manifest}: is assigned, and no team signs it; assign another release")
@@ -81,7 +81,7 @@ def _metadata(repository: Repository, group: str, releases: tuple[ReleasePath, .
 
 
 def _copy(source: Path, place: Path, disk: Disk, digest: str | None = None) -> int:
-    """Copy a file, and check it on the way where its hash is given. Returns its bytes."""
+    """Copy a file, check its hash where one is given, and return its length."""
     hashed, length = hashlib.sha256(), 0
     try:
         with source.open("rb") as file, growing(place.with_name(f"{place.name}.part"), keep=False, disk=disk) as part:
@@ -90,7 +90,7 @@ def _copy(source: Path, place: Path, disk: Disk, digest: str | None = None) -> i
                 length += len(piece)
                 part.write(piece)
             if digest is not None and hashed.hexdigest() != digest:
-                raise PublishError(f"{source}: was changed by somebody; bring it back from a copy")
+                raise PublishError(f"{source}: was changed after it was signed; bring it back from a copy")
             part.commit(place)
     except OSError as error:
         raise PublishError(f"{source}: {error.strerror}; bring it back from a copy") from error

@@ -1,8 +1,8 @@
 """All metadata of a repository, read and verified, as one value.
 
-Owns: reading it from the folder as a device would believe it (expiry aside: a publisher's work is to end it), and
-asking it questions. Never writes. A repository that somebody else changed is refused here, so that its publisher does
-not sign a stranger's bytes.
+Owns: reading it from the folder by the rules of devices, expiry aside, which a publisher's work ends; and the questions
+about it. Never writes. It refuses a repository that was changed from outside, so that its publisher does not sign a
+stranger's bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AnyRole = TypeVar("AnyRole", Root, Timestamp, Snapshot, Targets)
 
 @dataclass(slots=True)
 class Catalog:
-    """The five kinds of metadata. `delegated`: of teams and groups, by role name."""
+    """The five kinds of metadata. delegated: of teams and groups, by role name."""
 
     root: Root
     targets: Targets
@@ -34,7 +34,7 @@ class Catalog:
     delegated: dict[str, Targets] = field(default_factory=dict)
 
     def signed(self, role: str) -> Signed:
-        """A role's content."""
+        """Return a role's content."""
         tops: dict[str, Signed] = {
             "root": self.root,
             "targets": self.targets,
@@ -44,15 +44,15 @@ class Catalog:
         return tops[role] if role in tops else self.delegated[role]
 
     def delegator(self, role: str) -> Root | Targets:
-        """Whose metadata says who signs a role."""
+        """Return the metadata that names the keys of a role."""
         return self.root if role in TOP_LEVEL else self.targets
 
     def role(self, role: str) -> Role:
-        """Who signs a role: key ids and threshold."""
+        """Return the key ids and the threshold of a role."""
         return self.delegator(role).get_delegated_role(role)
 
     def key(self, role: str, keyid: str) -> Key:
-        """A key of a role."""
+        """Return a key of a role."""
         return self.delegator(role).get_key(keyid)
 
     @property
@@ -61,11 +61,11 @@ class Catalog:
         return (*TOP_LEVEL, *sorted(self.delegated))
 
     def owners(self, kind: str) -> list[str]:
-        """The names of all teams (kind "team") or groups ("fleet")."""
+        """Return the names of all teams (kind "team") or groups ("fleet")."""
         return sorted(role.removeprefix(f"{kind}-") for role in self.delegated if role.startswith(f"{kind}-"))
 
     def releases(self) -> Iterator[tuple[ReleasePath, TargetFile]]:
-        """Every release of every team, with its manifest as a target."""
+        """Yield every release of every team, with its manifest as a target."""
         for role, signed in sorted(self.delegated.items()):
             if not role.startswith("team-"):
                 continue
@@ -78,18 +78,18 @@ class Catalog:
                     yield release, target
 
     def target(self, role: str, path: str) -> TargetFile | None:
-        """A target that a role signs."""
+        """Return a target that a role signs; None: it signs none of that path."""
         return self.delegated[role].targets.get(path)
 
     def blobs(self) -> Iterator[str]:
-        """The hash-prefixed names of every target, as they lie below `targets/`."""
+        """Yield the hash-prefixed names of all targets, as they lie below `targets/`."""
         for signed in (self.targets, *self.delegated.values()):
             for target in signed.targets.values():
                 yield from target.get_prefixed_paths()
 
 
 def load_catalog(folder: RepositoryFolder) -> Catalog:
-    """Read and verify everything. Raises PublishError: something is missing, or not signed as it should be."""
+    """Read and verify all metadata. Raises PublishError: a file is missing, or its signatures do not verify."""
     root = _newest_root(folder)
     timestamp = _load(folder, Timestamp, "timestamp", root)
     snapshot = _load(folder, Snapshot, "snapshot", root, timestamp.snapshot_meta)
@@ -122,7 +122,7 @@ def _load(
     delegator: Root | Targets,
     meta: MetaFile | None = None,
 ) -> AnyRole:
-    """One file's content, under the name and with the hash that `meta` says."""
+    """Return the content of a file that has the name and the hash of `meta`."""
     name = f"{role}.json" if meta is None else f"{meta.version}.{role}.json"
     metadata = _parse(folder, kind, name, meta)
     _verify(folder, role, delegator, metadata, name)

@@ -1,8 +1,8 @@
-"""One change of a repository: what it will sign, said before it signs, and the signing and publishing of it.
+"""One change of a repository: shown before it is signed, then signed and published.
 
-Owns: which roles follow from which (a target changes its role, that the snapshot, that the timestamp), versions,
-expiry, which keys sign, and the order of publication. Verbs edit a `Draft`; `finish` makes a `Change` of it, which may
-be shown and then committed. Nothing is written before `commit`.
+Owns: which roles change with which (a target changes its role, the role the snapshot, the snapshot the timestamp),
+versions, expiry, which keys sign, and the order of publication. Verbs edit a `Draft`; `finish` makes it a `Change`,
+which can be shown and then committed. Nothing is written before `commit`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 MAX_BYTES = {"root": 512_000, "timestamp": 16_384, "snapshot": 2_000_000}
 MAX_TARGETS_BYTES = 5_000_000
-"""What python-tuf's client takes (`ngclient/config.py`), and so what devices do."""
+"""The limits of python-tuf's client (`ngclient/config.py`), and of devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """One role as it will be signed. keys: by name. is_online: none of them needs a person."""
+    """One role to be signed. keys: their names. is_online: none of them needs a person."""
 
     role: str
     version: int
@@ -50,10 +50,10 @@ class _Signature:
 
 
 class Draft:
-    """A copy of the catalog to be edited. `touch` every role that was."""
+    """A copy of the catalog, to be edited. `touch` every role that was edited."""
 
     def __init__(self, repository: Repository, catalog: Catalog | None = None) -> None:
-        """catalog: of a repository that is only being made; None: the repository's own."""
+        """catalog: of a repository in the making; None: the repository's own."""
         self._repository = repository
         self._old = None if catalog is not None else repository.catalog
         self.catalog = catalog or copy.deepcopy(repository.catalog)
@@ -61,11 +61,11 @@ class Draft:
         self._blobs: list[tuple[Path, str]] = []
 
     def touch(self, *roles: str) -> None:
-        """Have roles signed anew."""
+        """Mark roles to be signed."""
         self._touched.update(roles)
 
     def add_data(self, role: str, path: str, data: bytes, custom: dict[str, Any] | None = None) -> None:
-        """Let a role sign a target of a few bytes, which is staged now."""
+        """Add a target of a few bytes to a role, and stage it now."""
         digest = hashlib.sha256(data).hexdigest()
         staged = self._repository.folder.stage(f"{len(self._blobs)}.data", iter((data,)))
         self.add_file(role, path, staged, TargetFile(len(data), {"sha256": digest}, path), custom)
@@ -73,7 +73,7 @@ class Draft:
     def add_file(
         self, role: str, path: str, staged: Path, target: TargetFile, custom: dict[str, Any] | None = None
     ) -> None:
-        """Let a role sign a target whose staged file is moved to its place at `commit`."""
+        """Add a target to a role; `commit` moves its staged file into place."""
         if custom is not None:
             target.unrecognized_fields["custom"] = custom
         self.catalog.delegated[role].targets[path] = target
@@ -81,9 +81,9 @@ class Draft:
         self.touch(role)
 
     def finish(self, summary: str) -> Change:
-        """The change as it will be signed; summary: one sentence of what it does.
+        """Return the change, ready to be signed. summary: one sentence that begins with a verb.
 
-        Raises PublishError: the keys within reach are too few.
+        Raises PublishError: too few keys are within reach.
         """
         roles = set(self._touched)
         if any(role not in ("root", "snapshot", "timestamp") for role in roles):
@@ -103,10 +103,10 @@ class Draft:
         return self._old.signed(role).version + 1
 
     def _signature(self, role: str) -> _Signature:
-        """Who signs a role: enough of its keys, and while they change, enough of the old ones too.
+        """Choose the keys that sign a role: enough of its own, and while they change, enough of the old ones too.
 
-        A device that does not know the new root yet believes only the old keys, one that does only the new: with both,
-        it does not matter which it sees first. For root itself that is TUF's rule; elsewhere an old key may be lost.
+        A device with the old root believes only the old keys, a device with the new root only the new ones: signed by
+        both, it does not matter which root it sees first. TUF demands it for root; elsewhere an old key may be lost.
         """
         chosen = self._enough(self.catalog, role, ())
         if role not in TOP_LEVEL or self._old is None or _trust(self._old, role) == _trust(self.catalog, role):
@@ -119,7 +119,7 @@ class Draft:
             return _Signature(role, chosen, covers_old_keys=False)
 
     def _enough(self, catalog: Catalog, role: str, chosen: tuple[str, ...]) -> tuple[str, ...]:
-        """The keys chosen already, and as many more as the role's threshold asks for."""
+        """Return the chosen keys, and as many more as the role's threshold demands."""
         keys, wanted = self._repository.keys, catalog.role(role)
         usable = [keyid for keyid in wanted.keyids if keys.can_sign(keyid)]
         missing = wanted.threshold - len(set(chosen) & set(wanted.keyids))
@@ -134,7 +134,7 @@ class Draft:
 
 
 class Change:
-    """What is about to be signed and published. `commit` once, or never."""
+    """A change ready to be signed and published. `commit` once, or never."""
 
     def __init__(
         self,
@@ -152,19 +152,19 @@ class Change:
 
     @property
     def signings(self) -> tuple[Signing, ...]:
-        """Every role that will be signed, in order."""
+        """Return the roles to be signed, in order."""
         return tuple(self._signing(each) for each in self._signatures)
 
     @property
     def needs_a_person(self) -> bool:
-        """Whether a key that is kept for people signs."""
+        """Return whether a key signs that a person keeps."""
         return not all(signing.is_online for signing in self.signings)
 
     def commit(self) -> None:
-        """Sign, then write keys, blobs, and the metadata as one.
+        """Sign, then write keys and blobs, and the metadata as one.
 
         Raises PublishError (a wrong passphrase, a key that cannot be used) before anything is written; StorageFailed:
-        as it was, or, once the journal is written, finished by the next publisher who opens the repository.
+        nothing has changed, or, once the journal is written, the next `open_repository` finishes the change.
         """
         files = self._sign_all()
         self._repository.keys.save()
@@ -192,7 +192,7 @@ class Change:
         metadata = Metadata(cast("Any", signed))
         for keyid in signature.keyids:
             metadata.sign(self._repository.keys.signer(self._key(signature.role, keyid)), append=True)
-        # Devices must not be the first to notice what is wrong, with a signing device for example.
+        # A fault, of a signing device for example, must show here and not on devices.
         try:
             self._catalog.delegator(signature.role).verify_delegate(
                 signature.role, metadata.signed_bytes, metadata.signatures
@@ -211,14 +211,14 @@ class Change:
         return data
 
     def _key(self, role: str, keyid: str) -> Any:
-        """A key of the role as it will be, else as it is."""
+        """Return a key of the role: of the new catalog, else of the old one."""
         is_new = keyid in self._catalog.role(role).keyids
         return (self._catalog if is_new else self._repository.catalog).key(role, keyid)
 
     def _ordered(self, files: dict[str, bytes]) -> list[tuple[str, bytes]]:
-        """What names something comes after it. The root is last: everything else is signed for both roots then.
+        """Order files so that a file comes after those that it names, and the root last: all else fits both roots then.
 
-        Where the old keys are gone it is first, so that no device meets metadata that its root cannot lead it to.
+        Where the old keys are gone the root is first, so that no device meets metadata its root does not vouch for.
         """
         names = {
             role: "timestamp.json" if role == "timestamp" else f"{self._catalog.signed(role).version}.{role}.json"
@@ -238,7 +238,7 @@ class Change:
 
 
 def _in_order(roles: Iterable[str]) -> list[str]:
-    """What is named before what names it."""
+    """Sort roles so that each comes before the one that names it."""
     last = ("targets", "snapshot", "timestamp", "root")
     return sorted(roles, key=lambda role: (last.index(role) if role in last else -1, role))
 

@@ -1,6 +1,6 @@
-"""What nothing names any more: old releases taken out of their team's role, and files deleted.
+"""Cleaning a repository: old releases leave their team's role, and files that no metadata names are deleted.
 
-A device in the middle of a check may find a file gone; its check fails, and the next one finds the new state.
+A device in the middle of a check may miss a file then; its check fails, and the next one sees the new state.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from edge_runtime.repository.release_paths import ReleasePath, parse_release_fil
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Files that were deleted, and their bytes."""
+    """The deleted files, and their bytes."""
 
     files: tuple[Path, ...]
     nbytes: int
 
 
 def withdraw(repository: Repository, keep: int) -> Change | None:
-    """Take releases out that no group runs, but the newest `keep` of each model. None: there are no such.
+    """Draft the removal of releases that no group runs, but the newest `keep` of each model. None: there are none.
 
-    keep is 1 or more: the newest release is how publishers know the next counter.
+    keep is 1 or more: publishers know the next counter by the newest release.
     """
     if keep < 1:
         raise PublishError(f"keep is {keep}; wanted 1 or more: counters go on from the newest release")
@@ -47,7 +47,7 @@ def withdraw(repository: Repository, keep: int) -> Change | None:
 
 
 def sweep(repository: Repository) -> Swept:
-    """Delete what nothing names: blobs, and metadata other than the newest. Roots stay for ever."""
+    """Delete blobs that no metadata names, and all but the newest metadata. Roots stay for ever."""
     folder = repository.folder
     named = {folder.targets / blob for blob in repository.catalog.blobs()}
     named |= {folder.metadata / name for name in _current_metadata(repository)}

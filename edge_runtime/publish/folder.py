@@ -1,9 +1,9 @@
-"""The repository as a folder: where everything lies, one publisher at a time, and all or nothing.
+"""The repository as a folder: its layout, one publisher at a time, and changes that are made whole or not at all.
 
-Owns: the layout, the lock, and the journal. `metadata/` and `targets/` are what a server shows; `keys/`, `journal.json`
-and `staging/` lie beside them. What a change publishes is written to the journal first, in one durable file; then
-file by file, in an order in which every reader finds one whole state; then the journal goes. Who opens the repository
-next finishes what was cut off.
+Owns: the layout, the lock, and the journal. A server shows `metadata/` and `targets/`; `keys/`, `journal.json` and
+`staging/` lie beside them. A change is first written to the journal, one durable file; then file by file, in an order
+in which every reader finds one whole state; then the journal is removed. The next publisher finishes an interrupted
+change.
 
 Called by `repository` and `change`. Never decides what is published.
 """
@@ -52,32 +52,32 @@ class RepositoryFolder:
 
     @property
     def metadata(self) -> Path:
-        """Signed metadata, as a server shows it."""
+        """Return the folder of signed metadata, which a server shows."""
         return self.path / "metadata"
 
     @property
     def targets(self) -> Path:
-        """Targets under their hash-prefixed names, as a server shows them."""
+        """Return the folder of targets under their hash-prefixed names, which a server shows."""
         return self.path / "targets"
 
     @property
     def keys(self) -> Path:
-        """Private keys and the ring."""
+        """Return the folder of private keys and the ring."""
         return self.path / "keys"
 
     @property
     def staging(self) -> Path:
-        """Copies of files that are not published yet, on the disk where they will be."""
+        """Return the folder of copies that are not published yet, on the disk of the others."""
         return self.path / "staging"
 
     @property
     def settings(self) -> Path:
-        """How long what is signed stays good."""
+        """Return the file that says how long signatures stay good."""
         return self.path / "repository.toml"
 
     @property
     def is_repository(self) -> bool:
-        """Whether something was published here ever, or is about to be."""
+        """Return whether a repository is here, or a change that makes one was interrupted."""
         return (self.metadata / "1.root.json").exists() or self._journal.exists()
 
     @property
@@ -86,7 +86,7 @@ class RepositoryFolder:
 
     @contextmanager
     def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Be the only publisher; finish what one before was cut off in. Raises PublishError: another one is at work."""
+        """Lock the folder for one publisher, and finish an interrupted change. Raises PublishError: it is locked."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             end_s = time.monotonic() + wait_s
@@ -103,23 +103,23 @@ class RepositoryFolder:
             os.close(fd)
 
     def read(self, name: str) -> bytes | None:
-        """A metadata file; None: there is no such file."""
+        """Return the bytes of a metadata file; None: there is no such file."""
         try:
             return (self.metadata / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def publish(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Show metadata files, all of them or, until the next publisher opens the folder, the first few.
+        """Write metadata files: all of them, or the first few until the next publisher opens the folder.
 
-        files: names in `metadata/` with their bytes, in the order in which they may be seen.
+        files: names in `metadata/` with their bytes, in the order in which readers may see them.
         """
         journal = _Journal(tuple((name, data.decode()) for name, data in files))
         write_atomically(self._journal, msgspec.json.encode(journal), disk=self.disk)
         self._finish_journal()
 
     def stage(self, name: str, pieces: Iterator[bytes]) -> Path:
-        """Write a file that is not published yet."""
+        """Write a file that is not published yet, and return its path."""
         path = self.staging / name
         with growing(path.with_name(f"{path.name}.part"), keep=False, disk=self.disk) as part:
             for piece in pieces:
@@ -128,7 +128,7 @@ class RepositoryFolder:
         return path
 
     def place(self, staged: Path, path: str) -> None:
-        """Move a staged file to its place below `targets/`, unless it is there: its name says which bytes it has."""
+        """Move a staged file to its place below `targets/`, unless it is there: its name holds its hash."""
         place = self.targets / path
         if place.exists():
             return
@@ -147,7 +147,7 @@ class RepositoryFolder:
         try:
             journal = msgspec.json.decode(data, type=_Journal)
         except msgspec.DecodeError as error:
-            raise PublishError(f"{self._journal}: was changed by somebody: {error}; bring the folder back") from error
+            raise PublishError(f"{self._journal}: is no journal: {error}; bring the folder back from a copy") from error
         remove_parts(self.metadata)
         for name, text in journal.files:
             write_atomically(self.metadata / name, text.encode(), disk=self.disk)

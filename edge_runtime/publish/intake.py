@@ -1,8 +1,8 @@
-"""A model's folder, taken in: what of it may be published, copied aside and hashed.
+"""Intake of a model's folder: the files that may be published, copied aside and hashed.
 
-Owns: the rule that a release is weights and graphs, never code, and that what is published is what was tried:
-everything is copied first, through descriptors that follow no link, and only the copies are looked at afterwards. Never
-loads a model. Called by `releases`.
+Owns: the rule that a release is weights and graphs, never code, and that the published bytes are the tried ones: every
+file is copied first, through descriptors that follow no link, and only the copies are read afterwards. Never loads a
+model. Called by `releases`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.publish.folder import RepositoryFolder
-from edge_runtime.repository.listing import MAX_VERSION_FILES
+from edge_runtime.repository.manifest import read_release_settings
 from edge_runtime.repository.names import (
     NAME_RULE,
     SETTINGS_FILE,
@@ -34,7 +34,7 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
-from edge_runtime.repository.release_settings import read_release_settings
+from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.typed_toml import parse_toml
 
 MAX_FILE_BYTES = 16 << 30
@@ -48,7 +48,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of a release, copied aside. backend: whose artifact, or whose data it is. precision: of a variant."""
+    """One file of a release, copied aside. backend: which loads it, or whose data it is. precision: of a variant."""
 
     name: str
     path: Path
@@ -71,7 +71,7 @@ class StagedArtifact:
 class Intake:
     """A version that may be tried. artifacts: each graph, the model itself first; files: these and their data.
 
-    left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as they are said.
+    left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as written.
     """
 
     model: str
@@ -85,8 +85,8 @@ class Intake:
 def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, version: int | None = None) -> Intake:
     """Copy a model's version aside. path: `<name>/` with version folders or files in it, or `<name>/<version>/`.
 
-    model, version: None takes the folder's name and the newest version. Raises PublishError: it is no model, holds code
-    or a link, is too large, or a name cannot be published.
+    model, version: None means the folder's name and the newest version. Raises PublishError: it is no model, has code
+    or a link, is too large, or has a name that cannot be published.
     """
     found = _find_version(path, model, version)
     names = _plain_names(found.path)
@@ -113,9 +113,9 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
-    """Each file that these graphs need, with the backend and the precision that it is of; data that several share once.
+    """Return the backend and the precision of each file that these graphs need.
 
-    Shared data is the model's own, which every device fetches.
+    Data that several graphs share counts as the model's own, which every device fetches.
     """
     wanted: dict[str, tuple[str, str]] = {}
     for name in graphs:
@@ -157,7 +157,7 @@ def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
 
 
 def _plain_names(folder: Path) -> list[str]:
-    """The names of a folder's files. Raises PublishError for links, devices and code, wanted or not."""
+    """Return the names of a folder's files. Raises PublishError for links, devices and code, needed or not."""
     names: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -184,7 +184,7 @@ def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:
 
 
 def _data_of(artifact: Path) -> tuple[str, ...]:
-    """The data files of an ONNX model. Raises PublishError: it is none, or names what it must not."""
+    """Return the data files of an ONNX model. Raises PublishError: it is none, or names files that it must not."""
     try:
         return check_onnx_files(artifact).locations
     except LoadFailed as error:

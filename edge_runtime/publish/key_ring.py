@@ -1,6 +1,6 @@
-"""Which keys this publisher can sign with: their names, and where the private halves are. Owns DIR/keys.
+"""The keys that this publisher can sign with: their names, and the places of their private halves. Owns DIR/keys.
 
-The ring maps key ids to names and URIs. Who is trusted is said by the metadata alone: an entry too many means nothing.
+The ring maps key ids to names and URIs. Metadata alone says which keys are trusted: an entry too many means nothing.
 Names are never used twice. Private halves are written before any metadata trusts them, and never removed here.
 """
 
@@ -25,7 +25,7 @@ _ID_CHARACTERS = 8
 
 
 class KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One key. uri: a relative file is below the keys folder. is_online: it signs without a person."""
+    """One key. uri: of a relative file, below the keys folder. is_online: it signs without a person."""
 
     name: str
     uri: str
@@ -34,7 +34,7 @@ class KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class NewKeys:
-    """How keys of a role come to be: from `uris`, else `count` are made. is_online: made without a passphrase."""
+    """The keys that a role gets: those at `uris`, else `count` new ones. is_online: without a passphrase."""
 
     count: int = 1
     uris: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class KeyRing:
     """The keys of one repository. Thread: one owner, who holds the repository's lock."""
 
     def __init__(self, folder: Path, passphrases: Passphrases, disk: Disk) -> None:
-        """Read the ring; one that is not there is empty. Raises PublishError: it cannot be read."""
+        """Read the ring; a missing one is empty. Raises PublishError: it cannot be read."""
         self._folder = folder
         self._passphrases = passphrases
         self._disk = disk
@@ -54,7 +54,7 @@ class KeyRing:
         self._entries = _read_ring(folder / RING_FILE)
 
     def add(self, stem: str, wanted: NewKeys) -> list[Key]:
-        """Make or take up keys, called `stem-<n>`; nothing is written before `save`. Raises PublishError."""
+        """Make keys or add existing ones, named `stem-<n>`; nothing is written before `save`. Raises PublishError."""
         if not wanted.uris:
             return [self._make(stem, wanted.is_online) for _ in range(wanted.count)]
         found = [public_key_of(uri, self._folder, self._passphrases) for uri in wanted.uris]
@@ -77,28 +77,28 @@ class KeyRing:
         write_atomically(self._folder / RING_FILE, ring, mode=_SECRET_MODE, disk=self._disk)
 
     def name(self, keyid: str) -> str:
-        """A key's name; the beginning of its id where it has none here."""
+        """Return a key's name; the beginning of its id where it has none here."""
         entry = self._entries.get(keyid)
         return entry.name if entry is not None else keyid[:_ID_CHARACTERS]
 
     def entry(self, keyid: str) -> KeyEntry | None:
-        """What is known here of a key."""
+        """Return the ring's entry of a key."""
         return self._entries.get(keyid)
 
     def can_sign(self, keyid: str) -> bool:
-        """Whether the private half is within reach, as far as can be told without opening it."""
+        """Return whether the private half is within reach, without opening it."""
         entry = self._entries.get(keyid)
         if entry is None:
             return False
         return entry.uri.removeprefix("file:") in self._files or is_reachable(entry.uri, self._folder)
 
     def is_online(self, keyid: str) -> bool:
-        """Whether a key signs without a person."""
+        """Return whether a key signs without a person."""
         entry = self._entries.get(keyid)
         return entry is not None and entry.is_online
 
     def signer(self, key: Key) -> Signer:
-        """What signs with a key. Raises PublishError: its passphrase is wrong, its source is gone."""
+        """Return the signer of a key. Raises PublishError: its passphrase is wrong, its source is gone."""
         if key.keyid not in self._signers:
             entry = self._entries[key.keyid]
             self._signers[key.keyid] = signer_for(entry.name, entry.uri, key, self._folder, self._passphrases)

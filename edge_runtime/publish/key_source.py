@@ -1,7 +1,7 @@
 """Private keys by URI: `file:PATH` and `envvar:NAME` here, `hsm:` (PKCS#11) and others by securesystemslib.
 
-Owns: making keys, and turning a URI into a signer. Files hold a sealed key or PEM (PKCS#8 or OpenSSH, with or without
-its own passphrase), environment variables the same. Never decides who signs what.
+Owns: making keys, and turning a URI into a signer. A file or an environment variable holds a sealed key or PEM (PKCS#8
+or OpenSSH, with or without its own passphrase). Never decides which key signs which role.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from securesystemslib.exceptions import Error as SecureSystemsError
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, HSMSigner, Key, Signer
 
 from edge_runtime.errors import PublishError
-from edge_runtime.publish.passphrases import Passphrases
-from edge_runtime.publish.sealed_key import is_sealed, seal, unseal
+from edge_runtime.publish.passphrases import Passphrases, is_sealed, seal, unseal
 
 OWN_SCHEMES = ("file", "envvar")
 SOURCES = "file:PATH, envvar:NAME or hsm:[ID][?label=TOKEN]"
@@ -27,7 +26,7 @@ _LIMIT_BYTES = 1 << 16
 
 
 def new_key(passphrases: Passphrases | None) -> tuple[Signer, bytes]:
-    """What signs with a new ed25519 key, and its file: sealed, or plain PEM where nobody is there to type (None)."""
+    """Return the signer of a new ed25519 key, and the bytes of its file: sealed; without passphrases, plain PEM."""
     signer = CryptoSigner.generate_ed25519()
     pem = signer.private_bytes
     if passphrases is not None:
@@ -36,7 +35,7 @@ def new_key(passphrases: Passphrases | None) -> tuple[Signer, bytes]:
 
 
 def public_key_of(uri: str, folder: Path, passphrases: Passphrases) -> tuple[str, Key]:
-    """The URI to remember, and the public key. Raises PublishError: no such key, or it cannot be opened."""
+    """Return the URI to keep, and the public key. Raises PublishError: no such key, or it cannot be opened."""
     scheme = _scheme(uri)
     if scheme in OWN_SCHEMES:
         return uri, _own_signer(uri, folder, uri, passphrases).public_key
@@ -51,7 +50,7 @@ def public_key_of(uri: str, folder: Path, passphrases: Passphrases) -> tuple[str
 
 
 def is_reachable(uri: str, folder: Path) -> bool:
-    """Whether the key's source is there, as far as can be told without opening it."""
+    """Return whether the key's source is there, without opening it."""
     scheme, _, rest = uri.partition(":")
     if scheme == "file":
         return (folder / rest).is_file()
@@ -59,7 +58,7 @@ def is_reachable(uri: str, folder: Path) -> bool:
 
 
 def signer_for(name: str, uri: str, key: Key, folder: Path, passphrases: Passphrases) -> Signer:
-    """What signs with a key. name: for questions and messages. Raises PublishError: it cannot, or is another key."""
+    """Return the signer of a key. name: for questions and messages. Raises PublishError: unusable, or another key."""
     if _scheme(uri) in OWN_SCHEMES:
         signer: Signer = _own_signer(uri, folder, name, passphrases)
     else:
@@ -91,7 +90,7 @@ def _own_signer(uri: str, folder: Path, name: str, passphrases: Passphrases) -> 
 
 
 class _WrongPassphrase(Exception):
-    """PEM was not opened by this passphrase."""
+    """This passphrase does not open the PEM."""
 
 
 def _from_pem(data: bytes, passphrase: bytes | None, name: str) -> CryptoSigner:

@@ -1,8 +1,8 @@
-"""Patches from the last releases' files to the new ones, so that devices fetch what changed (DESIGN 8).
+"""Patches from the files of the last releases to the new ones, so that devices fetch the changed part only.
 
-Owns: which patches are made, and how: zstd with the old file as a prefix and long-distance matching, which needs 15 %
-of a model whose last 16 % changed. A patch is made only where it pays, and tried before it is published. Whoever
-applies one checks the whole file's hash; the whole file is always there.
+Owns: which patches are made, and how: zstd with the old file as a prefix and long-distance matching; a model whose last
+16 % changed needs 15 % of its bytes. A patch is made only where it saves enough, and tried before it is published.
+Devices check the hash of the patched file; the whole file is always published too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ID_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A patch, and what the manifest says of it."""
+    """A patch, and its entry in the manifest."""
 
     delta: Delta
     data: bytes
@@ -45,9 +45,9 @@ class Patch:
 def make_patches(
     repository: Repository, release: ReleasePath, files: tuple[StagedFile, ...], last: int = LAST_RELEASES
 ) -> Iterator[Patch]:
-    """Patches to a release's files from those of the same name in the `last` releases before it, newest first.
+    """Yield patches to a release's files from those of the same name in the `last` releases before it, newest first.
 
-    Raises PublishError: an old file is not what was signed, or a patch does not give the new one.
+    Raises PublishError: an old file is not the signed one, or a patch does not give the new file.
     """
     before = [each for each in repository.catalog.releases() if each[0].model == release.model]
     before.sort(key=lambda each: -each[0].counter)
@@ -68,7 +68,7 @@ def make_patches(
 
 
 def compress_patch(zstd: ModuleType, old: bytes, new: bytes) -> bytes:
-    """What turns `old` into `new`. zstd: from `find_zstd`."""
+    """Return the patch from `old` to `new`. zstd: from `find_zstd`."""
     options = {
         zstd.CompressionParameter.compression_level: _LEVEL,
         zstd.CompressionParameter.window_log: window_log(len(old), len(new)),
@@ -101,5 +101,5 @@ def _read_blob(folder: RepositoryFolder, path: str, digest: str) -> bytes:
     except OSError as error:
         raise PublishError(f"{place}: {error.strerror}; bring it back from a copy, or give --patches 0") from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise PublishError(f"{place}: was changed by somebody; bring it back from a copy, or give --patches 0")
+        raise PublishError(f"{place}: was changed after it was signed; bring it back from a copy, or give --patches 0")
     return data

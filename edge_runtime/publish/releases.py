@@ -1,6 +1,6 @@
 """A new release of a model: taken in, tried, described by a manifest, and signed by its team.
 
-Owns: what goes into `manifest.json`, and which counter a release has. Counters of a model grow by one; a version may be
+Owns: the content of `manifest.json`, and the counter of a release. Counters of a model grow by one; a version may be
 released again with the same bytes, never with others.
 """
 
@@ -21,7 +21,7 @@ from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.intake import Intake, take_in
 from edge_runtime.publish.patches import LAST_RELEASES, make_patches
 from edge_runtime.publish.repository import Repository
-from edge_runtime.publish.trial import LIMIT_S, Trial, try_artifact
+from edge_runtime.publish.trial import LIMIT_S, ArtifactTrial, try_artifact
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
 from edge_runtime.repository.manifest import Artifact, Golden, Manifest, Tolerance, encode_manifest
 from edge_runtime.repository.release_paths import GOLDEN_FILE, LONGEST_LEAP, ReleasePath, team_role
@@ -31,11 +31,11 @@ MIN_RUNTIME = "0.1.0"
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseWish:
-    """What a publisher asks for. path, model, version: as `intake.take_in` says. golden: an .npz of inputs.
+class ReleaseOptions:
+    """The options of a publisher. path, model, version: as in `intake.take_in`. golden: an .npz of inputs.
 
-    tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: from so
-    many releases before it. counter: of the release; None: one more than the highest there.
+    tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: the
+    number of releases before it to patch from. counter: of the release; None: one more than the highest so far.
     """
 
     team: str
@@ -53,7 +53,7 @@ class ReleaseWish:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRelease:
-    """A release ready to be signed, and what its publisher should know."""
+    """A release ready to be signed. notes: sentences for its publisher."""
 
     change: Change
     release: ReleasePath
@@ -61,61 +61,61 @@ class PreparedRelease:
     notes: tuple[str, ...]
 
 
-def prepare_release(repository: Repository, wish: ReleaseWish) -> PreparedRelease:
+def prepare_release(repository: Repository, options: ReleaseOptions) -> PreparedRelease:
     """Take a model in, try it, and draft its release.
 
     Raises PublishError: no such team, another team's model, a version whose bytes changed, a folder that may not be
     published, a counter that devices would refuse, or a model that does not work.
     """
-    _check_wish(repository, wish)
-    intake = take_in(repository.folder, wish.path, wish.model, wish.version)
-    release = _next_release(repository, wish.team, intake, wish.counter)
+    _check_options(repository, options)
+    intake = take_in(repository.folder, options.path, options.model, options.version)
+    release = _next_release(repository, options.team, intake, options.counter)
     trials = [
         try_artifact(
             each.backend,
             each.path,
             intake.settings,
             precision=each.precision,
-            golden=wish.golden,
-            limit_s=wish.limit_s,
+            golden=options.golden,
+            limit_s=options.limit_s,
         )
         for each in intake.artifacts
     ]
-    tolerances = {**TOLERANCES, **wish.tolerances}
+    tolerances = {**TOLERANCES, **options.tolerances}
     _check_agreement(trials, tolerances)
-    role = team_role(wish.team)
+    role = team_role(options.team)
     draft = Draft(repository)
     for file in intake.files:
         path = release.file(file.name)
         draft.add_file(role, path, file.path, TargetFile(file.length, {"sha256": file.sha256}, path))
     golden = _golden(draft, release, trials[0], tolerances)
-    patches = list(make_patches(repository, release, intake.files, wish.patches)) if wish.patches else []
+    patches = list(make_patches(repository, release, intake.files, options.patches)) if options.patches else []
     for patch in patches:
         draft.add_data(role, patch.delta.target, patch.data)
-    manifest = _manifest(wish, intake, release, trials, golden)
+    manifest = _manifest(options, intake, release, trials, golden)
     manifest = replace(manifest, delta=tuple(patch.delta for patch in patches))
     draft.add_data(role, release.manifest, encode_manifest(manifest))
     change = draft.finish(
-        f"publish {intake.model} version {intake.version} as release {release.counter} of {wish.team}"
+        f"publish {intake.model} version {intake.version} as release {release.counter} of {options.team}"
     )
     return PreparedRelease(change, release, manifest, tuple(_notes(intake, trials, release)))
 
 
-def _check_wish(repository: Repository, wish: ReleaseWish) -> None:
-    if team_role(wish.team) not in repository.catalog.delegated:
+def _check_options(repository: Repository, options: ReleaseOptions) -> None:
+    if team_role(options.team) not in repository.catalog.delegated:
         known = ", ".join(repository.catalog.owners("team")) or "none"
-        raise PublishError(f"there is no team {wish.team[:80]!r}; known: {known}; `repo add-team` makes one")
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){0,2}", wish.min_runtime):
-        raise PublishError(f"min_runtime is {wish.min_runtime[:80]!r}; wanted a version like {MIN_RUNTIME}")
-    for name in wish.profiles:
+        raise PublishError(f"there is no team {options.team[:80]!r}; known: {known}; `repo add-team` makes one")
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){0,2}", options.min_runtime):
+        raise PublishError(f"min_runtime is {options.min_runtime[:80]!r}; wanted a version like {MIN_RUNTIME}")
+    for name in options.profiles:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name):
             raise PublishError(f"{name[:80]!r} is no profile's name; `edge-runtime profile list` shows them")
 
 
 def choose_counter(model: str, highest: int, asked: int | None) -> int:
-    """The counter of a model's next release; pure. highest: of its releases so far, 0: there is none.
+    """Return the counter of a model's next release. highest: of its releases so far, 0: there is none. Pure.
 
-    Raises PublishError: the one asked for is no higher, or leaps farther than a device goes along with.
+    Raises PublishError: the asked one is not higher, or leaps farther than a device accepts.
     """
     if asked is None:
         return highest + 1
@@ -126,7 +126,7 @@ def choose_counter(model: str, highest: int, asked: int | None) -> int:
         )
     if asked > highest + LONGEST_LEAP:
         raise PublishError(
-            f"counter {asked}: leaps from {highest}, and a device goes along with at most {LONGEST_LEAP} more; wanted "
+            f"counter {asked}: leaps from {highest}, and a device accepts at most {LONGEST_LEAP} more; wanted "
             f"at most {highest + LONGEST_LEAP}: publish and assign that one first, then the one beyond it"
         )
     return asked
@@ -153,8 +153,8 @@ def _next_release(repository: Repository, team: str, intake: Intake, asked: int 
     return ReleasePath(team, intake.model, choose_counter(intake.model, highest, asked))
 
 
-def _check_agreement(trials: Sequence[Trial], tolerances: Mapping[str, Tolerance]) -> None:
-    """Raise PublishError where artifacts of one version do not answer alike."""
+def _check_agreement(trials: Sequence[ArtifactTrial], tolerances: Mapping[str, Tolerance]) -> None:
+    """Raise PublishError unless all artifacts of the version answer alike."""
     first = trials[0]
     for other in trials[1:]:
         if first.result.golden_inputs != other.result.golden_inputs:
@@ -170,7 +170,7 @@ def _check_agreement(trials: Sequence[Trial], tolerances: Mapping[str, Tolerance
             )
 
 
-def _golden(draft: Draft, release: ReleasePath, trial: Trial, tolerances: Mapping[str, Tolerance]) -> Golden:
+def _golden(draft: Draft, release: ReleasePath, trial: ArtifactTrial, tolerances: Mapping[str, Tolerance]) -> Golden:
     if len(trial.golden) > MAX_GOLDEN_BYTES:
         raise PublishError(
             f"golden input and output have {len(trial.golden)} bytes, wanted at most {MAX_GOLDEN_BYTES}; "
@@ -181,7 +181,7 @@ def _golden(draft: Draft, release: ReleasePath, trial: Trial, tolerances: Mappin
     return _described(trial, path, tolerances)
 
 
-def _described(trial: Trial, path: str, tolerances: Mapping[str, Tolerance]) -> Golden:
+def _described(trial: ArtifactTrial, path: str, tolerances: Mapping[str, Tolerance]) -> Golden:
     result = trial.result
     return Golden(
         path=path,
@@ -196,14 +196,14 @@ def _described(trial: Trial, path: str, tolerances: Mapping[str, Tolerance]) -> 
 
 
 def _manifest(
-    wish: ReleaseWish, intake: Intake, release: ReleasePath, trials: Sequence[Trial], golden: Golden
+    options: ReleaseOptions, intake: Intake, release: ReleasePath, trials: Sequence[ArtifactTrial], golden: Golden
 ) -> Manifest:
     return Manifest(
         model=intake.model,
         version=intake.version,
         release_counter=release.counter,
-        min_runtime=wish.min_runtime,
-        profiles=wish.profiles,
+        min_runtime=options.min_runtime,
+        profiles=options.profiles,
         inputs=trials[0].result.inputs,
         outputs=trials[0].result.outputs,
         settings=dict(intake.settings),
@@ -216,7 +216,7 @@ def _manifest(
     )
 
 
-def _notes(intake: Intake, trials: Sequence[Trial], release: ReleasePath) -> list[str]:
+def _notes(intake: Intake, trials: Sequence[ArtifactTrial], release: ReleasePath) -> list[str]:
     notes: list[str] = []
     if intake.left_out:
         notes.append(f"not published, since no artifact names them: {', '.join(intake.left_out)}")

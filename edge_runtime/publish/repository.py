@@ -1,7 +1,7 @@
-"""A repository that was opened to be changed, or is being made.
+"""A repository that is open to be changed, or is being made.
 
-Owns: what belongs together while one publisher works: folder, catalog, keys, and how long signatures stay good. The
-lock is held from `open_repository` to its end.
+Owns: the parts that one publisher works with: folder, catalog, keys, and how long signatures stay good. The folder is
+locked from `open_repository` to its end.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ DayCount = Annotated[int, Meta(ge=1, le=3650)]
 
 
 class Days(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long each kind of metadata stays good. A person signs the first four, cron the last two.
+    """Days for which each kind of metadata stays good. A person signs the first four, cron the last two.
 
-    timestamp: how long a device that sees only a stranger's copy can be kept on an old state, and how long cron may
-    stand still; snapshot is signed with it when half its time is over.
+    timestamp: how long a stranger's copy can keep a device on an old state, and how long cron may stand still; the
+    snapshot is signed with it when half its time is over.
     """
 
     root: DayCount = 365
@@ -44,7 +44,7 @@ class Days(Struct, frozen=True, forbid_unknown_fields=True):
     timestamp: DayCount = 7
 
     def of(self, role: str) -> int:
-        """Days for a role."""
+        """Return the days of a role."""
         kind = role if role in TOP_LEVEL else role.partition("-")[0]
         return int(asdict(self)[kind])
 
@@ -69,7 +69,7 @@ class Repository:
 def open_repository(
     path: Path, passphrases: Passphrases, *, disk: Disk = SYSTEM_DISK, now_utc: datetime | None = None
 ) -> Iterator[Repository]:
-    """Open a repository to look at or to change, finishing what was cut off.
+    """Open a repository to read or to change, and finish an interrupted change.
 
     Raises PublishError: there is none, it does not verify, or another publisher is at work.
     """
@@ -100,7 +100,7 @@ def found_repository(
     disk: Disk = SYSTEM_DISK,
     now_utc: datetime | None = None,
 ) -> Iterator[Change]:
-    """The change that makes a repository; until it is committed there are only settings, which the next try replaces.
+    """Yield the change that makes a repository; before its commit only settings are written, which a new try replaces.
 
     Raises PublishError: there is one already, or there are fewer keys than must sign.
     """
@@ -129,7 +129,7 @@ def found_repository(
 
 
 def check_threshold(role: str, keys: int, threshold: int) -> None:
-    """Raise PublishError unless that many signatures can be had."""
+    """Raise PublishError unless a role has enough keys for its threshold."""
     if not 1 <= threshold <= keys:
         raise PublishError(f"{role}: threshold {threshold} with {keys} keys; wanted 1 to {keys}")
 

@@ -1,7 +1,7 @@
 """A static HTTP server over a repository's `metadata/` and `targets/`, with Range, for trying it.
 
-Shows regular files below these two folders and nothing else: no listing, no link, never `keys/`. Plain HTTP is enough,
-since devices believe signatures only; in production any server or bucket does this better (deploy/repository).
+Serves regular files below these two folders and nothing else: no listing, no link, never `keys/`. Plain HTTP is enough,
+since devices believe signatures only; in production any server or bucket does it better (deploy/repository).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PIECE_BYTES = 1 << 18
 
 
 class StaticServer:
-    """Serves one repository. `serve` runs until `stop`, from any thread, or an interrupt. Leaving closes the socket."""
+    """The server of one repository. `serve` runs until `stop` (any thread) or an interrupt; leaving closes it."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen. Raises PublishError: the address cannot be had."""
+        """Listen. Raises PublishError: the address is not available."""
 
         class Handler(_Handler):
             root = folder.resolve()
@@ -47,7 +47,7 @@ class StaticServer:
 
     @property
     def url(self) -> str:
-        """The address, with "/" at its end."""
+        """Return the address, with "/" at its end."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}/"
 
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(has_body=False)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the base class's)
-        """Nothing on the terminal: this server is for trying."""
+        """Log nothing: this server is for trying."""
 
     def _answer(self, *, has_body: bool) -> None:
         try:
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, file: BinaryIO, start: int, end: int) -> None:
         file.seek(start)
         left = end - start
-        with contextlib.suppress(OSError):  # who asked has left
+        with contextlib.suppress(OSError):  # the client has left
             while left and (piece := file.read(min(left, _PIECE_BYTES))):
                 self.wfile.write(piece)
                 left -= len(piece)
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _open_below(root: Path, path: str) -> int:
-    """Open a shown file, part by part, so that no link is followed. Raises OSError: there is no such file."""
+    """Open a served file, part by part, so that no link is followed. Raises OSError: there is no such file."""
     parts = path.removeprefix("/").split("/")
     if parts[0] not in SHOWN or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise FileNotFoundError(path)
@@ -145,7 +145,7 @@ def _open_below(root: Path, path: str) -> int:
 
 
 def _span(header: str | None, size: int) -> tuple[int, int] | None:
-    """Where to begin and end; None: the range asked for is not there. What is no single range is passed over."""
+    """Return the first byte and the end; None: the file has no such range. A header of several ranges is ignored."""
     match = _RANGE.fullmatch(header or "")
     if match is None:
         return 0, size

@@ -1,4 +1,4 @@
-"""What a repository holds and what it will soon need, as values for a person or a program. Signs nothing."""
+"""The content of a repository and its next needs, as values for a person or a program. Signs nothing."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class RoleState:
 
     @property
     def is_expired(self) -> bool:
-        """Whether devices refuse it."""
+        """Return whether devices refuse it."""
         return self.days_left <= 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseState:
+class ReleaseSummary:
     """A release of a team."""
 
     team: str
@@ -53,7 +53,7 @@ class ReleaseState:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentState:
-    """What a group runs of a model."""
+    """The assignment of one model to a group."""
 
     group: str
     model: str
@@ -63,18 +63,18 @@ class AssignmentState:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Everything at one look. `advice`: sentences on what is to be done, most urgent first."""
+    """The whole repository. advice: sentences on what to do, most urgent first."""
 
     roles: tuple[RoleState, ...]
     teams: tuple[str, ...]
     groups: tuple[str, ...]
-    releases: tuple[ReleaseState, ...]
+    releases: tuple[ReleaseSummary, ...]
     assignments: tuple[AssignmentState, ...]
     advice: tuple[str, ...]
 
 
 def survey(repository: Repository) -> Survey:
-    """Look at everything. Raises PublishError: a manifest or an assignment is not what was signed."""
+    """Survey the whole repository. Raises PublishError: a manifest or an assignment is not the signed one."""
     catalog = repository.catalog
     roles = tuple(_role(repository, role) for role in catalog.roles)
     given = {group: read_assignments(repository, group) for group in catalog.owners("fleet")}
@@ -83,13 +83,13 @@ def survey(repository: Repository) -> Survey:
         for group, entries in given.items()
         for each in entries
     )
-    releases: list[ReleaseState] = []
+    releases: list[ReleaseSummary] = []
     for release, target in catalog.releases():
         manifest = read_manifest(repository, release, target)
         users = [group for group, entries in given.items() if any(each.release == release for each in entries)]
         nbytes = sum(artifact.length for artifact in manifest.artifacts)
         releases.append(
-            ReleaseState(release.team, release.model, manifest.version, release.counter, nbytes, tuple(users))
+            ReleaseSummary(release.team, release.model, manifest.version, release.counter, nbytes, tuple(users))
         )
     releases.sort(key=lambda each: (each.team, each.model, each.release_counter))
     teams, groups = tuple(catalog.owners("team")), tuple(catalog.owners("fleet"))

@@ -1,35 +1,78 @@
-"""A model tried in a child process, with limits of time and memory; what it said, as values.
+"""A model tried in a child process before it is published: load it, run it, describe it.
 
-Never loads anything in this process. Called by `releases`.
+Owns: what a publisher's trial does and its limits. Loads nothing in the publisher's process: a model that crashes,
+hangs or eats memory ends the child only, and is not published. Called by `releases`.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from msgspec import Struct
 
-from edge_runtime.errors import PublishError
-from edge_runtime.publish import trial_child
-from edge_runtime.publish.trial_child import Request, Result
-from edge_runtime.serving.trial_process import run_child
+from edge_runtime.backends.base import Instance, LoadOptions
+from edge_runtime.backends.registry import backend as backend_named
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import LoadFailed, PublishError, RunFailed
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
+from edge_runtime.repository.manifest import TensorForm
+from edge_runtime.sandbox.child import run_child
+from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.process_memory import limited_memory, peak_bytes, start_peak
+from edge_runtime.serving.warmup import make_inputs, warm_up
 from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
 
 LIMIT_S = 300.0
 """A large model on a slow laptop loads in a minute."""
 
+MAX_THREADS = 4
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a run of one artifact told, and the golden tensors as bytes. artifact: the file's name."""
+
+class ArtifactTask(Struct, frozen=True):
+    """What the child tries. golden: an .npz with inputs by name, "" for made-up ones. out: the file for golden tensors.
+
+    precision: of a variant, "" for the model itself.
+    """
 
     backend: str
     artifact: str
-    result: Result
+    settings: dict[str, Any]
+    golden: str
+    out: str
+    memory_limit_bytes: int
+    precision: str
+
+
+class ArtifactFacts(Struct, frozen=True):
+    """What a trial found. lengths: bytes of each golden tensor in `out`, inputs first, then outputs."""
+
+    precision: str
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    golden_inputs: tuple[TensorForm, ...]
+    golden_outputs: tuple[TensorForm, ...]
+    lengths: tuple[int, ...]
+    peak_memory_bytes: int
+    is_made_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactTrial:
+    """A trial that went well, with the golden tensors as bytes. artifact: the file's name."""
+
+    backend: str
+    artifact: str
+    result: ArtifactFacts
     golden: bytes
 
 
@@ -41,30 +84,100 @@ def try_artifact(
     precision: str = "",
     golden: Path | None = None,
     limit_s: float = LIMIT_S,
-) -> Trial:
+) -> ArtifactTrial:
     """Load an artifact and run it twice on its golden input.
 
     precision: of a variant, "" for the model itself. golden: an .npz with one array an input; None: made up.
 
-    Raises PublishError: it cannot be loaded or run, crashes, takes too long, or answers what no device can be held to.
+    Raises PublishError: the artifact cannot be loaded or run, crashes, takes too long, or gives outputs that no device
+    can be checked by.
     """
-    with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as out:
+    with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as folder:
+        out = Path(folder) / "golden.bin"
         absolute = str(golden.resolve()) if golden is not None else ""
         free_bytes = HostProbe().memory_available_bytes() or 0
-        request = Request(backend, str(artifact.resolve()), dict(settings), absolute, out, free_bytes, precision)
-        ended = run_child(trial_child.__name__, msgspec.json.encode(request), limit_s=limit_s)
-        if ended.is_late:
-            raise PublishError(f"{artifact.name}: was not loaded and run within {limit_s:g} s; nothing was published")
-        if ended.signal:
-            raise PublishError(
-                f"{artifact.name}: ended the process that tried it ({ended.signal}); nothing was published"
-            )
-        try:
-            result = msgspec.json.decode((Path(out) / "result.json").read_bytes(), type=Result)
-        except FileNotFoundError:
-            raise PublishError(
-                f"{artifact.name}: its trial ended without a result: {ended.said or 'it said nothing'}"
-            ) from None
-        if result.error:
-            raise PublishError(f"{artifact.name}: {backend}: {result.error}; nothing was published")
-        return Trial(backend, artifact.name, result, (Path(out) / "golden.bin").read_bytes())
+        task = ArtifactTask(backend, str(artifact.resolve()), dict(settings), absolute, str(out), free_bytes, precision)
+        reads = [artifact.resolve().parent, *([] if golden is None else [golden])]
+        ending = run_child(try_in_child, task, limit_s=limit_s, reads=reads, writes=[Path(folder)])
+        if ending.result is None:
+            raise PublishError(f"{artifact.name}: {backend}: {ending.reason}; nothing was published")
+        return ArtifactTrial(backend, artifact.name, ending.result, out.read_bytes())
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def try_in_child(task: ArtifactTask, _: ShowProgress) -> ArtifactFacts:
+    """Load and run the artifact; leaves its golden tensors in `out`. Raises EdgeRuntimeError, MemoryError."""
+    with limited_memory(task.memory_limit_bytes) if task.memory_limit_bytes > 0 else nullcontext():
+        return _facts(task)
+
+
+def _facts(task: ArtifactTask) -> ArtifactFacts:
+    settings = msgspec.convert(task.settings, ModelSettings)
+    library = backend_named(task.backend)
+    library.probe()  # imports the library, which is not the model's memory
+    before = start_peak()
+    threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    instance = library.load(Path(task.artifact), LoadOptions(threads=threads, precision=task.precision))
+    try:
+        first = warm_up(instance, settings)
+        if task.golden:
+            inputs = _given_inputs(Path(task.golden), instance)
+        elif first.times:
+            inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
+        else:
+            raise LoadFailed("no made-up input fits its open dimensions; give a real one with --golden FILE.npz")
+        datatypes = {spec.name: spec.datatype for spec in instance.spec.inputs}
+        packed_inputs = pack(inputs, datatypes)
+        outputs = _golden_outputs(instance, inputs)
+        packed_outputs = pack(outputs, {spec.name: spec.datatype for spec in instance.spec.outputs})
+        Path(task.out).write_bytes(packed_inputs.data + packed_outputs.data)
+        return ArtifactFacts(
+            precision=instance.precision,
+            inputs=tuple(map(_form, instance.spec.inputs)),
+            outputs=tuple(map(_form, instance.spec.outputs)),
+            golden_inputs=packed_inputs.forms,
+            golden_outputs=packed_outputs.forms,
+            lengths=(*packed_inputs.lengths, *packed_outputs.lengths),
+            peak_memory_bytes=max(peak_bytes() - before, Path(task.artifact).stat().st_size),
+            is_made_up=not task.golden,
+        )
+    finally:
+        instance.close()
+
+
+def _given_inputs(path: Path, instance: Instance) -> dict[str, Array]:
+    """Read the arrays of an .npz in the model's order. Raises RunFailed: the model does not take them."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = as_tensors({name: values_to_bits(file[name]) for name in file.files})
+    except (OSError, ValueError, TypeError) as error:
+        raise RunFailed(f"{path}: is no .npz with one array for each input: {error}") from error
+    wanted = {spec.name: spec for spec in instance.spec.inputs}
+    if set(arrays) != set(wanted):
+        raise RunFailed(f"{path}: has {', '.join(arrays) or 'nothing'}; wanted {', '.join(wanted)}")
+    for name, spec in wanted.items():
+        array = arrays[name]
+        if not fits_datatype(array.dtype, spec.datatype) or not spec.fits(array.shape):
+            got = f"{datatype_name(array.dtype)} {list(array.shape)}"
+            raise RunFailed(f"{path}: {name!r} is {got}; wanted {spec.datatype} {list(spec.shape)}")
+    return {name: arrays[name] for name in wanted}
+
+
+def _golden_outputs(instance: Instance, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Run the model twice. Raises RunFailed: an output is not finite, or differs the second time."""
+    names = [spec.name for spec in instance.spec.outputs]
+    first, second = (dict(zip(names, instance.run(inputs), strict=True)) for _ in range(2))
+    forms = [TensorForm(spec.name, spec.datatype, first[spec.name].shape) for spec in instance.spec.outputs]
+    bad = not_finite(forms, first)
+    if bad is not None:
+        raise RunFailed(f"its output {bad!r} has NaN or infinite values for the golden input")
+    found = differences(forms, first, second, TOLERANCES.get(instance.precision, DEFAULT_TOLERANCE))
+    if found:
+        raise RunFailed(f"it answers the same input differently each time, so no device can be checked: {found[0]}")
+    return first
+
+
+def _form(spec: TensorSpec) -> TensorForm:
+    return TensorForm(spec.name, spec.datatype, spec.shape)

@@ -1,16 +1,17 @@
-"""Which backend may load which file of a version. Pure: looks at names only; the profile gives order and precision.
+"""Which backend may load which file of a version, and advice on files that no backend loads. Pure: reads names only.
 
-Owns: when a variant (`model.int8.onnx`) is taken. Never unless its precision is asked for: less exact is never silent.
+Owns: when a variant (`model.int8.onnx`) is taken: only where the profile or the settings ask for its precision, so that
+a loss of precision is never silent.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
-from edge_runtime.repository.conversion_advice import conversion_advice
 from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
@@ -21,12 +22,29 @@ from edge_runtime.repository.names import (
     variant_of,
 )
 
+_CONVERTED = {
+    ".pt": ("a PyTorch model", "onnx"),
+    ".pth": ("a PyTorch model", "onnx"),
+    ".pt2": ("a PyTorch program", "onnx"),
+    ".skops": ("a scikit-learn model", "onnx"),
+    ".ubj": ("an XGBoost model", "onnx"),
+    ".tflite": ("a TensorFlow Lite model", "openvino"),
+}
+"""By suffix: the kind of model, and the format that `edge-runtime convert` makes of it."""
+
+_KERAS = (".keras", ".h5")
+
+_PICKLED = (".pkl", ".pickle", ".joblib")
+"""Reading one runs the code in it, so nothing here reads one."""
+
+_SAVED_MODEL = "saved_model.pb"
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One backend that may load a version. artifacts: file names that it loads, best first.
+    """A backend that may load a version. artifacts: names of files that it loads, best first.
 
-    precision: what is asked of it, "" for its own.
+    precision: asked of the backend, "" for its own.
     """
 
     backend: str
@@ -34,9 +52,9 @@ class Want:
     precision: str = ""
 
     def names(self) -> Iterator[str]:
-        """File names that would do, best first: variants of the precision asked for, then the model itself.
+        """Yield the file names that fit, best first: variants of the asked precision, then the model itself.
 
-        With int8 too: it may hold int8 already, which shows after load; a backend refuses one that does not.
+        With int8 too: the model itself may hold int8, which shows after its load; a backend refuses one that does not.
         """
         if self.precision in VARIANTS:
             for name in self.artifacts:
@@ -46,10 +64,10 @@ class Want:
 
 
 def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path | None]:
-    """For each want, the first of its artifacts that the version holds; None where it holds none.
+    """Return for each want the first of its artifacts that the version has; None where it has none.
 
-    A file of the right kind under another name stands for the canonical one when it is the only one. At least one is
-    found: raises LoadFailed naming what is there and what is wanted.
+    A file of the right kind under another name stands for the canonical one when it is the only one. Raises LoadFailed,
+    naming the files there and those wanted, where none is found at all.
     """
     chosen = [_choose(version, want) for want in wants]
     if not any(chosen):
@@ -88,3 +106,25 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         said = " or ".join(map(repr, variants))
         reason += f"; a variant is loaded only when it is asked for, with precision = {said}"
     return reason
+
+
+def conversion_advice(path: str) -> str | None:
+    """Return the kind of a file and the command for it, "is a PyTorch model: edge-runtime convert ..."; None."""
+    folder, _, name = path.rpartition("/")
+    suffix = suffix_of(name).lower()
+    if name == _SAVED_MODEL:
+        return f"is a TensorFlow SavedModel: edge-runtime convert {shlex.quote(folder or '.')} --to openvino"
+    if suffix in _CONVERTED:
+        kind, target = _CONVERTED[suffix]
+        return f"is {kind}: edge-runtime convert {shlex.quote(path)} --to {target}"
+    if suffix in _KERAS:
+        return (
+            "is a Keras model: where it was made, model.export('FOLDER') writes a SavedModel; then "
+            "edge-runtime convert FOLDER --to openvino"
+        )
+    if suffix in _PICKLED:
+        return (
+            "is a pickle (of scikit-learn?), which holds code: where it was made, skops.io.dump(model, 'model.skops'); "
+            "then edge-runtime convert model.skops --to onnx"
+        )
+    return None

@@ -1,4 +1,4 @@
-"""What an artifact's bytes are called: the key under which measurements of it are kept."""
+"""The SHA-256 of an artifact: the key under which its measurements are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a file as 64 hex digits, read in pieces, so that its size does not matter.
+    """Return the SHA-256 of a file as 64 hex digits. Reads it in pieces, so that its size does not matter.
 
     Thread: any; other threads run meanwhile. Raises OSError when the file cannot be read.
     """

@@ -1,8 +1,8 @@
 """Files that survive a power cut: whole and new, or whole and old, never half and never empty.
 
-Owns: the order write -> fsync -> rename -> fsync(folder), which is what ext4 needs (security notes: without the first
-fsync a file is 0 bytes after a cut, without the second a new one is absent). Everything that the daemon must find again
-is written through here. Never decides what is written.
+Owns: the order write -> fsync -> rename -> fsync(folder), which ext4 needs: after a cut without the first fsync a file
+is 0 bytes, without the second a new one is absent. Every file that the daemon must find again is written through here.
+Never decides what is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_runtime.errors import StorageFailed
 
 if TYPE_CHECKING:
-    import sqlite3  # only who has a database pays for it
+    import sqlite3  # only users of a database pay for it
 
 PART_SUFFIX = ".part"
 
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count(1)
 
 
 class Disk(Protocol):
-    """The system calls used here; tests inject one that fails at a chosen call. Each raises OSError."""
+    """The system calls used here; tests inject a disk that fails at a chosen call. Each raises OSError."""
 
     def open(self, path: Path, flags: int, mode: int) -> int:
         """As os.open."""
@@ -81,7 +81,7 @@ class SystemDisk:
 
     @staticmethod
     def commit(database: sqlite3.Connection) -> None:
-        """See Disk."""
+        """As sqlite3.Connection.commit."""
         database.commit()
 
 
@@ -91,9 +91,9 @@ SYSTEM_DISK = SystemDisk()
 def write_atomically(path: Path, data: bytes, *, mode: int = _FILE_MODE, disk: Disk = SYSTEM_DISK) -> None:
     """Make `path` hold `data`, durably, creating its folder where needed.
 
-    When it returns, a power cut cannot take the new content back. Readers see the old content or the new, never a
-    part. Any number of writers: the last rename wins. Raises StorageFailed when the disk is full, failing or not
-    writable; the old content is untouched then, except where the message says that only its permanence is unsure.
+    When it returns, a power cut cannot undo it. Readers see the old content or the new, never a part. Any number of
+    writers: the last rename wins. Raises StorageFailed when the disk is full, failing or not writable; the old content
+    is untouched then, except where the message says that only the permanence of the new one is unsure.
     """
     make_folder(path.parent, disk=disk)
     part = path.with_name(f"{path.name}.{os.getpid()}-{next(_NUMBERS)}{PART_SUFFIX}")
@@ -115,8 +115,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int = _FILE_MODE, disk: D
 class PartFile:
     """A file that grows in pieces under a name of its own, and gets its real name only when it is whole.
 
-    Made by `growing`. The part stays when the process ends or the power fails, as far as the disk kept it, so that
-    a download goes on where it stopped; whoever goes on with it checks the whole. Thread: one owner.
+    Made by `growing`. The part stays when the process ends or the power fails, as far as the disk kept it, so that a
+    download resumes where it stopped; the code that resumes it checks the whole file. Thread: one owner.
     """
 
     def __init__(self, part: Path, fd: int, disk: Disk) -> None:
@@ -125,7 +125,7 @@ class PartFile:
         self._disk = disk
 
     def write(self, data: bytes) -> None:
-        """Add bytes at the end. Raises StorageFailed; what was added before stays."""
+        """Add bytes at the end. Raises StorageFailed; the bytes before them stay."""
         assert self._fd is not None
         try:
             _write_all(self._fd, data, self._disk)
@@ -133,10 +133,10 @@ class PartFile:
             raise _storage_failed(self._part, f"adding {len(data)} bytes", error, "what came before is kept") from error
 
     def commit(self, path: Path, *, mode: int = _FILE_MODE) -> None:
-        """Make the part durable and call it `path`, on the same disk; nothing can be added then.
+        """Make the part durable and rename it to `path`, on the same disk. Nothing can be added after that.
 
-        When it returns, a power cut cannot take the file back. Raises StorageFailed: `path` is as it was, except where
-        the message says that only its permanence is unsure.
+        When it returns, a power cut cannot undo it. Raises StorageFailed: `path` is as it was, except where the message
+        says that only its permanence is unsure.
         """
         assert self._fd is not None
         try:
@@ -154,9 +154,9 @@ class PartFile:
             ) from error
 
     def close(self) -> None:
-        """Let go of the part, which stays. Idempotent.
+        """Close the part, which stays. Idempotent.
 
-        An error is passed over: a commit has synced by now, and what was not committed is unsure anyway.
+        Ignores an error: a commit has synced by now, and uncommitted bytes are unsure anyway.
         """
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -166,9 +166,9 @@ class PartFile:
 
 @contextlib.contextmanager
 def growing(part: Path, *, keep: bool, disk: Disk = SYSTEM_DISK) -> Iterator[PartFile]:
-    """Open the part of a file, after what it holds (`keep`) or emptied, creating its folder where needed.
+    """Open the part of a file, to append to its bytes (`keep`) or emptied, creating its folder where needed.
 
-    Leaving closes it; uncommitted, it stays. Raises StorageFailed.
+    Leaving closes it; an uncommitted part stays. Raises StorageFailed.
     """
     make_folder(part.parent, disk=disk)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,9 +202,9 @@ def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:
 
 
 def read_kept(path: Path, max_bytes: int) -> bytes:
-    """What is kept in a file, at most one byte more than it may have. Raises OSError.
+    """Read a file, at most one byte more than it may have. Raises OSError.
 
-    No link is followed and no pipe waited for that somebody left in its place.
+    Follows no link and waits for no pipe that stands in its place.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
@@ -212,7 +212,7 @@ def read_kept(path: Path, max_bytes: int) -> bytes:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what writers that were cut off left behind in a folder. For the folder's only user, before it writes."""
+    """Remove the parts of interrupted writers in a folder. For the folder's only user, before it writes."""
     with contextlib.suppress(OSError):
         for part in folder.glob(f"*{PART_SUFFIX}"):
             part.unlink(missing_ok=True)

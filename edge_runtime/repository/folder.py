@@ -1,27 +1,32 @@
-"""The models folder as a walk over it found it: frozen values. What could not be served is a `Problem` that says why.
+"""The models folder as values: each model, its versions, and a `Problem` for what cannot be served.
 
-Knows no disk: walk.py makes these. Whoever watches, loads, tunes or publishes models reads them.
+Reads no disk: walk.py makes these values, and the watcher, the loader, tuning and publishing read them. Owns which of a
+model's versions are served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_runtime.config.settings import ModelSettings
+from edge_runtime.config.settings import ModelSettings, Versions
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]
-"""(name, size, mtime_ns, inode, mode) of every file, sorted by name. Compare it; nothing else is promised about it.
+"""(name, size, mtime_ns, inode, mode) of every file, sorted by name. For comparison only.
 
-The mode is in it so that a file which could not be read is tried again after a chmod.
+It has the mode so that an unreadable file is tried again after a chmod.
 """
+
+
+DEFAULT_LATEST = 1
+"""A device has memory for one version of a model; a new one replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in the folder that is not served, and why."""
+    """A path in the folder that is not served, and why."""
 
     path: Path
     reason: str
@@ -33,9 +38,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VersionFolder:
-    """One version as it lies on disk. `files`: plain files by name; `path`: the folder that holds them.
+    """One version on disk. files: plain files by name. path: their folder.
 
-    The fingerprint covers folders below it too, so that a change of external data is noticed.
+    fingerprint: covers folders below it too, so that a change of external data is noticed.
     """
 
     model: str
@@ -48,10 +53,7 @@ class VersionFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """One model as it lies on disk.
-
-    `settings_error` says why `model.toml` cannot be used; `settings` are the defaults then.
-    """
+    """One model on disk. settings_error: why `model.toml` cannot be used; `settings` are the defaults then."""
 
     name: str
     path: Path
@@ -64,8 +66,28 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything found in one walk. `unreadable`: folders that are there (or were) and could not be listed."""
+    """The result of one walk. unreadable: folders that exist (or did) and could not be listed."""
 
     models: Mapping[str, ModelFolder] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     unreadable: frozenset[Path] = frozenset()
+
+
+def select_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
+    """Choose from the available versions; newest first, so that the most requested one is loaded first.
+
+    `specific` names the versions (`missing_versions` has the absent ones), else `all` takes every one, else the newest
+    `latest` are taken. Empty when no version is available, or none of the named ones.
+    """
+    newest_first = sorted(set(available), reverse=True)
+    if policy.specific:
+        wanted = set(policy.specific)
+        return tuple(number for number in newest_first if number in wanted)
+    if policy.all:
+        return tuple(newest_first)
+    return tuple(newest_first[: policy.latest or DEFAULT_LATEST])
+
+
+def missing_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
+    """Return the absent versions that `specific` names, newest first: to be reported as status."""
+    return tuple(sorted(set(policy.specific) - set(available), reverse=True))

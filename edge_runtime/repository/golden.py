@@ -1,7 +1,7 @@
 """A golden input and output as bytes, and whether another run's output is near enough.
 
-Owns: the layout of `golden.bin` and the rule of comparison. Pure. The publisher writes and checks its own with it, a
-device checks a version before it serves.
+Owns: the layout of `golden.bin` and the rule of comparison. Pure. A publisher writes its own with it, a device checks a
+version with it before it serves.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TOLERANCES = {
     "int8": Tolerance(5e-2, 5e-2, exact=False),
     "mixed": Tolerance(5e-2, 5e-2, exact=False),
 }
-"""By the precision that was read back after load. The first three as in serving/warmup.py; kernels for int8 round and
-saturate differently from CPU to CPU (with and without VNNI), which is of the order of bf16's rounding."""
+"""By the precision read back after the load. The first three as in serving/warmup.py; kernels for int8 round and
+saturate differently from CPU to CPU (with and without VNNI), by about as much as bf16 rounds."""
 
 DEFAULT_TOLERANCE = TOLERANCES["bf16"]
 
@@ -42,7 +42,7 @@ class Packed:
 
 
 def pack(tensors: Mapping[str, Array], datatypes: Mapping[str, str] | None = None) -> Packed:
-    """Tensors one after another, each as on the wire. datatypes: what numpy cannot tell (BF16 is uint16)."""
+    """Pack tensors one after another, each as on the wire. datatypes: unknown to numpy (BF16 is uint16)."""
     said = datatypes or {}
     pieces = [bytes(array_to_wire(array)) for array in tensors.values()]
     forms = [
@@ -52,7 +52,7 @@ def pack(tensors: Mapping[str, Array], datatypes: Mapping[str, str] | None = Non
 
 
 def unpack(golden: Golden, data: bytes) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The inputs and the outputs by name, read-only. Raises UpdateError: the bytes are not what the manifest says."""
+    """Return the inputs and outputs by name, read-only. Raises UpdateError: the bytes do not fit the manifest."""
     forms = (*golden.inputs, *golden.outputs)
     if len(forms) != len(golden.lengths) or sum(golden.lengths) != len(data):
         raise UpdateError(f"{golden.path}: {len(data)} bytes for {len(forms)} tensors; the manifest says otherwise")
@@ -79,12 +79,12 @@ class GoldenTensors:
     tolerance: Mapping[str, Tolerance]
 
     def tolerance_at(self, precision: str) -> Tolerance:
-        """By the precision that was read back; the publisher's own row, else ours."""
+        """Return the tolerance at a precision: the publisher's own, else ours."""
         return self.tolerance.get(precision) or TOLERANCES.get(precision, DEFAULT_TOLERANCE)
 
 
 def read_golden(golden: Golden, data: bytes) -> GoldenTensors:
-    """What a manifest describes and the bytes of its file hold. Raises UpdateError: they do not fit together."""
+    """Return the tensors that a manifest describes and its file holds. Raises UpdateError: the two do not fit."""
     inputs, outputs = unpack(golden, data)
     return GoldenTensors(inputs, outputs, golden.outputs, golden.tolerance)
 
@@ -92,16 +92,16 @@ def read_golden(golden: Golden, data: bytes) -> GoldenTensors:
 def differences(
     forms: Sequence[TensorForm], golden: Mapping[str, Array], got: Mapping[str, Array], tolerance: Tolerance
 ) -> list[str]:
-    """One sentence for each output that is not near the golden one; none where all are.
+    """Return a sentence for each output that is not near the golden one.
 
-    Floats: |got - golden| <= relative * |golden| + absolute * max |golden|; NaN is never near anything. All else must
-    be equal where the tolerance is exact; shapes always.
+    Floats: |got - golden| <= relative * |golden| + absolute * max |golden|; NaN is never near. Other datatypes must be
+    equal where the tolerance is exact; shapes always.
     """
     return [found for form in forms if (found := _difference(form, golden[form.name], got.get(form.name), tolerance))]
 
 
 def not_finite(forms: Sequence[TensorForm], tensors: Mapping[str, Array]) -> str | None:
-    """The name of the first float tensor that has NaN or infinite values: nothing can be near those."""
+    """Return the name of the first float tensor with NaN or infinite values: nothing is near those."""
     for form in forms:
         values = float_values(form.datatype, tensors[form.name]) if form.name in tensors else None
         if values is not None and not bool(np.isfinite(values).all()):
@@ -110,7 +110,7 @@ def not_finite(forms: Sequence[TensorForm], tensors: Mapping[str, Array]) -> str
 
 
 def float_values(datatype: str, array: Array) -> npt.NDArray[np.float64] | None:
-    """The values of a float tensor in double precision, BF16's bits included; None for other datatypes."""
+    """Return the values of a float tensor in double precision, those of BF16 too; None for other datatypes."""
     if datatype == "BF16" and array.dtype == np.uint16:
         return bf16_to_fp32(array.astype(np.uint16)).astype(np.float64)
     return array.astype(np.float64) if array.dtype.kind == "f" else None

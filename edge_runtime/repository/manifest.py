@@ -1,20 +1,22 @@
-"""The signed description of a release, and of what a group runs: their form, and what must hold inside them.
+"""The signed description of a release, and the assignments of a group: their form, and the rules inside them.
 
-Owns: `manifest.json` and `assign.json` (DESIGN 8), written by the publisher, read by devices. Decoding believes
-nothing: the bytes are signed, but a signature does not say that they make sense. Keys that are not known are passed
-over, since publishers may be newer than devices; `min_runtime` is there for what a device must understand.
+Owns: `manifest.json` and `assign.json`, written by the publisher and read by devices, and the settings that a release
+may bring. Decoding checks everything: a signature does not say that the bytes make sense. Unknown keys are ignored,
+since publishers may be newer than devices; `min_runtime` covers what a device must understand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from edge_runtime.errors import UpdateError
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import ConfigError, UpdateError
 from edge_runtime.repository.release_paths import ReleasePath, parse_release_file
+from edge_runtime.typed_toml import build
 
 MAX_MANIFEST_BYTES = 1 << 20
 """A manifest names files and holds no tensors: a few KB, and 100 bytes for each file of external data."""
@@ -32,11 +34,19 @@ Percent = Annotated[float, Meta(gt=0, le=100)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
-class Artifact(Struct, frozen=True):
-    """One file of a version. path: of the TUF target. backend: whose artifact it is, or whose data ("model.bin").
+REFUSED_SETTINGS = {
+    "options": "they are in a library's own words, which may name code",
+    "device": "a device's profile says it",
+    "versions": "a group is assigned one version",
+}
+"""Keys of `model.toml` that a release may not bring, and why."""
 
-    precision: of a variant (`model.int8.onnx`) and its data; "" for the model itself. A device fetches a variant where
-    its profile or the release's settings ask for that precision, and the model itself always.
+
+class Artifact(Struct, frozen=True):
+    """One file of a version. path: of the TUF target. backend: which loads it, or whose data it is ("model.bin").
+
+    precision: of a variant (`model.int8.onnx`) and its data; "" for the model itself. A device always fetches the model
+    itself, and a variant where its profile or the release's settings ask for that precision.
     """
 
     path: str
@@ -47,7 +57,7 @@ class Artifact(Struct, frozen=True):
 
 
 class TensorForm(Struct, frozen=True):
-    """What an input or output is: wire datatype and whole shape, -1 where it is open."""
+    """An input or output: its wire datatype and its whole shape, -1 where it is open."""
 
     name: str
     datatype: str
@@ -57,8 +67,8 @@ class TensorForm(Struct, frozen=True):
 class Tolerance(Struct, frozen=True):
     """How far a float may be from the golden one: relative * |golden| + absolute * largest |golden| of its output.
 
-    exact: whether whole numbers and text must be equal. Below f32 they need not: which of two near scores is the
-    highest is then rounding's choice.
+    exact: whether whole numbers and text must be equal. Below f32 they need not: rounding then decides which of two
+    near scores is the highest.
     """
 
     relative: NotNegative
@@ -84,9 +94,9 @@ class Golden(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """A patch from the bytes with one hash to an artifact of this release. target: its path; sha256, size: its bytes'.
+    """A patch from a file with one hash to an artifact of this release. target, sha256, size: of the patch itself.
 
-    algorithm: PATCH_ALGORITHM, or one that is not known here and passed over.
+    algorithm: PATCH_ALGORITHM; a patch of an unknown one is ignored.
     """
 
     from_sha256: Sha256
@@ -98,7 +108,7 @@ class Delta(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One release of a model. settings: as in `model.toml`. profiles: names, none means every one."""
+    """One release of a model. settings: as in `model.toml`. profiles: names; none: every profile."""
 
     model: str
     version: Counter
@@ -117,7 +127,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 class Assignment(Struct, frozen=True):
     """A release for the devices of a group whose hash falls below `percent`.
 
-    Where several entries of one model include a device, the one with the highest counter is meant.
+    Where several entries of one model include a device, the one with the highest counter counts.
     """
 
     model: str
@@ -127,17 +137,17 @@ class Assignment(Struct, frozen=True):
 
     @property
     def release(self) -> ReleasePath:
-        """The release that it names. Raises UpdateError: the path is none."""
+        """Return the release that it names. Raises UpdateError: the path is none of a manifest."""
         return parse_release_file(self.manifest_path)[0]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The file's bytes, for a person to read as well."""
+    """Return the file's bytes, which a person can read too."""
     return _encode(manifest)
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
-    """The manifest whose TUF target is `path`.
+    """Decode the manifest whose TUF target is `path`.
 
     Raises UpdateError: it is too long or no manifest, is of another release than its path says, or names a file outside
     its own release's folder.
@@ -155,12 +165,12 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
 
 
 def encode_assignments(assignments: Sequence[Assignment]) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     return _encode(assignments)
 
 
 def decode_assignments(data: bytes, path: str) -> tuple[Assignment, ...]:
-    """What a group runs. path: for the message. Raises UpdateError: it is too long or not of that form."""
+    """Decode a group's assignments. path: for the message. Raises UpdateError: too long, or not of that form."""
     found: tuple[Assignment, ...] = _decode(data, tuple[Assignment, ...], path, MAX_ASSIGNMENTS_BYTES)
     for each in found:
         release = each.release
@@ -180,3 +190,16 @@ def _decode(data: bytes, kind: Any, path: str, limit: int) -> Any:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UpdateError(f"{path}: is not what it should be: {error}") from error
+
+
+def read_release_settings(settings: Mapping[str, Any], source: str) -> ModelSettings:
+    """Return the settings of a release, typed. source: for the message.
+
+    The publisher checks them for mistakes, the device for a publisher whose key was stolen. Raises ConfigError: a key
+    is unknown, has a wrong value, or is one that a release may not bring.
+    """
+    typed = build(ModelSettings, settings, source)
+    for key, why in REFUSED_SETTINGS.items():
+        if key in settings:
+            raise ConfigError(f"{source}: {key} is not published: {why}; take it out")
+    return typed

@@ -1,7 +1,7 @@
-"""Which names are models, versions and artifacts, and which names are passed over.
+"""Which names are models, versions and artifacts, and which are ignored.
 
-Owns: every rule about a name inside the models folder (DESIGN 5 and 6). Pure: touches no file. A name that passed here
-holds no separator, no dot at its start and no character beyond ASCII, so it can be joined to the root safely.
+Owns: every rule about a name inside the models folder. Pure: touches no file. A name that passes has no separator, no
+dot at its start and no character beyond ASCII, so it can be joined to the root safely.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SHOWN_CHARACTERS = 80
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a text is a model name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`, whole."""
+    """Return whether a whole text is a model name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`."""
     # fullmatch, because `$` would let a trailing newline through.
     return _NAME.fullmatch(text) is not None
 
 
 def check_model_name(text: str) -> str:
-    """Return a requested name that may be looked up. Raises ModelNotFound: what is no name names no model."""
+    """Return a requested name that may be looked up. Raises ModelNotFound: it is no model name."""
     if is_model_name(text):
         return text
     shown = repr(text[:_SHOWN_CHARACTERS]) + ("…" if len(text) > _SHOWN_CHARACTERS else "")
@@ -45,7 +45,7 @@ def check_model_name(text: str) -> str:
 
 
 def parse_version(text: str) -> int | None:
-    """The number of a version folder, or None: positive, ASCII digits, no leading zero, at most `MAX_VERSION`."""
+    """Return the number of a version folder, or None: positive, ASCII digits, no leading zero, up to `MAX_VERSION`."""
     if _VERSION.fullmatch(text) is None:
         return None
     number = int(text)
@@ -53,16 +53,16 @@ def parse_version(text: str) -> int | None:
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a file or folder is passed over without a word: hidden, or still being written (DESIGN 6)."""
+    """Return whether a file or folder is ignored without a report: hidden, or still being written."""
     return name.startswith(".") or name.endswith((".part", ".tmp"))
 
 
 def artifact_candidates(names: Collection[str], wanted: str) -> tuple[str, ...]:
-    """File names that can stand for the artifact `wanted`: itself, else all of its kind, sorted.
+    """Return the file names that can stand for the artifact `wanted`: itself, else all of its kind, sorted.
 
-    One: that is the artifact. None: there is none. Several: ambiguous, nobody but the owner can choose. An OpenVINO IR
-    under another name counts only with its weights beside it, since other things are `.xml` too. Variants are of
-    different kinds: `net.int8.onnx` stands for `model.int8.onnx`, never for `model.onnx`.
+    One: that is the artifact. None: there is none. Several: ambiguous, only the owner can choose. An OpenVINO IR under
+    another name counts only with its weights beside it, since other files are `.xml` too. Variants are kinds of their
+    own: `net.int8.onnx` stands for `model.int8.onnx`, never for `model.onnx`.
     """
     if wanted in names:
         return (wanted,)
@@ -78,24 +78,24 @@ def artifact_candidates(names: Collection[str], wanted: str) -> tuple[str, ...]:
 
 
 def variant_of(name: str) -> str:
-    """The precision that an artifact's name says: "int8" for `model.int8.onnx`, "" where it says none."""
+    """Return the precision in an artifact's name: "int8" for `model.int8.onnx`, "" where there is none."""
     stem, dot, _ = name.rpartition(".")
     before, has_word, word = stem.rpartition(".") if dot else ("", "", "")
     return word if has_word and before and word in VARIANTS else ""
 
 
 def variant_name(name: str, precision: str) -> str:
-    """The name of an artifact's variant: `model.onnx` at "int8" is `model.int8.onnx`; at "" it is itself."""
+    """Return the name of an artifact's variant: `model.onnx` at "int8" is `model.int8.onnx`; at "" it is itself."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}.{precision}{dot}{ending}" if precision else name
 
 
 def suffix_of(name: str) -> str:
-    """The part of a name from its last dot on, "" without one."""
+    """Return the part of a name from its last dot on, "" without one."""
     _, dot, ending = name.rpartition(".")
     return dot + ending if dot else ""
 
 
 def weights_name(name: str) -> str:
-    """The name of the weights file that belongs to an IR's `.xml`."""
+    """Return the name of the weights file that belongs to an IR's `.xml`."""
     return name[: -len(".xml")] + ".bin"

@@ -1,7 +1,7 @@
-"""A patch applied: an old file and a few bytes become a new file, never a longer one and never in more memory.
+"""Applying a patch: an old file and a few bytes become a new file, within its length and a bound of memory.
 
-Owns: what PATCH_ALGORITHM means, and the only import of zstd. Believes nothing of a patch: whoever applies one checks
-the new file's hash. The publisher makes patches with the same library and tries them with this very code.
+Owns: the meaning of PATCH_ALGORITHM, and the only import of zstd. A patch is not trusted: callers check the new file's
+hash. The publisher makes patches with the same library and tries them with this code.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import ModuleType
 from edge_runtime.errors import UpdateError
 
 MAX_PATCHED_BYTES = 512 << 20
-"""Old and new file are in memory where a patch is made, and the old one and a window where it is applied."""
+"""Making a patch needs the old and the new file in memory, applying it the old file and a window."""
 
 _PIECE_BYTES = 1 << 20
 
 
 def find_zstd() -> ModuleType | None:
-    """The library; None: it is not installed, which leaves whole files."""
+    """Return the library; None: it is not installed, and whole files are fetched."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -31,19 +31,19 @@ def find_zstd() -> ModuleType | None:
 
 
 def window_log(old_bytes: int, new_bytes: int) -> int:
-    """The window of a patch between files of these lengths: over the longer one, as `zstd --patch-from` has it."""
+    """Return the window of a patch between files of these lengths: it covers the longer one, as `zstd --patch-from`."""
     return max(old_bytes, new_bytes).bit_length()
 
 
 def memory_bytes(old_bytes: int, new_bytes: int, patch_bytes: int) -> int:
-    """What applying takes at most: the old file, which the library copies, the window, and the patch."""
+    """Return the most memory that applying takes: twice the old file (the library copies it), window and patch."""
     return 2 * old_bytes + (1 << window_log(old_bytes, new_bytes)) + patch_bytes
 
 
 def apply_patch(zstd: ModuleType, old: bytes, patch: bytes, new_bytes: int) -> Iterator[bytes]:
-    """The new file in pieces: at most one byte more than it is to have, whatever the patch says.
+    """Yield the new file in pieces: at most one byte more than its length, whatever the patch says.
 
-    zstd: from `find_zstd`. Raises UpdateError: the patch is none, ends early, or wants a larger window than its files
+    zstd: from `find_zstd`. Raises UpdateError: it is no patch, ends early, or needs a larger window than its files
     allow.
     """
     options = {zstd.DecompressionParameter.window_log_max: max(window_log(len(old), new_bytes), 10)}

@@ -1,25 +1,26 @@
-"""Introspection of the models folder: one walk over it gives the values of folder.py.
+"""The walk over the models folder, which gives the values of folder.py.
 
 Owns: the layout `<models>/<name>/[model.toml]/<version>/<artifacts>` and the two short forms for a model without
 version folders, both version 1: `<models>/<name>.onnx` (or `.xml` with its `.bin`, or `.plan`) and
-`<models>/<name>/<any>.onnx`. Never opens an artifact, never loads, never writes; `model.toml` is the only file it
-reads. What cannot be served is a `Problem` that says why; nothing here raises for what a folder holds.
-
-Symbolic links are followed only to places inside the models folder. Called by the watcher and the command line.
+`<models>/<name>/<any>.onnx`; the bounds on depth and number; and which symbolic links are followed: those to places
+inside the models folder. A model that the configuration names has a place of its own: its folder, or its file. Never
+opens an artifact, never loads, never writes; `model.toml` is the only file it reads. A path that cannot be served is a
+`Problem` that says why; no content of a folder raises. Called by the watcher and the command line.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_runtime.config.loading import load_model_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.repository.conversion_advice import conversion_advice
-from edge_runtime.repository.folder import ModelFolder, Problem, Scan, VersionFolder
-from edge_runtime.repository.listing import Files, Listing
+from edge_runtime.repository.artifacts import conversion_advice
+from edge_runtime.repository.folder import Fingerprint, ModelFolder, Problem, Scan, Stamp, VersionFolder
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     NAME_RULE,
@@ -35,25 +36,151 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 
+MAX_DEPTH = 4
+"""Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
+
+MAX_VERSION_FILES = 4096
+"""Files of one version that are watched: a model split into one file a tensor has fewer, a wrong mount has more."""
+
+
+@dataclass(slots=True)
+class Files:
+    """The plain files of one folder while it is read: their names, the stamps of all files below, and problems."""
+
+    names: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    stamps: list[Stamp] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of all stamped files."""
+        return tuple(sorted(self.stamps))
+
+
+class Listing:
+    """Folders listed and files stamped within one models folder, for one walk.
+
+    Paths are text here and in `_FolderWalk`: building Path objects costs more than the system calls.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.unreadable: set[str] = set()
+        """Folders that exist (or did) and could not be listed."""
+        self._home = os.path.realpath(root)
+
+    def entries(
+        self, path: str, problems: list[Problem], *, absent_is_a_problem: bool = False
+    ) -> list[os.DirEntry[str]]:
+        """List a folder. A vanished one is empty; an unreadable one is noted in `unreadable`."""
+        try:
+            with os.scandir(path) as found:
+                return list(found)
+        except FileNotFoundError:
+            if absent_is_a_problem:
+                problems.append(Problem(Path(path), "no such folder; create it, or name another one"))
+                self.unreadable.add(path)
+        except OSError as error:
+            problems.append(Problem(Path(path), f"cannot be listed: {error.strerror}"))
+            self.unreadable.add(path)
+        return []
+
+    def read_files(self, entries: list[os.DirEntry[str]], files: Files, prefix: str = "", depth: int = 0) -> None:
+        """Stamp every plain file below; note the names of those in the folder itself (no prefix)."""
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            if len(files.stamps) >= MAX_VERSION_FILES:
+                files.problems.append(Problem(Path(entry.path), f"more than {MAX_VERSION_FILES} files; not watched"))
+                return
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if not prefix:
+                        files.folders.append(entry.name)
+                    self._read_folder(entry, files, prefix, depth)
+                    continue
+                is_plain = entry.is_file(follow_symlinks=False)
+                found = entry.stat(follow_symlinks=False) if is_plain else self._stat_other(entry, files.problems)
+                if found is not None:
+                    files.stamps.append(
+                        (prefix + entry.name, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode)
+                    )
+                    if not prefix:
+                        files.names.append(entry.name)
+            except FileNotFoundError:
+                continue  # it vanished since the folder was listed: the next scan sees the rest
+
+    def why_not_followed(self, entry: os.DirEntry[str]) -> str | None:
+        """Return why a symbolic link is refused; None: it is no link, or leads to a place inside the models folder."""
+        if not entry.is_symlink():
+            return None
+        try:
+            target = os.path.realpath(entry.path, strict=True)
+        except OSError as error:
+            return f"is a symbolic link that cannot be followed: {error.strerror}"
+        if not Path(target).is_relative_to(self._home):
+            return f"is a symbolic link that leads outside the models folder, to {target}; copy the files instead"
+        if Path(os.path.realpath(Path(entry.path).parent)).is_relative_to(target):
+            return f"is a symbolic link to a folder that it lies in, {target}"
+        return None
+
+    def _read_folder(self, entry: os.DirEntry[str], files: Files, prefix: str, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            files.problems.append(Problem(Path(entry.path), f"more than {MAX_DEPTH} folders deep; not watched"))
+            return
+        self.read_files(self.entries(entry.path, files.problems), files, f"{prefix}{entry.name}/", depth + 1)
+
+    def _stat_other(self, entry: os.DirEntry[str], problems: list[Problem]) -> os.stat_result | None:
+        """Return the plain file that a link inside the models folder leads to; anything else is a problem."""
+        if entry.is_symlink():
+            reason = self.why_not_followed(entry)
+            if reason is not None:
+                problems.append(Problem(Path(entry.path), reason))
+                return None
+        found = entry.stat()
+        if stat.S_ISREG(found.st_mode):
+            return found
+        problems.append(Problem(Path(entry.path), "is not a plain file; ignored"))
+        return None
+
+
 CODE_FILE = "model.py"
 
 IS_A_FOLDER = "is a folder; wanted a file of that name"
 
 
-def scan(root: Path, known: Scan | None = None) -> Scan:
-    """Walk the models folder once.
+def scan(root: Path | None, known: Scan | None = None, named: Mapping[str, Path] | None = None) -> Scan:
+    """Walk the models folder, and the places of named models, once.
 
-    known: an earlier scan of the same root, whose values are used again where nothing changed; without it the result is
-    the same, only dearer (each `model.toml` is read). Raises nothing: a root that cannot be listed is a problem.
+    root: None where only named models are. named: a model's folder or file, by its name; it stands before the models
+    folder's model of that name. known: an earlier scan of the same places, whose values are used again where nothing
+    changed; without it the result is the same at a higher cost (each `model.toml` is read). Raises nothing: an
+    unlistable root is a problem.
     """
-    return _Walk(root, known or Scan()).models_folder()
+    known = known or Scan()
+    found = _FolderWalk(root, known).models_folder() if root is not None else Scan()
+    for name, place in (named or {}).items():
+        hidden = found.models.get(name)
+        one = _named_model(name, place, known)
+        problems = (*found.problems, *one.problems)
+        if hidden is not None:
+            problems = (*problems, Problem(hidden.path, f"ignored: the configuration serves {place} as {name!r}"))
+        others = {other: model for other, model in found.models.items() if other != name}
+        found = Scan(dict(sorted((others | dict(one.models)).items())), problems, found.unreadable | one.unreadable)
+    return found
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-class _Walk:
-    """One scan on its way down. Paths are text here: building Path objects costs more than the system calls."""
+def _named_model(name: str, place: Path, known: Scan) -> Scan:
+    """The one model of a place: a folder of versions or artifacts, or a file."""
+    if not is_model_name(name):
+        return Scan({}, (Problem(place, f"{name!r} is no model name; wanted {NAME_RULE}"),))
+    return _FolderWalk(place if not place.is_file() else place.parent, known).one_model(name, place)
+
+
+class _FolderWalk:
+    """One walk, from the models folder down to its files."""
 
     def __init__(self, root: Path, known: Scan) -> None:
         self._root = str(root)
@@ -83,12 +210,21 @@ class _Walk:
             dict(sorted(models.items())), (*self._problems, *found), frozenset(map(Path, self._listing.unreadable))
         )
 
+    def one_model(self, name: str, place: Path) -> Scan:
+        """Read a place that is one model: the root itself, or a file in it."""
+        is_root = str(place) == self._root
+        model = self._model(name, self._root, is_root=True) if is_root else self._one_file(name, place)
+        found = [*self._problems, *(_problems_of(model) if model is not None else ())]
+        return Scan(
+            {name: model} if model is not None else {}, tuple(found), frozenset(map(Path, self._listing.unreadable))
+        )
+
     # ---- a folder that is a model
 
-    def _model(self, name: str, path: str) -> ModelFolder | None:
+    def _model(self, name: str, path: str, *, is_root: bool = False) -> ModelFolder | None:
         known = self._known.models.get(name)
         problems: list[Problem] = []
-        entries = self._listing.entries(path, problems)
+        entries = self._listing.entries(path, problems, absent_is_a_problem=is_root)
         if not entries and path in self._listing.unreadable:
             self._problems.extend(problems)
             return None
@@ -129,7 +265,7 @@ class _Walk:
     def _flat_version(
         self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
     ) -> VersionFolder | None:
-        """Artifacts that lie in the model's own folder, when there is no version folder: version 1."""
+        """Return version 1 of artifacts in the model's own folder, where it has no version folder."""
         if not any(_is_artifact_name(entry.name) for entry in entries if not is_ignored(entry.name)):
             return None
         return self._short_form(name, path, entries, known)
@@ -137,7 +273,7 @@ class _Walk:
     def _short_form(
         self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
     ) -> VersionFolder | None:
-        """Version 1 of these entries; None when no artifact among them is a plain file that may be read."""
+        """Return version 1 of these entries; None: no artifact among them is a plain file that may be read."""
         files = Files()
         self._listing.read_files(entries, files)
         if any(_is_artifact_name(file) for file in files.names):
@@ -185,14 +321,10 @@ class _Walk:
     # ---- files that are models
 
     def _flat_models(self, entries: list[os.DirEntry[str]], taken: Mapping[str, ModelFolder]) -> Iterator[ModelFolder]:
-        """`<models>/<name>.onnx` and its kin. A file belongs to the longest model name that it begins with."""
-        names = {entry.name for entry in entries}
-        owned: dict[str, list[os.DirEntry[str]]] = {_stem(name): [] for name in names if _is_flat_model(name, names)}
-        for entry in entries:
-            owner = next((stem for stem in _stems(entry.name) if stem in owned), None)
-            if owner is not None:
-                owned[owner].append(entry)
-            elif suffix_of(entry.name) == ".xml":
+        """Yield the models `<models>/<name>.onnx` and the like. A file is of the longest name that it begins with."""
+        owned, others = _owned(entries)
+        for entry in others:
+            if suffix_of(entry.name) == ".xml":
                 self._report(entry.path, f"an OpenVINO IR needs its weights, {weights_name(entry.name)}, beside it")
             elif (advice := conversion_advice(entry.path)) is not None:
                 self._report(entry.path, advice)
@@ -204,6 +336,16 @@ class _Walk:
                 self._report(files[0].path, f"ignored: the folder {stem}/ is that model; move the file to {stem}/1/")
             elif (model := self._flat_model(stem, files)) is not None:
                 yield model
+
+    def _one_file(self, name: str, file: Path) -> ModelFolder | None:
+        """Return the model of one file, with the files that belong to it beside it."""
+        found = self._listing.entries(self._root, self._problems)
+        owned, _ = _owned([entry for entry in found if not is_ignored(entry.name) and not _is_folder(entry)])
+        if _stem(file.name) not in owned:
+            advice = conversion_advice(str(file)) or "is no model; wanted a file .onnx, .xml with its .bin, or .plan"
+            self._report(str(file), advice)
+            return None
+        return self._flat_model(name, owned[_stem(file.name)])
 
     def _flat_model(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder | None:
         version = self._short_form(name, self._root, entries, self._known.models.get(name))
@@ -220,7 +362,7 @@ class _Walk:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link that leads to one or to nothing (whose own problem is reported then)."""
+    """Return whether it is a folder, or a link to one or to nothing (whose own problem is reported then)."""
     try:
         if entry.is_dir():
             return True
@@ -230,7 +372,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_as_before(before: VersionFolder, path: str, files: Files) -> bool:
-    """Whether a version with the same fingerprint needs no second look: same place, nothing wrong then or now."""
+    """Return whether a version with the same fingerprint is unchanged: the same place, no problem then or now."""
     return not files.problems and not before.problems and str(before.path) == path
 
 
@@ -242,14 +384,27 @@ def _is_flat_model(name: str, names: Collection[str]) -> bool:
     return suffix_of(name) in LOOSE_SUFFIXES and (suffix_of(name) != ".xml" or weights_name(name) in names)
 
 
+def _owned(
+    entries: list[os.DirEntry[str]],
+) -> tuple[dict[str, list[os.DirEntry[str]]], list[os.DirEntry[str]]]:
+    """Files by the model that they belong to, the longest name that a file begins with; and those of no model."""
+    names = {entry.name for entry in entries}
+    owned: dict[str, list[os.DirEntry[str]]] = {_stem(name): [] for name in names if _is_flat_model(name, names)}
+    others: list[os.DirEntry[str]] = []
+    for entry in entries:
+        owner = next((stem for stem in _stems(entry.name) if stem in owned), None)
+        (owned[owner] if owner is not None else others).append(entry)
+    return owned, others
+
+
 def _stem(name: str) -> str:
-    """The model that a file is of: what comes before its suffix, and before the precision of a variant."""
+    """Return the model of a file: the name before its suffix, and before the precision of a variant."""
     stem = name.rpartition(".")[0]
     return stem.rpartition(".")[0] if variant_of(name) else stem
 
 
 def _stems(name: str) -> Iterator[str]:
-    """What comes before each dot of a name, longest first."""
+    """Yield the part of a name before each of its dots, longest first."""
     while name := name.rpartition(".")[0]:
         yield name
 
@@ -264,7 +419,7 @@ def _load_settings(path: Path) -> tuple[ModelSettings, str | None]:
 
 
 def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
-    """Artifacts that somebody put beside version folders, and folders that are no versions."""
+    """Yield artifacts beside version folders, and folders that are no versions."""
     for entry in entries:
         if not is_ignored(entry.name) and not _is_folder(entry) and _is_artifact_name(entry.name):
             yield Problem(Path(entry.path), "ignored: the model has version folders; move it into one")
@@ -286,14 +441,14 @@ def _to_be_converted(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
 
 
 def _folder_problems(path: str, files: Files) -> Iterator[Problem]:
-    """Folders that have an artifact's name, where no file has."""
+    """Yield folders that have an artifact's name, where no file has one."""
     if not any(map(_is_artifact_name, files.names)):
         for name in filter(_is_artifact_name, sorted(files.folders)):
             yield Problem(Path(path, name), IS_A_FOLDER)
 
 
 def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
-    """One problem for each kind of artifact that is there more than once with no canonical name among them."""
+    """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
     wanted = (variant_name(f"model{suffix}", precision) for suffix in LOOSE_SUFFIXES for precision in ("", *VARIANTS))
     for name in wanted:
         found = artifact_candidates(names, name)

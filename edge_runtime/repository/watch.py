@@ -1,26 +1,29 @@
-"""What changed in the models folder, told only when it has settled.
+"""Changes of the models folder, reported when they have settled.
 
-Owns: the rule that a state of a version (its absence included) counts when it was the same for `settle_s`. Never
-loads and starts no thread: the loader calls `poll()` about each half second and acts on what it returns.
+Owns: the rule that a state of a version (its absence included) counts when it was the same for `settle_s`. Never loads
+and starts no thread: the loader calls `poll()` about each half second and acts on its result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from edge_runtime.clock import Clock
+from edge_runtime.errors import DecodeFailed
 from edge_runtime.repository.folder import ModelFolder, Scan, VersionFolder
+from edge_runtime.repository.overrides import NO_OVERRIDE, Override
 from edge_runtime.repository.walk import scan
 
 SETTLE_S = 2.0
-"""A copy that pauses for longer is taken half-done, fails to load, and is taken again when it goes on (DESIGN 6)."""
+"""A copy that pauses for longer is taken half-done, fails to load, and is taken again when it continues."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One settled difference. version None: the model's settings (`model.toml`) changed, appeared or went."""
+class VersionChange:
+    """One settled change. version None: the model's settings (`model.toml`) changed, appeared or went."""
 
     kind: Literal["appeared", "changed", "removed"]
     model: str
@@ -29,24 +32,31 @@ class Change:
 
 _Key = tuple[str, int]
 _SETTINGS = 0
-"""Stands for a model's settings where a version's number (1 or more) stands otherwise, and sorts before them."""
+"""A model's settings, in the place of a version's number (1 or more); sorts before those."""
 
 _State = tuple[object, ...]
-"""What has to stay the same to count as settled; an absent version has the state None."""
+"""It must stay the same to count as settled; an absent version has the state None."""
 
 
 class Watcher:
-    """Follows one models folder by looking at it again and again; no inotify, so any file system does.
+    """Polls the models folder and the places of named models; no inotify, so that any file system will do.
 
-    The first poll takes everything at once: at start nobody is asked to wait, and a version that was still being
-    copied is taken again when it settles. Thread: one caller at a time.
+    root: None where only named models are. named: a model's folder or file, by its name (walk.py).
 
-    While the root, a model or a version folder cannot be read (a disk gone, a permission), what was taken from it
-    stays taken: serving goes on, and `scan.problems` says so.
+    The first poll takes everything at once: the start waits for no file, and a version that was still being copied is
+    taken again when it settles. Thread: one caller at a time.
+
+    While the root, a model or a version folder cannot be read (a disk gone, a permission), its versions stay taken:
+    serving goes on, and `scan.problems` says so.
     """
 
-    def __init__(self, root: Path, clock: Clock, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self, root: Path | None, clock: Clock, settle_s: float = SETTLE_S, *, named: Mapping[str, Path] | None = None
+    ) -> None:
         self._root = root
+        self._named = dict(named or {})
+        self._configured = dict(self._named)
+        self._overrides: dict[str, Override] = {}
         self._clock = clock
         self._settle_s = settle_s
         self._is_first = True
@@ -57,24 +67,37 @@ class Watcher:
 
     @property
     def scan(self) -> Scan:
-        """What was taken so far: settled versions and settings only, with the problems of the latest poll.
+        """Return the settled versions and settings, with the problems of the latest poll.
 
-        A model is in here when it has a version in here. Decide from this which versions are wanted.
+        It has a model when it has a version of it. The versions to serve are chosen from this.
         """
         versions: dict[str, dict[int, VersionFolder]] = {name: {} for name in sorted(self._settings)}
         for (name, number), version in sorted(self._versions.items()):
             versions[name][number] = version
-        models = {name: replace(self._settings[name], versions=found) for name, found in versions.items()}
+        models = {name: self._laid_over(self._settings[name], found) for name, found in versions.items()}
         return Scan(models, self._seen.problems, self._seen.unreadable)
 
-    def poll(self, at_once: str | None = None) -> list[Change]:
-        """Look once. Returns what settled since the last call, by model, its settings before its versions.
+    def lay_over(self, model: str, override: Override, place: Path | None) -> None:
+        """Lay a caller's settings over a model's, and take it from another place than its own, from the next poll on.
 
-        at_once: a model that is taken as it lies, without waiting: somebody who asks for a load says that its files
-        are complete. Every change is told once, to whoever polls: one that is dropped is lost.
+        place: where the override's files are; None: the model's own place.
+        """
+        self._overrides[model] = override
+        if place is not None:
+            self._named[model] = place
+        elif model in self._configured:
+            self._named[model] = self._configured[model]
+        else:
+            self._named.pop(model, None)
+
+    def poll(self, at_once: str | None = None) -> list[VersionChange]:
+        """Scan once. Return the changes settled since the last call, by model, its settings before its versions.
+
+        at_once: a model whose files are taken without waiting: a request to load it says that they are complete. Each
+        change is returned once.
         """
         now = self._clock.monotonic_s()
-        self._seen = scan(self._root, known=self._seen)
+        self._seen = scan(self._root, self._seen, self._named)
         taken, found = self._taken_states(), self._found_states()
         settled: list[_Key] = []
         for key in sorted(found.keys() | taken.keys()):
@@ -88,13 +111,20 @@ class Watcher:
 
     # ---- private
 
+    def _laid_over(self, model: ModelFolder, versions: dict[int, VersionFolder]) -> ModelFolder:
+        override = self._overrides.get(model.name, NO_OVERRIDE)
+        try:
+            return replace(model, versions=versions, settings=override.over(model.settings))
+        except DecodeFailed as error:
+            return replace(model, versions=versions, settings_error=error.message)
+
     def _taken_states(self) -> dict[_Key, _State]:
         states = {key: _version_state(version) for key, version in self._versions.items()}
         states.update({(name, _SETTINGS): _settings_state(model) for name, model in self._settings.items()})
         return states
 
     def _found_states(self) -> dict[_Key, _State]:
-        """States of the latest scan; what it could not read is as it was taken."""
+        """Return the states of the latest scan; an unreadable folder keeps the taken state."""
         states: dict[_Key, _State] = {}
         for name, model in self._seen.models.items():
             if name in self._settings:
@@ -111,10 +141,17 @@ class Watcher:
 
     def _is_unreadable(self, version: VersionFolder) -> bool:
         unreadable = self._seen.unreadable
-        return bool(unreadable) and not unreadable.isdisjoint((self._root, self._root / version.model, version.path))
+        if not unreadable:
+            return False
+        places = [version.path]
+        if version.model in self._named:
+            places.append(self._named[version.model])
+        elif self._root is not None:
+            places += [self._root, self._root / version.model]
+        return not unreadable.isdisjoint(places)
 
     def _has_settled(self, key: _Key, state: _State | None, now: float, *, is_asked_for: bool) -> bool:
-        """Whether this state was there for long enough; the first poll, and who asks for a model, need not wait."""
+        """Return whether this state lasted long enough; the first poll and a request for the model need not wait."""
         waiting = self._waiting.get(key)
         if waiting is None or waiting[0] != state:
             waiting = self._waiting[key] = (state, now)
@@ -123,21 +160,21 @@ class Watcher:
         del self._waiting[key]
         return True
 
-    def _take(self, key: _Key) -> Change:
+    def _take(self, key: _Key) -> VersionChange:
         name, number = key
         model = self._seen.models.get(name)
         if model is not None and number == _SETTINGS:
             self._settings[name] = model
-            return Change("changed", name, None)
+            return VersionChange("changed", name, None)
         if model is not None and number in model.versions:
             self._settings.setdefault(name, model)
             kind: Literal["appeared", "changed"] = "changed" if key in self._versions else "appeared"
             self._versions[key] = model.versions[number]
-            return Change(kind, name, number)
+            return VersionChange(kind, name, number)
         del self._versions[key]
         if not any(other == name for other, _ in self._versions):
             del self._settings[name]
-        return Change("removed", name, number)
+        return VersionChange("removed", name, number)
 
 
 def _version_state(version: VersionFolder) -> _State:

@@ -1,1 +1,1 @@
-"""When which request runs: pure rules, the queues they read, and the threads that carry them out. Knows no model."""
+"""Decides when each request runs: pure rules, the queues they read, and the threads that run jobs. Knows no model."""

@@ -1,53 +1,92 @@
-"""The table of models that share the cores: who waits, what runs, what is free.
+"""The models that share the cores: which requests wait, which jobs run, which cores are free.
 
 Owns: queues, cores and running jobs, under one short lock. It applies the rules of policy.py and starts nothing itself:
-worker.py's threads ask for jobs and report them finished, transports admit. Every public method may be called from any
-thread; outcomes are settled outside the lock by the caller that got them.
+worker.py's threads ask for jobs and report them finished, servables admit. Every public method may be called from any
+thread; requests are answered and refused outside the lock, by the caller that got them.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, Draining, QueueFull
+from edge_runtime.errors import Cancelled, DeadlineUnmeetable, Draining, EdgeRuntimeError, QueueFull
 from edge_runtime.scheduling import policy
+from edge_runtime.scheduling.culprits import Culprits
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits, Claim, Load
-from edge_runtime.scheduling.queue import Pending, RequestQueue
+from edge_runtime.scheduling.queue import RequestQueue
+from edge_runtime.scheduling.refusals import Refusals
+from edge_runtime.scheduling.request import Request
+from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array
-
-Run = Callable[[Sequence[Array]], list[Array]]
-"""Arrays in the model's order to outputs in the model's order; raises RunFailed."""
-
 
 LONELY_RUNS = 8
 """Runs in a row that ended with nothing else waiting or running before the next takes all cores: with two or more
 callers at once, narrow runs side by side serve more, and each sooner."""
 
 TIMER_STEP_S = 0.0005
-"""The timer never sleeps less: deadlines are told in milliseconds, and a finer step only burns a core."""
+"""The timer never sleeps less: deadlines are given in milliseconds, and a finer step only burns a core."""
+
+LONGEST_SLEEP_S = 3600.0
+"""The timer never sleeps longer: a deadline may be any finite number, and one of 300 years is more than the system's
+clocks can wait for."""
+
+LEAST_LIMIT_S = 1.0
+LIMIT_RUNS = 10.0
+"""A run may last ten times as long as most do, and a second at least: a machine that swaps or throttles is no hang."""
+
+UNKNOWN_LIMIT_S = 60.0
+"""The limit of a run that no curve tells of: the model could not be warmed up."""
+
+MOST_GIVEN_WAY = 16
+"""Requests that give way to one at most: one of many rows must not empty a queue of small ones, nor take long."""
+
+Run = Callable[[Sequence[Sequence[Array]], float, bool], list[Array]]
+"""Runs requests together: each one's inputs in the model's order, the run's limit in seconds (math.inf: none), and
+whether the run is on trial alone in its host. Returns the outputs of all, in the model's order. Raises RunFailed."""
 
 
 @dataclass(slots=True)
 class Layout:
-    """One way to run a model: `threads` cores a run, at most `concurrency` runs at once."""
+    """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
+
+    run_limit_s: how long a run may last; None: as the curve says, see `limit_s`; math.inf inside the daemon, where
+    nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured with, where rows differ
+    in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not yet, so nothing runs.
+    """
 
     run: Run
     threads: int = 1
     concurrency: int = 1
     run_times: LatencyModel = field(default_factory=LatencyModel)
+    run_limit_s: float | None = math.inf
+    warm_row_bytes: int = 0
+    restore: Callable[[], None] = lambda: None
+    is_down: bool = False
+
+    def limit_s(self, rows: int, nbytes: int) -> float:
+        """How long a run may last before it is ended."""
+        if self.run_limit_s is not None:
+            return self.run_limit_s
+        known_s = self.run_times.predict_s(rows)
+        if not known_s:
+            return UNKNOWN_LIMIT_S
+        if self.warm_row_bytes:
+            known_s *= max(nbytes / (rows * self.warm_row_bytes), 1.0)
+        return max(known_s * LIMIT_RUNS, LEAST_LIMIT_S)
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledModel:
     """One servable as the dispatcher sees it. Changed only under the dispatcher's lock.
 
-    layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. on_run(rows, requests,
-    run_s) is told of every run, on the worker's thread. served_s: run time had so far, for fair share.
+    layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. served_s: run time
+    used so far, for fair share. may_rerun: whether a request may run again whose host died. runs_alone: a run is on
+    that no other may be beside.
     """
 
     name: str
@@ -56,16 +95,19 @@ class ScheduledModel:
     max_queue_rows: int = 4096
     max_queue_bytes: int = 256 << 20
     wide: Layout | None = None
-    on_run: Callable[[int, int, float], None] | None = None
+    may_rerun: bool = True
+    metrics: ModelMetrics = field(default_factory=ModelMetrics)
     queue: RequestQueue = field(default_factory=RequestQueue)
     running: int = 0
     lonely_runs: int = LONELY_RUNS
     served_s: float = 0.0
+    culprits: Culprits = field(default_factory=Culprits)
+    runs_alone: bool = False
     is_open: bool = True
     wake_at_s: float = math.inf
 
     def work_s(self, rows: int) -> float:
-        """Forecast of the run time that so many queued rows will take, batched as the limits allow."""
+        """Forecast the run time of queued rows, batched as the limits allow."""
         batch = max(self.limits.max_rows, 1)
         full, rest = divmod(rows, batch)
         times = self.layout.run_times
@@ -74,14 +116,24 @@ class ScheduledModel:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A batch on its way through one layout."""
+    """One batch in one layout, from its start to its end.
+
+    ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock.
+    """
 
     model: ScheduledModel
     layout: Layout
-    batch: list[Pending]
+    batch: list[Request]
     rows: int
     started_s: float
     ends_s: float
+    limit_s: float = math.inf
+    ended: set[Request] = field(default_factory=set)
+
+    def unanswered(self) -> list[Request]:
+        """The requests whose reply is still to come."""
+        ended = self.ended
+        return [request for request in self.batch if request not in ended] if ended else self.batch
 
 
 class Dispatcher:
@@ -94,56 +146,119 @@ class Dispatcher:
         self._free = cores
         self._running: set[Job] = set()
         self._active: dict[ScheduledModel, None] = {}
+        self._refusals = Refusals()
         self._lock = threading.Lock()
         self.has_work = threading.Condition(self._lock)
         self.has_timer = threading.Condition(self._lock)
         self._has_drained = threading.Condition(self._lock)
         self._idle_workers = 0
+        self._bursts = 0
+        self.is_stopping = False
+        # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
+        # for a deadline that it looks at in time anyway would cost each request a switch of threads.
+        self._timer_sleeps_until_s = -math.inf
 
     @property
     def cores(self) -> int:
         """Cores that all runs share."""
         return self._cores
 
-    def admit(self, model: ScheduledModel, request: Pending) -> None:
-        """Queue a request, or refuse it at once.
+    def admit(self, model: ScheduledModel, request: Request) -> None:
+        """Queue a request, or raise.
 
         Raises Draining (the model was closed: resolve it again), QueueFull, DeadlineUnmeetable. Thread: any.
         """
         with self._lock:
             if not model.is_open:
                 raise Draining(f"model {model.name} is being replaced or stopped")
-            queue = model.queue
-            self._check_bounds(model, request)
+            if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
+                request.shape = policy.ALONE
             if request.timeout_s != math.inf:
                 self._check_deadline(model, request)
-            if model not in self._active:
-                self._activate(model)
-            queue.push(request)
-            if request.deadline_s != math.inf:
-                self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
-            if self._idle_workers and self._free:
+            given_way = self._make_room(model, request)
+            self._queue(model, request)
+            if not self._bursts and self._idle_workers and self._free:
                 self.has_work.notify()
+        for other, error in given_way:
+            other.refuse(error)
 
-    def cancel(self, model: ScheduledModel, request: Pending) -> bool:
-        """Take a waiting request back and settle it as cancelled; False when it runs or has its outcome already."""
+    def foresee(self, model: ScheduledModel, request: Request) -> None:
+        """Raise DeadlineUnmeetable where a request whose tensors have not come would be refused now. Thread: any."""
         with self._lock:
-            if request.lane is None:
+            if request.timeout_s != math.inf:
+                self._check_deadline(model, request)
+
+    def begin_burst(self) -> None:
+        """Wake no worker for what is admitted until `end_burst`. Thread: any.
+
+        One woken sooner takes the first request of many alone, and both threads then pass the interpreter to and fro.
+        """
+        with self._lock:
+            self._bursts += 1
+
+    def end_burst(self) -> None:
+        """Wake as many workers as can start a run now."""
+        with self._lock:
+            self._bursts -= 1
+            able = min(self._idle_workers, self._free)
+            if able and self._active:
+                runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
+                self.has_work.notify(min(runs, able))
+
+    def cancel(self, model: ScheduledModel, request: Request) -> bool:
+        """Take a waiting request back and refuse it as cancelled; False when it runs or was answered already."""
+        with self._lock:
+            if request.share is None:
                 return False
             model.queue.remove([request])
             self._retire(model)
-        request.settle(request, Cancelled("cancelled by its caller"))
+        request.refuse(Cancelled("cancelled by its caller"))
         return True
 
-    def next_job(self) -> tuple[Job | None, list[Pending]]:
-        """The next batch to run, and requests found expired, which the caller settles. Never waits."""
+    def refuse(self, request: Request, error: EdgeRuntimeError) -> None:
+        """Refuse a request that was not admitted; later, where refusing its sender costs too much. Thread: any."""
+        with self._lock:
+            is_held = not self.is_stopping and self._refusals.hold(request, error, self._clock.monotonic_s())
+            until_s = self._refusals.next_s()
+            if is_held and until_s is not None and until_s < self._timer_sleeps_until_s:
+                self.has_timer.notify()
+        if not is_held:
+            request.refuse(error)
+
+    def due_refusals(self) -> tuple[list[Request], float]:
+        """Held requests to complete now, and the instant to look again (inf: none is held). Thread: the timer's."""
+        with self._lock:
+            found = self._refusals.due(self._clock.monotonic_s())
+            until_s = self._refusals.next_s()
+            return found, math.inf if until_s is None else until_s
+
+    def tell_refusals(self) -> None:
+        """Tell every held refusal now. Thread: one that stops doors."""
+        with self._lock:
+            found = self._refusals.due(math.inf)
+        for request in found:
+            request.complete()
+
+    def drop(self, sender: Hashable) -> int:
+        """Cancel every waiting request of a sender that is gone; how many. What runs goes on. Thread: any."""
+        with self._lock:
+            dropped = self._refusals.remove_sender(sender, self._clock.monotonic_s())
+            for model in list(self._active):
+                dropped += model.queue.remove_sender(sender)
+                self._retire(model)
+        for request in dropped:
+            request.refuse(Cancelled("its sender is gone"))
+        return len(dropped)
+
+    def next_job(self) -> tuple[Job | None, list[Request]]:
+        """The next batch to run, and requests found expired, which the caller refuses. Never waits."""
         with self._lock:
             return self._next_job()
 
-    def wait_for_job(self, is_stopping: Callable[[], bool]) -> tuple[Job | None, list[Pending]]:
-        """Like `next_job`, but sleeps until there is something or `is_stopping`. Thread: workers."""
+    def wait_for_job(self) -> tuple[Job | None, list[Request]]:
+        """Like `next_job`, but sleeps until there is something, or `stop`. Thread: workers."""
         with self._lock:
-            while not is_stopping():
+            while not self.is_stopping:
                 job, expired = self._next_job()
                 if job is not None or expired:
                     return job, expired
@@ -152,31 +267,74 @@ class Dispatcher:
                 self._idle_workers -= 1
             return None, []
 
-    def finish(self, job: Job, run_s: float | None) -> None:
-        """Give the job's cores back; `run_s` None when it failed, so that failures do not teach the forecast."""
+    def claim(self, job: Job, request: Request) -> bool:
+        """Whether the caller is to answer a request of a job that goes on: True once, False when the timer did."""
         with self._lock:
-            self._running.discard(job)
-            self._free += job.layout.threads
+            if request in job.ended:
+                return False
+            job.ended.add(request)
+            return True
+
+    def finish(self, job: Job, run_s: float | None) -> None:
+        """Free the job's cores; the caller then answers what `job.unanswered` returns.
+
+        run_s: None when it failed, so that failures do not teach the forecast.
+        """
+        with self._lock:
+            self._end(job)
             model = job.model
-            model.running -= 1
             model.lonely_runs = model.lonely_runs + 1 if not self._running and not self._active else 0
             if run_s is not None:
                 model.served_s += run_s * job.layout.threads
                 job.layout.run_times.observe(job.rows, run_s)
             if not model.running and not model.is_open and not model.queue.rows:
                 self._has_drained.notify_all()
-            # The caller takes one job itself; cores beyond that are another worker's.
-            if self._free > 1 and self._active and self._idle_workers:
-                self.has_work.notify()
 
-    def expire(self) -> tuple[list[Pending], float]:
-        """Take out what can no longer make its deadline; and the instant to look again (inf: never). Thread: timer."""
+    def run_again(self, job: Job, again: Sequence[Request], culprit: Request | None) -> None:
+        """Free the cores of a job whose run its host ended, and queue these requests of it again; others are answered.
+
+        culprit: the request that ended the host, None where that is not known.
+        """
+        with self._lock:
+            model, now_s = job.model, self._clock.monotonic_s()
+            model.served_s += (now_s - job.started_s) * job.layout.threads
+            if culprit is not None:
+                model.culprits.add(culprit.sender, now_s)
+                for request in model.queue.remove_sender(culprit.sender):
+                    request.shape = policy.ALONE
+                    model.queue.push(request)
+            for request in again:
+                if request not in job.ended:
+                    job.ended.add(request)
+                    self._queue(model, request)
+            self._end(job)
+            if not model.running and not model.is_open and not model.queue.rows:
+                self._has_drained.notify_all()
+
+    def mark_down(self, layout: Layout) -> bool:
+        """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
+        with self._lock:
+            was_up, layout.is_down = not layout.is_down, True
+            return was_up
+
+    def mark_up(self, layout: Layout) -> None:
+        """Start runs again."""
+        with self._lock:
+            layout.is_down = False
+            self.has_work.notify_all()
+
+    def expire(self) -> tuple[list[Request], float]:
+        """Remove requests that cannot make their deadline; return them and the instant to look again (inf: never).
+
+        Those that wait expire when no run could make it any more, those that run at their deadline: their run goes on,
+        and its result is dropped. Thread: the timer's.
+        """
         with self._lock:
             now_s = self._clock.monotonic_s()
-            expired: list[Pending] = []
+            expired: list[Request] = []
             wake_at_s = math.inf
             for model in list(self._active):
-                plan = policy.plan_expiry(model.queue.lanes(), now_s, model.layout.run_times)
+                plan = policy.plan_expiry(model.queue.by_deadline(), now_s, model.layout.run_times)
                 model.queue.remove(plan.expired)
                 expired += plan.expired
                 if model.wake_at_s <= now_s:
@@ -186,20 +344,34 @@ class Dispatcher:
                     model.wake_at_s = min(model.wake_at_s, plan.wake_at_s)
                 self._retire(model)
                 wake_at_s = min(wake_at_s, model.wake_at_s)
+            for job in self._running:
+                for request in job.unanswered():
+                    if request.deadline_s <= now_s:
+                        job.ended.add(request)
+                        expired.append(request)
+                    else:
+                        wake_at_s = min(wake_at_s, request.deadline_s)
             return expired, wake_at_s
 
-    def wait_for_timer(self, until_s: float, is_stopping: Callable[[], bool]) -> None:
+    def wait_for_timer(self, until_s: float) -> None:
         """Sleep until `until_s`, or until an admission needs the timer sooner. Thread: timer."""
         with self._lock:
-            if is_stopping():
+            if self.is_stopping:
                 return
-            # An admission may have asked for the timer since `until_s` was found.
-            until_s = min([until_s, *(model.wake_at_s for model in self._active)])
-            self.has_timer.wait(None if until_s == math.inf else max(until_s - self._clock.monotonic_s(), TIMER_STEP_S))
+            # An admission may have asked for the timer since `until_s` was found, and be running already.
+            until_s = min([until_s, *(model.wake_at_s for model in self._active), *self._running_deadlines()])
+            refusal_s = self._refusals.next_s()
+            if refusal_s is not None:
+                until_s = min(until_s, refusal_s)
+            self._timer_sleeps_until_s = until_s
+            sleep_s = max(until_s - self._clock.monotonic_s(), TIMER_STEP_S)
+            self.has_timer.wait(min(sleep_s, LONGEST_SLEEP_S))
+            self._timer_sleeps_until_s = -math.inf
 
-    def wake_all(self) -> None:
-        """Let sleeping workers and the timer look at `is_stopping` again."""
+    def stop(self) -> None:
+        """Make `wait_for_job` and `wait_for_timer` return at once from now on."""
         with self._lock:
+            self.is_stopping = True
             self.has_work.notify_all()
             self.has_timer.notify_all()
 
@@ -209,14 +381,15 @@ class Dispatcher:
             return not self._running and not self._active
 
     def has_spare_core(self) -> bool:
-        """Whether a core is free and nobody waits for one."""
+        """Whether a core is free and no request waits for one."""
         with self._lock:
             return self._free > 0 and not self._active
 
     def close_model(self, model: ScheduledModel, timeout_s: float) -> bool:
-        """Stop admitting to a model and wait until its requests are answered; what is left after that is refused.
+        """Stop admitting to a model, wait until its requests are answered, and refuse those left after `timeout_s`.
 
-        Returns whether everything was answered in time. Thread: loader, or whoever stops the daemon.
+        A run may still be on then. Returns whether everything was answered in time. Thread: the loader's, or the one
+        that stops the daemon.
         """
         with self._lock:
             model.is_open = False
@@ -226,13 +399,22 @@ class Dispatcher:
             drained = self._has_drained.wait_for(lambda: not model.running and not model.queue.rows, timeout_s)
             left = model.queue.clear()
             self._active.pop(model, None)
+            for job in self._running:
+                if job.model is model:
+                    running = job.unanswered()
+                    left += running
+                    job.ended.update(running)
         for request in left:
-            request.settle(request, Draining("stopped before this request was reached; send it again later"))
-        with self._lock:
-            return self._has_drained.wait_for(lambda: not model.running, timeout_s) and drained
+            request.refuse(Draining("stopped before this request was answered; send it again later"))
+        return drained
 
-    def take_all(self, model: ScheduledModel) -> list[Pending]:
-        """Take everything out that waits for a model; the caller settles or submits it again."""
+    def wait_for_runs(self, model: ScheduledModel, timeout_s: float) -> bool:
+        """Wait until no run of a closed model is on; False: one still is, and its instance must not be freed."""
+        with self._lock:
+            return self._has_drained.wait_for(lambda: not model.running, timeout_s)
+
+    def take_all(self, model: ScheduledModel) -> list[Request]:
+        """Remove and return every waiting request of a model; the caller refuses or resubmits each."""
         with self._lock:
             waiting = model.queue.clear()
             self._retire(model)
@@ -245,21 +427,57 @@ class Dispatcher:
 
     # ---- under the lock ---------------------------------------------------------------------------------------------
 
-    def _check_bounds(self, model: ScheduledModel, request: Pending) -> None:
+    def _queue(self, model: ScheduledModel, request: Request) -> None:
+        if model not in self._active:
+            # A model that was idle earns no credit for it: it starts level with the least served one.
+            least_s = min((other.served_s for other in self._active), default=model.served_s)
+            model.served_s = max(model.served_s, least_s)
+            self._active[model] = None
+        model.queue.push(request)
+        if request.deadline_s != math.inf:
+            self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
+
+    def _end(self, job: Job) -> None:
+        self._running.discard(job)
+        self._free += job.layout.threads
+        job.model.running -= 1
+        job.model.runs_alone = False
+        # The caller takes one job itself; cores beyond that are another worker's.
+        if self._free > 1 and self._active and self._idle_workers:
+            self.has_work.notify()
+
+    def _make_room(self, model: ScheduledModel, request: Request) -> list[tuple[Request, QueueFull]]:
+        """Keep the queue's bounds; return requests that gave way, and why, which the caller refuses. Raises QueueFull.
+
+        The last request of a sender that has more waiting gives way: one that fills the queue must not shut others out.
+        """
+        queue = model.queue
+        given_way: list[tuple[Request, QueueFull]] = []
+        while queue.rows + request.rows > model.max_queue_rows or queue.nbytes + request.nbytes > model.max_queue_bytes:
+            other = queue.one_in_the_way(request) if len(given_way) < MOST_GIVEN_WAY else None
+            if other is None:
+                for each, _ in given_way:
+                    queue.push(each)
+                raise self._queue_full(model, request)
+            given_way.append((other, self._queue_full(model, other)))
+            queue.remove([other])
+        return given_way
+
+    def _queue_full(self, model: ScheduledModel, request: Request) -> QueueFull:
         queue = model.queue
         if queue.rows + request.rows > model.max_queue_rows:
-            raise QueueFull(
-                f"{queue.rows} rows wait for model {model.name}, its bound is {model.max_queue_rows}",
-                retry_after_ms=self._wait_s(model, request) * 1e3,
-            )
-        if queue.nbytes + request.nbytes > model.max_queue_bytes:
-            raise QueueFull(
-                f"{queue.nbytes} bytes wait for model {model.name}, its bound is {model.max_queue_bytes}",
-                retry_after_ms=self._wait_s(model, request) * 1e3,
-            )
+            wait, bound = f"{queue.rows} rows", model.max_queue_rows
+        else:
+            wait, bound = f"{queue.nbytes} bytes", model.max_queue_bytes
+        return QueueFull(
+            f"Exceeds maximum queue size: {wait} wait for model {model.name}, its bound is {bound}",
+            retry_after_ms=self._wait_s(model, request) * 1e3,
+        )
 
-    def _check_deadline(self, model: ScheduledModel, request: Pending) -> None:
+    def _check_deadline(self, model: ScheduledModel, request: Request) -> None:
         wait_s = self._wait_s(model, request)
+        if request.shape is policy.ALONE:
+            wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
         run_s = model.layout.run_times.predict_s(request.rows)
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes):
             return
@@ -270,25 +488,22 @@ class Dispatcher:
             retry_after_ms=max(wait_s + run_s - request.timeout_s * policy.ADMISSION_MARGIN, 0.0) * 1e3,
         )
 
-    def _wait_s(self, model: ScheduledModel, request: Pending) -> float:
+    def _wait_s(self, model: ScheduledModel, request: Request) -> float:
         if not self._running and not self._active:
             return 0.0
         now_s = self._clock.monotonic_s()
-        own_s = model.work_s(model.queue.rows_before(request.priority))
+        own_s = model.work_s(model.queue.rows_before(request, now_s, model.limits.max_rows))
         others = [other for other in self._active if other is not model]
         load = Load(
             running_s=sum(max(job.ends_s - now_s, 0.0) * job.layout.threads for job in self._running),
             own_queued_s=own_s,
-            all_queued_s=own_s + sum(other.work_s(other.queue.rows_before(request.priority)) for other in others),
+            all_queued_s=own_s + sum(other.work_s(other.queue.rows_at(request.priority)) for other in others),
             models=1 + len(others),
         )
         return policy.forecast_wait_s(load, max(self._cores // model.layout.threads, 1))
 
-    def _activate(self, model: ScheduledModel) -> None:
-        """A model that was idle gets no credit for it: it starts level with the least served one."""
-        least_s = min((other.served_s for other in self._active), default=model.served_s)
-        model.served_s = max(model.served_s, least_s)
-        self._active[model] = None
+    def _running_deadlines(self) -> Iterator[float]:
+        return (request.deadline_s for job in self._running for request in job.unanswered())
 
     def _retire(self, model: ScheduledModel) -> None:
         if model.queue.rows:
@@ -301,25 +516,35 @@ class Dispatcher:
     def _wake_timer_at(self, model: ScheduledModel, instant_s: float) -> None:
         if instant_s < model.wake_at_s:
             model.wake_at_s = instant_s
-            self.has_timer.notify()
+            if instant_s < self._timer_sleeps_until_s:
+                self.has_timer.notify()
 
-    def _next_job(self) -> tuple[Job | None, list[Pending]]:
-        expired: list[Pending] = []
+    def _next_job(self) -> tuple[Job | None, list[Request]]:
+        expired: list[Request] = []
         if not self._free or not self._active:
             return None, expired
         now_s = self._clock.monotonic_s()
-        for model in self._by_claim(now_s):
-            if model.running >= model.layout.concurrency:
+        models = list(self._active)
+        for model in models if len(models) == 1 else self._by_claim(models, now_s):
+            if model.running >= model.layout.concurrency or model.layout.is_down or model.runs_alone:
                 continue
+            waiting = model.queue.in_order(now_s)
+            if model.culprits:
+                waiting = self._due(model, waiting, now_s)
+                if not waiting:
+                    continue
             if model.layout.threads > self._free:
                 # Its turn: keep the free cores for it, or smaller runs of others would starve it.
                 break
             limits = model.limits
             if len(self._active) > 1:
                 limits = replace(limits, max_run_s=min(limits.max_run_s, self._max_run_s))
-            plan = policy.plan_batch(model.queue.lanes(), now_s, limits, model.layout.run_times)
-            model.queue.remove(plan.expired)
-            expired += plan.expired
+            plan = policy.plan_batch(waiting, now_s, limits, model.layout.run_times)
+            if plan.expired:
+                model.queue.remove(plan.expired)
+                expired += plan.expired
+            if plan.take and plan.take[0].shape is policy.ALONE and model.running:
+                continue  # its turn, when the model's other runs have ended
             if plan.take:
                 job = self._start(model, plan.take, now_s)
                 self._retire(model)
@@ -329,34 +554,35 @@ class Dispatcher:
             self._retire(model)
         return None, expired
 
-    def _by_claim(self, now_s: float) -> list[ScheduledModel]:
-        models = list(self._active)
-        if len(models) == 1:
-            return models
-        claims = [
-            Claim(
-                min(policy.effective_priority(head.priority, head.arrived_s, now_s) for head in model.queue.heads()),
-                model.served_s,
-            )
-            for model in models
-        ]
+    def _due(self, model: ScheduledModel, waiting: Iterable[Request], now_s: float) -> list[Request]:
+        """What waits, but for requests of culprits that must wait longer."""
+        due: list[Request] = []
+        for request in waiting:
+            due_s = model.culprits.not_before_s(request.sender) if request.shape is policy.ALONE else now_s
+            if due_s <= now_s:
+                due.append(request)
+            else:
+                self._wake_timer_at(model, due_s)
+        return due
+
+    def _by_claim(self, models: list[ScheduledModel], now_s: float) -> list[ScheduledModel]:
+        claims = [Claim(model.queue.first_priority(now_s), model.served_s) for model in models]
         return [models[index] for index in policy.choose_model(claims)]
 
-    def _start(self, model: ScheduledModel, batch: list[Pending], now_s: float) -> Job:
-        model.queue.remove(batch)
-        rows = sum(request.rows for request in batch)
+    def _start(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
+        model.queue.take(batch, now_s)
+        rows = batch[0].rows if len(batch) == 1 else sum(request.rows for request in batch)
         is_alone = not self._running and not model.queue.rows and len(self._active) == 1
         is_alone = is_alone and model.lonely_runs >= LONELY_RUNS
-        layout = model.wide if model.wide is not None and is_alone else model.layout
+        wide, layout = model.wide, model.layout
+        if batch[0].shape is policy.ALONE:
+            model.runs_alone = True
+        elif wide is not None and is_alone and not wide.is_down:
+            layout = wide
         job = Job(model, layout, batch, rows, now_s, now_s + layout.run_times.mean_s(rows))
+        if layout.run_limit_s != math.inf:
+            job.limit_s = layout.limit_s(rows, sum(request.nbytes for request in batch) if layout.warm_row_bytes else 0)
         self._running.add(job)
         self._free -= layout.threads
         model.running += 1
         return job
-
-
-def expired_error(request: Pending, now_s: float) -> DeadlineExceeded:
-    """The outcome of a request whose deadline cannot be, or was not, met."""
-    return DeadlineExceeded(
-        f"waited {(now_s - request.arrived_s) * 1e3:.1f} ms of its {request.timeout_s * 1e3:.1f} ms"
-    )

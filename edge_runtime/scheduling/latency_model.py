@@ -1,4 +1,4 @@
-"""How long a run of so many rows takes, as a high quantile, followed online.
+"""Predicts how long a run takes by its rows, as a high quantile, learning from every run.
 
 Owns: the estimates of one layout of one version. Seeded by warm-up and calibration, then fed by every run. Thread:
 reads and writes happen under the dispatcher's lock.
@@ -31,7 +31,7 @@ class LatencyModel:
             self.observe(rows, run_s)
 
     def observe(self, rows: int, run_s: float) -> None:
-        """Take one measured run into account. rows >= 1, run_s in seconds."""
+        """Learn from one measured run. rows >= 1."""
         mean = self._mean.get(rows)
         if mean is None:
             self._rows.insert(bisect_left(self._rows, rows), rows)
@@ -46,10 +46,10 @@ class LatencyModel:
         self._deviation[rows] += SMOOTHING * (abs(off) - self._deviation[rows])
 
     def relax(self) -> None:
-        """Take back a tenth of what every estimate lies above the best run seen.
+        """Lower every estimate by a tenth of its distance from the best run seen.
 
-        Called when a forecast refuses work while nothing runs: no run would ever correct it, and a burst of slow runs
-        would otherwise refuse a tight deadline for ever.
+        Called when a forecast refuses work while nothing runs: no run would ever correct it, so a few slow runs would
+        refuse a tight deadline for ever.
         """
         for rows, mean in self._mean.items():
             self._mean[rows] = mean - SMOOTHING * (mean - self._least[rows])
@@ -57,20 +57,22 @@ class LatencyModel:
 
     def mean_s(self, rows: int) -> float:
         """Expected run time; 0.0 while nothing is known."""
-        return self._at(rows, self._mean)
+        mean = self._mean.get(rows)
+        return self._at(rows, self._mean) if mean is None else mean
 
     def predict_s(self, rows: int) -> float:
-        """Run time that most runs of so many rows stay under; 0.0 while nothing is known."""
+        """Run time that most runs of this many rows stay under; 0.0 while nothing is known."""
+        mean = self._mean.get(rows)
+        if mean is not None:
+            return mean + DEVIATIONS * self._deviation[rows]
         return self._at(rows, self._mean) + DEVIATIONS * self._at(rows, self._deviation)
 
     def known(self) -> dict[int, float]:
-        """The mean by rows, for the calibration cache and `stats`."""
+        """The mean run time by rows, for the calibration cache and `stats`."""
         return {rows: self._mean[rows] for rows in self._rows}
 
     def _at(self, rows: int, values: Mapping[int, float]) -> float:
-        exact = values.get(rows)
-        if exact is not None:
-            return exact
+        """The value of rows that were never run."""
         known = self._rows
         if not known:
             return 0.0

@@ -1,20 +1,24 @@
-"""Every rule of scheduling, as pure functions: what to admit, what to run next, what to expire, whom to serve first.
+"""Every rule of scheduling as a pure function: what to admit, run next and expire, and which model to serve first.
 
-Nothing here locks, sleeps, or knows a model. DESIGN 4 is the specification; each rule there is a row in a table test.
+Nothing here locks, sleeps, or knows a model. Each rule is a row in a table test.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 AGEING_S = 1.0
-"""A request gains one priority level for each second it waits, so that a steady flood of priority 1 starves nobody."""
+"""A priority gains one level for each second in which none of it runs, so a flood of priority 1 starves no other."""
 
-FIRST_PRIORITY = 1
+PATIENCE_S = 10.0
+"""A request counts as due this long after it came at the latest, so that no flood of deadlines starves one that has a
+later one, or none."""
+
+MOST_PASSED = 256
+"""Requests of another inner shape that the search for a batch passes at most: each costs some 0.2 us."""
 
 ADMISSION_MARGIN = 0.85
 """Share of the timeout that a forecast may use: the rest is the way there and back and the forecast's error
@@ -26,34 +30,42 @@ LARGE_FRAME_MARGIN = 0.8
 LARGE_FRAME_BYTES = 64 * 1024
 
 
+REFUSAL_S = 20e-6
+"""What refusing a small request costs the device, in seconds of one core."""
+
+REFUSED_BYTES_PER_S = 3e9
+"""How fast tensors are copied only to be dropped: 3 600 refusals/s of 600 KB cost 0.7 cores (bench)."""
+
+REFUSAL_SHARE = 0.05
+"""Share of one core that refusing one sender of one model may cost before its refusals are held."""
+
+REFUSAL_BURST_S = 1.0
+"""The share is counted over this time."""
+
+ALONE: Final = object()
+"""The shape of a request that runs alone, in its host too: it is to be found out whether it ends the host."""
+
+
 class Waiting(Protocol):
-    """What the rules read of a waiting request. Instants are monotonic seconds; a deadline may be math.inf."""
+    """What the rules read of a waiting request. Instants are monotonic seconds; a deadline may be math.inf.
+
+    shape: equal for requests that may share a batch.
+    """
 
     rows: int
+    shape: object
     arrived_s: float
     deadline_s: float
 
 
 W = TypeVar("W", bound=Waiting)
-W_co = TypeVar("W_co", bound=Waiting, covariant=True)
-
-
-class Lane(Protocol[W_co]):
-    """A FIFO of requests of one priority, one timeout and one inner shape: arrival order is deadline order."""
-
-    priority: int
-    shape: object
-
-    def __iter__(self) -> Iterator[W_co]: ...
-
-    def __len__(self) -> int: ...
 
 
 class RunTimes(Protocol):
-    """What the rules ask of a latency model: a high quantile of the run time of so many rows, in seconds."""
+    """What the rules read of a latency model: a high quantile of the run time by rows, in seconds."""
 
     def predict_s(self, rows: int) -> float:
-        """Seconds that most runs of so many rows stay under."""
+        """Seconds that most runs of this many rows stay under."""
         ...
 
 
@@ -75,7 +87,7 @@ class BatchLimits:
 class BatchPlan(Generic[W]):
     """What to do now: run `take` together, answer `expired` with deadline_exceeded, look again at `wake_at_s`.
 
-    take and expired are disjoint, and each is made of prefixes of lanes. wake_at_s is None when nothing waits.
+    take and expired are disjoint. wake_at_s is None when nothing asks for another look.
     """
 
     take: list[W] = field(default_factory=list)
@@ -83,42 +95,48 @@ class BatchPlan(Generic[W]):
     wake_at_s: float | None = None
 
 
-def plan_batch(waiting: Iterable[Lane[W]], now_s: float, limits: BatchLimits, run_times: RunTimes) -> BatchPlan[W]:
-    """Decide the next batch of one model. Pure: the lanes are read, not changed.
+def plan_batch(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_times: RunTimes) -> BatchPlan[W]:
+    """Decide the next batch of one model. Pure.
 
-    The most urgent request leads: lowest effective priority, then earliest deadline, then arrival. Others of its inner
-    shape join in the same order while rows and every taken deadline allow. A request is never split.
+    waiting: in the order of the queue. The first that can make its deadline leads; others of its inner shape join in
+    that order while rows and every taken deadline allow. A request is never split.
     """
-    expired, live = _split_expired(waiting, now_s, run_times)
-    leader = min(live, key=lambda head: head.urgency(now_s), default=None)
-    if leader is None:
+    take, expired = _fill(waiting, now_s, limits, run_times)
+    if not take:
         return BatchPlan(expired=expired)
-    shape = leader.lane.shape
-    mates = [head for head in live if head.lane.shape == shape]
-    take = _fill(mates, now_s, limits, run_times)
-    rows = sum(request.rows for request in take)
-    may_wait_until = _wait_for_more(take, rows, limits, run_times)
-    if may_wait_until > now_s:
-        return BatchPlan(expired=expired, wake_at_s=min(may_wait_until, next_expiry_s(live, run_times)))
-    take = _cut_at_preferred(take, rows, limits.preferred_rows)
-    left = sum(head.left for head in live) - len(take)
-    return BatchPlan(take, expired, next_expiry_s(live, run_times) if left else None)
+    rows = take[0].rows if len(take) == 1 else sum(request.rows for request in take)
+    if limits.max_delay_s > 0:
+        may_wait_until = _wait_for_more(take, rows, limits, run_times)
+        if may_wait_until > now_s:
+            return BatchPlan(expired=expired, wake_at_s=may_wait_until)
+    return BatchPlan(_cut_at_preferred(take, rows, limits.preferred_rows), expired)
 
 
-def plan_expiry(waiting: Iterable[Lane[W]], now_s: float, run_times: RunTimes) -> BatchPlan[W]:
-    """The part of `plan_batch` that needs no free instance: whom to expire now, and when to look again."""
-    expired, live = _split_expired(waiting, now_s, run_times)
-    return BatchPlan(expired=expired, wake_at_s=next_expiry_s(live, run_times) if live else None)
+def plan_expiry(by_deadline: Iterable[W], now_s: float, run_times: RunTimes) -> BatchPlan[W]:
+    """Which requests to expire now though no instance is free, and when to look again.
+
+    by_deadline: those that have a deadline, the earliest first.
+    """
+    expired: list[W] = []
+    for request in by_deadline:
+        latest_s = request.deadline_s - run_times.predict_s(request.rows)
+        if now_s <= latest_s:
+            return BatchPlan(expired=expired, wake_at_s=latest_s)
+        expired.append(request)
+    return BatchPlan(expired=expired)
 
 
-def effective_priority(priority: int, arrived_s: float, now_s: float) -> int:
-    """Priority with ageing: one level nearer to first for each AGEING_S waited."""
-    return max(FIRST_PRIORITY, priority - int((now_s - arrived_s) / AGEING_S))
+def aged_priority(priority: int, unserved_since_s: float, now_s: float) -> int:
+    """A priority with ageing: one level nearer to first for each AGEING_S in which none of it ran.
+
+    It does not stop at the first: else a priority would only draw level with a flood, and never run.
+    """
+    return priority - max(int((now_s - unserved_since_s) / AGEING_S), 0)
 
 
-def next_expiry_s(heads: Iterable[_Head[W]], run_times: RunTimes) -> float:
-    """Instant from which some lane's first request can no longer make its deadline; inf when none has one."""
-    return min((head.first.deadline_s - run_times.predict_s(head.first.rows) for head in heads), default=math.inf)
+def due_s(arrived_s: float, deadline_s: float) -> float:
+    """The instant by which requests of one turn are ordered: the deadline, or PATIENCE_S after the arrival."""
+    return min(deadline_s, arrived_s + PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,92 +169,69 @@ def is_meetable(wait_s: float, run_s: float, timeout_s: float, nbytes: int) -> b
     return wait_s + run_s <= timeout_s * margin
 
 
+def refusal_cost_s(nbytes: int) -> float:
+    """What one refusal costs, in seconds of one core. nbytes: of tensors that were copied to get here."""
+    return REFUSAL_S + nbytes / REFUSED_BYTES_PER_S
+
+
+def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float, now_s: float) -> float:
+    """When a refusal is told: now, unless its sender's refusals cost more than their share.
+
+    paid_until_s: when all of them, this one too, are paid for by their share. Then it is held until the time to wait
+    that it tells is over, and the sender is within its share again; at most until the request's deadline.
+    """
+    if paid_until_s <= now_s + REFUSAL_BURST_S:
+        return now_s
+    return min(max(now_s + retry_s, paid_until_s - REFUSAL_BURST_S), deadline_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One model that wants the cores: how urgent its first request is, and how much run time it has had."""
+    """One model that wants the cores: how urgent its first request is, and the run time it has used."""
 
     priority: int
     served_s: float
 
 
 def choose_model(claims: Sequence[Claim]) -> list[int]:
-    """Indices of claims in the order to try them: priority first, then who has had the least run time."""
+    """Indices of claims in the order to try them: priority first, then least run time used."""
     return sorted(range(len(claims)), key=lambda index: (claims[index].priority, claims[index].served_s))
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-class _Head(Generic[W]):
-    """A cursor into one lane: `first` is its first request not yet expired."""
-
-    __slots__ = ("first", "lane", "skipped")
-
-    def __init__(self, lane: Lane[W], first: W, skipped: int) -> None:
-        self.lane = lane
-        self.first = first
-        self.skipped = skipped
-
-    @property
-    def left(self) -> int:
-        return len(self.lane) - self.skipped
-
-    def urgency(self, now_s: float) -> tuple[int, float, float]:
-        first = self.first
-        return (effective_priority(self.lane.priority, first.arrived_s, now_s), first.deadline_s, first.arrived_s)
-
-
-def _split_expired(waiting: Iterable[Lane[W]], now_s: float, run_times: RunTimes) -> tuple[list[W], list[_Head[W]]]:
-    expired: list[W] = []
-    live: list[_Head[W]] = []
-    for lane in waiting:
-        for skipped, request in enumerate(lane):
-            if now_s + run_times.predict_s(request.rows) <= request.deadline_s:
-                live.append(_Head(lane, request, skipped))
-                break
-            expired.append(request)
-    return expired, live
-
-
-def _fill(heads: list[_Head[W]], now_s: float, limits: BatchLimits, run_times: RunTimes) -> list[W]:
-    """Take requests in order of urgency while the batch's run still meets every deadline taken."""
+def _fill(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_times: RunTimes) -> tuple[list[W], list[W]]:
+    """Take requests in order while the batch's run still meets every deadline taken; those too late expire."""
     take: list[W] = []
-    rows, earliest_s = 0, math.inf
-    for request in _by_urgency(heads, now_s):
+    expired: list[W] = []
+    shape: object = None
+    rows, earliest_s, passed = 0, math.inf, 0
+    for request in waiting:
+        deadline_s = request.deadline_s
+        if deadline_s != math.inf and now_s + run_times.predict_s(request.rows) > deadline_s:
+            expired.append(request)
+            continue
+        if not take:
+            shape = request.shape
+        elif request.shape != shape:
+            passed += 1
+            if passed >= MOST_PASSED:
+                break
+            continue
         joined = rows + request.rows
-        earliest_s = min(earliest_s, request.deadline_s)
+        earliest_s = min(earliest_s, deadline_s)
         if take:
+            if joined > limits.max_rows:
+                break
             run_s = run_times.predict_s(joined)
-            if joined > limits.max_rows or run_s > limits.max_run_s or now_s + run_s > earliest_s:
+            if run_s > limits.max_run_s or now_s + run_s > earliest_s:
                 break
         take.append(request)
         rows = joined
-        if rows >= limits.max_rows:
+        if rows >= limits.max_rows or shape is ALONE:
             break
-    return take
-
-
-def _by_urgency(heads: list[_Head[W]], now_s: float) -> Iterator[W]:
-    if len(heads) == 1:
-        yield from islice(heads[0].lane, heads[0].skipped, None)
-        return
-    cursors = [(head, islice(head.lane, head.skipped + 1, None)) for head in heads]
-    current = [head.first for head in heads]
-    while cursors:
-        best = min(
-            range(len(cursors)),
-            key=lambda index: (
-                effective_priority(cursors[index][0].lane.priority, current[index].arrived_s, now_s),
-                current[index].deadline_s,
-                current[index].arrived_s,
-            ),
-        )
-        yield current[best]
-        following = next(cursors[best][1], None)
-        if following is None:
-            del cursors[best], current[best]
-        else:
-            current[best] = following
+    return take, expired
 
 
 def _wait_for_more(take: Sequence[Waiting], rows: int, limits: BatchLimits, run_times: RunTimes) -> float:

@@ -1,23 +1,41 @@
-"""The threads that carry jobs out and the timer that expires what waits too long.
+"""The threads that run jobs, the timer that expires requests, and what a run means for each request of its batch.
 
-Owns: the threads. A worker's loop is three steps: take a job, run it, settle its requests. One of the three places
-where exceptions are caught broadly: a failing run becomes run_failed, never a dead worker.
+The one place that judges deadline and failure of runs: a worker's batch, a request run alone on its caller's thread,
+and, by the same rules, the lean inline bursts (infer_frontend.py), which have no request objects. A worker's loop is
+three steps: take a job, run it, complete its requests. One of the three places where exceptions are caught broadly: a
+failing run becomes run_failed, never a dead worker.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError, RunFailed
-from edge_runtime.scheduling.batch import join, split
-from edge_runtime.scheduling.dispatcher import Dispatcher, Job, expired_error
-from edge_runtime.scheduling.queue import Answer, Outcome, Pending
+from edge_runtime.errors import DeadlineUnmeetable, HostEnded, NotReady, RunTooLong
+from edge_runtime.scheduling.dispatcher import Dispatcher, Job, Layout, Run, ScheduledModel
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.policy import ALONE
+from edge_runtime.scheduling.request import Request, deadline_exceeded, run_failed
+from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""The timer's pause after a bug."""
+
+LOST_RUNS = 10
+"""A request is run again this often at most, when its runs are lost for no fault of its own."""
+
+JOIN_S = 1.0
+"""Threads have this long to end, once their requests have been answered or refused."""
 
 
 class WorkerPool:
@@ -26,8 +44,8 @@ class WorkerPool:
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
-        self._is_stopping = False
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the threads."""
@@ -35,99 +53,226 @@ class WorkerPool:
             self._spawn(f"edge-worker-{index}", self._work)
         self._spawn("edge-timer", self._time)
 
-    def close(self) -> None:
-        """Stop after the jobs under way; what still waits is the models' owner's to close first. Idempotent."""
-        self._is_stopping = True
-        self._dispatcher.wake_all()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
+    def close(self) -> bool:
+        """Stop after the jobs under way; the models must be closed first. Idempotent.
+
+        False: a run inside the daemon does not end, and its thread goes on until the process ends.
+        """
+        self._dispatcher.stop()
+        self._dispatcher.tell_refusals()
+        until_s = time.monotonic() + JOIN_S
+        for thread in list(self._threads):
+            thread.join(max(until_s - time.monotonic(), 0.0))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether `close` left a run behind."""
+        return self._dispatcher.is_stopping and bool(self._threads)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _stopping(self) -> bool:
-        return self._is_stopping
+        with self._lock:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            thread.start()
 
     def _work(self) -> None:
-        dispatcher, stopping = self._dispatcher, self._stopping
-        while not self._is_stopping:
-            job, expired = dispatcher.wait_for_job(stopping)
-            settle_expired(expired, self._clock)
-            if job is not None:
-                carry_out(job, dispatcher, self._clock)
+        dispatcher = self._dispatcher
+        while not dispatcher.is_stopping:
+            try:
+                job, expired = dispatcher.wait_for_job()
+                if expired:
+                    refuse_expired(expired, self._clock)
+                if job is not None and run_job(job, dispatcher, self._clock):
+                    self._spawn(f"edge-restore-{job.model.name}", partial(self._restore, job.model, job.layout))
+                del job, expired  # while it waits, a worker keeps no request, and no model that was swapped out
+            except Exception:  # no bug may end a worker: with the last one, nothing would ever run again
+                log.exception("an exception reached a worker's loop")
+
+    def _restore(self, model: ScheduledModel, layout: Layout) -> None:
+        """Wait for a layout's next host, so that no worker does; what waits stays queued."""
+        try:
+            layout.restore()
+        except Exception as error:  # noqa: BLE001 (these requests' answer; run_failed logs it)
+            if layout is model.wide:
+                return  # it stays down, and the other layout runs everything
+            failed = NotReady(f"model {model.name} has no host: {run_failed(error, model.name)}")
+            for request in self._dispatcher.take_all(model):
+                request.refuse(failed)
+        self._dispatcher.mark_up(layout)
 
     def _time(self) -> None:
-        while not self._is_stopping:
-            expired, wake_at_s = self._dispatcher.expire()
-            settle_expired(expired, self._clock)
-            self._dispatcher.wait_for_timer(wake_at_s, self._stopping)
+        while not self._dispatcher.is_stopping:
+            wake_at_s = self._clock.monotonic_s() + RETRY_S
+            try:
+                expired, wake_at_s = self._dispatcher.expire()
+                refuse_expired(expired, self._clock)
+                refused, again_at_s = self._dispatcher.due_refusals()
+                wake_at_s = min(wake_at_s, again_at_s)
+                for request in refused:
+                    request.complete()
+            except Exception:  # no bug may end the timer: nothing would ever expire again
+                log.exception("an exception reached the timer's loop")
+            self._dispatcher.wait_for_timer(wake_at_s)
 
 
-def carry_out(job: Job, dispatcher: Dispatcher, clock: Clock) -> None:
-    """Run one job and settle every request in it exactly once. Thread: a worker."""
-    run_s: float | None = None
-    try:
-        outputs = run_batch(job, job.batch)
-        finished_s = clock.monotonic_s()
-        run_s = finished_s - job.started_s
-        if job.model.on_run is not None:
-            job.model.on_run(job.rows, len(job.batch), run_s)
-    except EdgeRuntimeError as error:
-        # Before its place is given back: the runs one by one are still its own, and the instance may allow no more.
-        _settle_failed(job, error, clock)
+def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
+    """Run one job and complete each request in it, or queue it again. Thread: a worker.
+
+    Returns whether the layout's host ended: the caller then has it restored.
+    """
+    batch, model = job.batch, job.model
+    run_s = run_batch(job.layout.run, batch, job.rows, model.name, model.metrics, job.started_s, clock, job.limit_s)
+    if run_s is None and isinstance(batch[0].error, HostEnded | RunTooLong):
+        return _judge_lost_run(job, batch[0].error, dispatcher)
+    if run_s is None and len(batch) > 1:
+        # One bad request must not fail its neighbours: they are run again one by one. Before the job's place is given
+        # back: these runs are still its own, and the instance may allow no more.
+        for request in batch:
+            if request in job.ended:
+                continue
+            started_s = clock.monotonic_s()
+            run_batch(job.layout.run, [request], request.rows, model.name, model.metrics, started_s, clock, job.limit_s)
+            if isinstance(request.error, HostEnded | RunTooLong):
+                # Those that have not run yet are lost with it.
+                return _judge_lost_run(job, request.error, dispatcher)
+            if dispatcher.claim(job, request):
+                request.complete()
         dispatcher.finish(job, None)
-        return
+        return False
     dispatcher.finish(job, run_s)
-    for request, parts in zip(job.batch, outputs, strict=True):
-        settle(request, _judge(request, Answer(parts, job.started_s - request.arrived_s, run_s, job.rows), finished_s))
+    # Invariant: once a job is finished, the timer expires none of its requests.
+    for request in job.unanswered():
+        request.complete()
+    return False
 
 
-def run_batch(job: Job, batch: Sequence[Pending]) -> list[list[Array]]:
-    """Join, run, split. Raises EdgeRuntimeError only: anything else from a library is RunFailed."""
+def _judge_lost_run(job: Job, error: HostEnded | RunTooLong, dispatcher: Dispatcher) -> bool:
+    """Decide who is to blame for a run that ended its host, or was ended: run_failed for it, another run for others.
+
+    Returns whether the host ended.
+    """
+    left, model = job.unanswered(), job.model
+    culprit, again = find_culprit(left, error, may_rerun=model.may_rerun)
+    lost = [request for request in left if request not in again]
+    is_first = isinstance(error, HostEnded) and dispatcher.mark_down(job.layout)
+    dispatcher.run_again(job, again, culprit)
+    log.warning(
+        "a run was lost",
+        extra={"model": model.name, "requests": len(job.batch), "again": len(again), "reason": error.message},
+    )
+    for request in job.unanswered():
+        if request in lost:
+            request.error = error
+            request.complete()
+    return is_first
+
+
+def find_culprit(
+    batch: Sequence[Request], error: HostEnded | RunTooLong, *, may_rerun: bool
+) -> tuple[Request | None, list[Request]]:
+    """Tell who ended a host, None where that is not known, and which requests are to be run again.
+
+    Nobody is blamed for a signal from outside, nor while another run was on in the host: then all run again as they
+    are, LOST_RUNS times at most. Else those of a batch, and one that died among others, run again alone, and one that
+    dies alone is to blame. A run that is over its limit is known, and no other is to blame. may_rerun: False, and none
+    runs again.
+    """
+    is_known = isinstance(error, RunTooLong) or (error.was_alone and not error.is_outside)
+    again: list[Request] = []
+    for request in batch:
+        is_last_try = request.shape is ALONE or isinstance(error, RunTooLong) or not may_rerun
+        if is_known and len(batch) == 1 and is_last_try:
+            return request, []
+        if not (isinstance(error, HostEnded) and error.is_outside):
+            request.shape = ALONE
+        request.lost_runs += 1
+        if may_rerun and request.lost_runs <= LOST_RUNS:
+            again.append(request)
+    return None, again
+
+
+def refuse_expired(requests: Sequence[Request], clock: Clock) -> None:
+    """Refuse requests that can no longer make their deadline."""
+    for request in requests:
+        request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, clock.monotonic_s()))
+
+
+def run_batch(  # noqa: PLR0917 (on the data path, where keywords cost)
+    run: Run,
+    batch: Sequence[Request],
+    rows: int,
+    model: str,
+    metrics: ModelMetrics,
+    started_s: float,
+    clock: Clock,
+    limit_s: float = math.inf,
+) -> float | None:
+    """Run requests together; each then has its outputs, or the error that it is to be refused with.
+
+    Returns the run's seconds, None when it failed. Never raises.
+    """
     try:
-        return split(job.layout.run(join(batch)), [request.rows for request in batch])
-    except EdgeRuntimeError:
-        raise
-    except Exception as error:
-        log.exception("run failed", extra={"model": job.model.name})
-        raise RunFailed(f"{type(error).__name__}: {error}") from error
-
-
-def settle(request: Pending, outcome: Outcome) -> None:
-    """Hand over the outcome; a submitter's bug is logged and must not take the worker down."""
-    try:
-        request.settle(request, outcome)
-    except Exception:
-        log.exception("settling a request failed")
-
-
-def settle_expired(requests: Sequence[Pending], clock: Clock) -> None:
-    """Answer requests that can no longer make their deadline."""
-    if requests:
-        now_s = clock.monotonic_s()
-        for request in requests:
-            settle(request, expired_error(request, now_s))
-
-
-def _settle_failed(job: Job, error: EdgeRuntimeError, clock: Clock) -> None:
-    """One bad request must not fail its neighbours: a failed batch is run again one request at a time."""
-    if len(job.batch) == 1:
-        settle(job.batch[0], error)
-        return
-    for request in job.batch:
-        started_s = clock.monotonic_s()
-        try:
-            (parts,) = run_batch(job, [request])
-        except EdgeRuntimeError as own:
-            settle(request, own)
+        if len(batch) == 1:
+            inputs = batch[0].inputs
+            if batch[0].plan.copies_shared:  # a batch is copied by joining it
+                inputs = [array.copy() for array in inputs]
+            parts = [run((inputs,), limit_s, batch[0].shape is ALONE)]
+        else:
+            outputs = run([request.inputs for request in batch], limit_s, False)
+            parts = split(outputs, [request.rows for request in batch])
+    except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; run_failed logs it)
+        failed = run_failed(error, model)
+        for request in batch:
+            request.error = failed
+        return None
+    finished_s = clock.monotonic_s()
+    run_s = finished_s - started_s
+    metrics.run(rows, run_s)
+    for request, own in zip(batch, parts, strict=True):
+        if finished_s > request.deadline_s:
+            request.error = deadline_exceeded(request.arrived_s, request.timeout_s, finished_s)
             continue
-        finished_s = clock.monotonic_s()
-        answer = Answer(parts, started_s - request.arrived_s, finished_s - started_s, request.rows)
-        settle(request, _judge(request, answer, finished_s))
+        request.error = None
+        request.outputs = own
+        request.queue_s = started_s - request.arrived_s
+        request.run_s = run_s
+        request.batch_rows = rows
+    return run_s
 
 
-def _judge(request: Pending, answer: Answer, finished_s: float) -> Outcome:
-    return answer if finished_s <= request.deadline_s else expired_error(request, finished_s)
+def check_in_time(run_times: LatencyModel, rows: int, arrived_s: float, timeout_s: float, started_s: float) -> None:
+    """Raise DeadlineUnmeetable for a run that waits for nothing and would still end after the deadline.
+
+    Invariant: such a refusal relaxes the forecast, because no run would ever correct it.
+    """
+    if started_s + run_times.predict_s(rows) - arrived_s > timeout_s:
+        run_times.relax()
+        raise DeadlineUnmeetable(f"a run takes longer than what is left of the timeout, {timeout_s * 1e3:.3f} ms")
+
+
+def join(parts: Sequence[Sequence[Array]]) -> Sequence[Array]:
+    """Stack the inputs of requests along axis 0.
+
+    Shapes: each input [rows_i, *inner] -> [sum(rows_i), *inner], same dtype, C-contiguous; one request alone is passed
+    through without a copy. Thread: any. Raises: nothing; specs were checked before admission.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def split(outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+    """Cut batch outputs [sum(rows), *inner] into each request's own, as views in the order of `rows`.
+
+    One request gets the outputs whole, whatever their axis 0 is.
+    """
+    if len(rows) == 1:
+        return [list(outputs)]
+    parts: list[list[Array]] = []
+    start = 0
+    for count in rows:
+        parts.append([output[start : start + count] for output in outputs])
+        start += count
+    return parts

@@ -1,7 +1,7 @@
-"""The curve of run time by rows: measured when the machine is idle, kept in the state folder, turned into limits.
+"""Calibration: the curve of run time by rows, measured while the machine is idle, kept, and put to work.
 
-Owns: the measurement within a budget and its cache file. Decides the batch limit from the curve (pure). Thread: the
-loader's. Ready never waits for it (DESIGN 3).
+Owns: which versions still want their curve, the measurement within a budget, its cache file, the batch limit from it
+(pure), and the second, wide instance where it pays. Thread: the loader's. Ready never waits for it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_runtime.backends.base import Instance
-from edge_runtime.errors import BackendError, StorageFailed
+from edge_runtime.backends.base import HostedInstance, Instance
+from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
 from edge_runtime.repository.durable import write_atomically
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.serving.executor import Executor
+from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.loading import LoadedVersion
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.servable import Layouts, Servable, layout_of
 from edge_runtime.serving.warmup import make_inputs, time_run
 
 log = logging.getLogger(__name__)
 
 BUDGET_S = 1.0
-"""Idle time that one version's curve may take (DESIGN 3)."""
+"""Idle time for one version's curve."""
 
 GAIN = 1.1
 """A batch has to serve this much more rows a second to be worth the wait it adds for its first request; less is noise:
@@ -34,8 +41,15 @@ SETTLING_RUNS = 2
 """Runs at a new number of rows before it is timed: the library plans and allocates in the first."""
 
 
+WIDE_GAIN = 1.2
+"""A run on all cores has to be this much quicker to be worth a second copy of the model: measured 1.0-2.0 on CPUs."""
+
+WIDE_MIN_RUN_S = 0.001
+"""Shorter runs lose to waking the other cores what they gain."""
+
+
 @dataclass(frozen=True, slots=True)
-class Curve:
+class RunCurve:
     """Run seconds by rows; wide_s: of one row on all cores, None where that is not worth a second copy."""
 
     times: Mapping[int, float]
@@ -86,7 +100,7 @@ def measure(
 
 
 def measure_rows(instance: Instance, rows: int, length: int, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Seconds of the quickest of a few settled runs of so many rows. Raises RunFailed."""
+    """Return the seconds of the quickest of a few settled runs of this many rows. Raises RunFailed."""
     inputs = make_inputs(instance.spec, rows, length, shapes)
     runs = [time_run(instance, inputs) for _ in range(SETTLING_RUNS + REPEATS)]
     return min(runs[SETTLING_RUNS:])
@@ -98,8 +112,8 @@ class CurveCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def read(self, key: str) -> Curve | None:
-        """A curve measured before under the same key; a damaged file counts as none."""
+    def read(self, key: str) -> RunCurve | None:
+        """Return the curve of a key; None where there is none, or its file is damaged."""
         if self._folder is None:
             return None
         try:
@@ -109,10 +123,10 @@ class CurveCache:
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return None
         is_sane = times and all(rows > 0 and 0 < run_s < 3600 for rows, run_s in times.items())
-        return Curve(times, wide_s) if is_sane else None
+        return RunCurve(times, wide_s) if is_sane else None
 
-    def write(self, key: str, curve: Curve) -> None:
-        """Keep a curve. A full or read-only disk is reported and costs nothing but the next measurement."""
+    def write(self, key: str, curve: RunCurve) -> None:
+        """Write a curve. A full or read-only disk is logged, and costs the next start a measurement."""
         if self._folder is None:
             return
         fields = {"times": dict(curve.times), "wide_s": curve.wide_s}
@@ -120,3 +134,168 @@ class CurveCache:
             write_atomically(self._folder / f"{key}.json", json.dumps(fields).encode())
         except (OSError, StorageFailed) as error:
             log.warning("the calibration of %s is not kept: %s", key[:12], error)
+
+
+class Calibrator:
+    """Measures versions that were loaded, or finds their curve in the cache, and puts it to work.
+
+    is_on: False, and no version is calibrated. hardware: text that names CPU and cores, part of the cache key.
+    budget_bytes None: memory is not bounded.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        dispatcher: Dispatcher,
+        table: ModelTable,
+        marks: LoadMarks,
+        curves: CurveCache,
+        is_on: bool,
+        hardware: str,
+        budget_bytes: int | None,
+    ) -> None:
+        self._executor = executor
+        self._dispatcher = dispatcher
+        self._table = table
+        self._marks = marks
+        self._curves = curves
+        self._is_on = is_on
+        self._hardware = hardware
+        self._budget_bytes = budget_bytes
+        self._waiting: list[LoadedVersion] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a version still wants its curve."""
+        return bool(self._waiting)
+
+    def add(self, loaded: LoadedVersion) -> None:
+        """Queue a version that was published. Inline ones need no curve, nor do those that could not be warmed up."""
+        if self._is_on and loaded.servable.mode == "workers" and loaded.first_runs.times:
+            self._waiting.append(loaded)
+
+    def discard(self, servable: Servable | None) -> None:
+        """Forget a version that is about to be closed."""
+        self._waiting = [loaded for loaded in self._waiting if loaded.servable is not servable]
+
+    def step(self) -> None:
+        """Calibrate one version; when work comes meanwhile, the version is put back for another time."""
+        loaded = self._waiting.pop(0)
+        with self._marks.calibrating(loaded.servable.model, loaded.servable.number):
+            self._calibrate(loaded)
+
+    def _calibrate(self, loaded: LoadedVersion) -> None:
+        key = self._key(loaded)
+        curve = self._curves.read(key)
+        if curve is None:
+            curve = self._measure(loaded)
+            if curve is None:
+                self._waiting.append(loaded)
+                return
+            self._curves.write(key, curve)
+        elif curve.wide_s is not None:
+            self._widen(loaded, curve.wide_s)
+        _apply(loaded.servable, curve)
+        _log(loaded.servable, curve)
+
+    def _measure(self, loaded: LoadedVersion) -> RunCurve | None:
+        servable = loaded.servable
+        curve: RunCurve | None = None
+        rows = servable.max_rows if servable.batches else 1
+        rows = min(rows, servable.spec.max_rows or rows)
+        for times in measure(servable.layouts.narrow, rows, loaded.first_runs.length, servable.settings.warmup.shapes):
+            curve = RunCurve(times)
+            if self._executor.has_work() or not self._dispatcher.is_idle():
+                return None
+        if curve is None or not self._may_widen(loaded, curve):
+            return curve
+        return RunCurve(curve.times, self._widen(loaded, None))
+
+    # ---- the wide layout --------------------------------------------------------------------------------------------
+
+    def _may_widen(self, loaded: LoadedVersion, curve: RunCurve) -> bool:
+        servable, budget = loaded.servable, self._budget_bytes
+        has_room = budget is None or self._table.memory_bytes() + servable.memory_bytes <= budget
+        return (
+            loaded.may_widen
+            and has_room
+            and self._dispatcher.cores > loaded.options.threads
+            and curve.times.get(1, 0.0) >= WIDE_MIN_RUN_S
+        )
+
+    def _widen(self, loaded: LoadedVersion, known_s: float | None) -> float | None:
+        """Load the version once more with all cores a run, and keep it when one row runs that much quicker.
+
+        known_s: the run time measured before, so that only loading is left to do. Returns the run time, None when not
+        kept.
+        """
+        servable = loaded.servable
+        cores = self._dispatcher.cores
+        try:
+            wide = loaded.backend.load(loaded.artifact, replace(loaded.options, threads=cores, concurrency=1))
+        except BackendError as error:
+            log.info("no wide layout", extra={"model": servable.model, "reason": error.message})
+            return None
+        run_s = known_s if known_s is not None else self._gain(loaded, wide)
+        if isinstance(wide, HostedInstance):
+            try:
+                wide.finish_warm_up()
+            except LoadFailed:
+                run_s = None
+        if run_s is None:
+            wide.close()
+            return None
+        servable.layouts = Layouts(servable.layouts.narrow, wide)
+        run_limit_s = servable.scheduled.layout.run_limit_s
+        servable.scheduled.wide = layout_of(
+            wide, threads=cores, run_times=LatencyModel({1: run_s}), run_limit_s=run_limit_s
+        )
+        return run_s
+
+    def _gain(self, loaded: LoadedVersion, wide: Instance) -> float | None:
+        shapes = loaded.servable.settings.warmup.shapes
+        try:
+            narrow_s = measure_rows(loaded.servable.layouts.narrow, 1, loaded.first_runs.length, shapes)
+            wide_s = measure_rows(wide, 1, loaded.first_runs.length, shapes)
+        except BackendError:
+            return None
+        return wide_s if wide_s * WIDE_GAIN <= narrow_s else None
+
+    def _key(self, loaded: LoadedVersion) -> str:
+        # Imported here: an inline model never gets this far, and the library behind it takes 3 MB.
+        import hashlib
+
+        from edge_runtime.repository.digest import sha256_of_file
+
+        instance = loaded.servable.layouts.narrow
+        parts = (
+            sha256_of_file(loaded.artifact),
+            instance.backend,
+            loaded.backend.probe().version,
+            instance.device,
+            instance.precision,
+            str(loaded.options.threads),
+            self._hardware,
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _apply(servable: Servable, curve: RunCurve) -> None:
+    """Apply the curve: new run times, and a new batch limit unless one was set."""
+    scheduled = servable.scheduled
+    scheduled.layout.run_times = LatencyModel(curve.times)
+    if servable.settings.max_batch_rows is None and servable.batches:
+        scheduled.limits = replace(scheduled.limits, max_rows=min(curve.best_rows(), servable.max_rows))
+
+
+def _log(servable: Servable, curve: RunCurve) -> None:
+    fields = {
+        "model": servable.model,
+        "version": servable.number,
+        "batch_rows": servable.scheduled.limits.max_rows,
+        "run_ms": round(curve.times.get(1, 0.0) * 1e3, 3),
+    }
+    if curve.wide_s is not None:
+        fields["run_all_cores_ms"] = round(curve.wide_s * 1e3, 3)
+    log.info("calibrated", extra=fields)

@@ -1,8 +1,7 @@
-"""Engines on disk: what was built for this device, why something could not be, and how quick kernels are here.
+"""Engines on disk: those built for this device, the reasons of failed builds, and the timings of kernels.
 
-Owns: the folder, the files' form, and its size. A file carries the hash of its name and of what is in it, so that one
-that is damaged, or another's, is noticed before any library sees it, and built again. Builds nothing. Thread: any;
-also from the process that builds.
+Owns: the folder, the format of its files, and its size. A file carries the hash of its name and content, so a damaged
+or swapped file is found before any library reads it, and built again. Builds nothing. Thread: any; the child too.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import threading
 from pathlib import Path
 from struct import Struct
 
-from edge_runtime.backends.tensorrt_order import EngineOrder
+from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
 from edge_runtime.repository.durable import read_kept, remove_parts, write_atomically
 
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 2 << 30
-"""Of all files together: some twenty engines of ResNet-50's size in f32 (100 MB), an eighth of a Jetson's smallest eMMC
-(16 GB). The one used longest ago goes first."""
+"""All files together: some twenty engines of ResNet-50's size in f32 (100 MB), an eighth of a Jetson's smallest eMMC
+(16 GB). The least recently used file goes first."""
 
 ENGINE, FAILURE, TIMINGS = ".engine", ".failure", ".timings"
 
@@ -37,19 +36,19 @@ _MODE = 0o600
 
 
 class EngineCache:
-    """One folder. Keys are 64 hexadecimal digits; whatever an engine depends on is in its key."""
+    """An EngineSource that builds nothing: one folder. A key is 64 hexadecimal digits, of all an engine depends on."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder = folder
         self._limit_bytes = limit_bytes
 
     def clean(self) -> None:
-        """Remove what a writer that was cut off left behind. At start, by the folder's owner."""
+        """Remove what interrupted writers left. The folder's owner calls it at start."""
         remove_parts(self.folder)
 
-    def engine(self, order: EngineOrder, key: str) -> bytes:
-        """See EngineSource: what is there, without building. Raises NotBuiltYet, LoadFailed."""
-        del order
+    def engine(self, plan: EnginePlan, key: str) -> bytes:
+        """Return an engine that is built. Raises NotBuiltYet, LoadFailed."""
+        del plan
         found = self.read(key)
         if found is None:
             failure = self.failure(key)
@@ -57,39 +56,39 @@ class EngineCache:
         return found
 
     def wait(self, key: str, stop: threading.Event) -> bool:
-        """See EngineSource: nothing is ever under way."""
+        """Return at once: no build is ever running. False: `stop` is set."""
         del key
         return not stop.is_set()
 
     def read(self, key: str) -> bytes | None:
-        """An engine, None where there is none. A damaged one is removed and reported, and counts as none."""
+        """Read an engine; None where there is none. A damaged one is removed and logged, and counts as none."""
         return self._read(self.folder / f"{key}{ENGINE}")
 
     def write(self, key: str, engine: bytes | memoryview) -> None:
-        """Keep an engine, durably, and make room by what was used longest ago. Raises StorageFailed."""
+        """Write an engine durably, and remove the least recently used to make room. Raises StorageFailed."""
         path = self.folder / f"{key}{ENGINE}"
         self._write(path, engine)
         self.forget_failure(key)
         self._evict(path)
 
     def remove(self, key: str) -> None:
-        """Take an engine away."""
+        """Remove an engine."""
         with contextlib.suppress(OSError):
             (self.folder / f"{key}{ENGINE}").unlink(missing_ok=True)
 
     def timings(self, device: str) -> bytes:
-        """What was measured of kernels on a device; empty where nothing is known."""
+        """Read the kernel timings of a device; empty where there are none."""
         return self._read(self.folder / f"{_name_of(device)}{TIMINGS}") or b""
 
     def keep_timings(self, device: str, timings: bytes) -> None:
-        """Keep what was measured. A disk that does not take it costs the next build some time, and is reported."""
+        """Write kernel timings. A failing disk is logged, and costs the next build some time."""
         try:
             self._write(self.folder / f"{_name_of(device)}{TIMINGS}", timings)
         except StorageFailed as error:
             log.warning("kernel timings are not kept: %s", error)
 
     def failure(self, key: str) -> str | None:
-        """Why an engine cannot be built, None where that is not known."""
+        """Read why an engine cannot be built; None where no reason is kept."""
         path = self.folder / f"{key}{FAILURE}"
         try:
             content = read_kept(path, MAX_FAILURE_BYTES)
@@ -98,17 +97,17 @@ class EngineCache:
             return None
 
     def keep_failure(self, key: str, reason: str) -> None:
-        """Remember that an engine cannot be built, so that each start does not try it in vain."""
+        """Keep why an engine cannot be built, so that no start tries it again in vain."""
         try:
             write_atomically(self.folder / f"{key}{FAILURE}", json.dumps({"reason": reason}).encode())
         except StorageFailed as error:
-            log.warning("that a build failed is not kept: %s", error)
+            log.warning("the reason of a failed build is not kept: %s", error)
         failures = self._by_age(FAILURE)
         for path in failures[: max(len(failures) - MAX_FAILURES, 0)]:
             path.unlink(missing_ok=True)
 
     def forget_failure(self, key: str) -> None:
-        """It could be built after all, or is to be tried again."""
+        """Drop the reason of a failed build: it worked after all, or must be tried again."""
         with contextlib.suppress(OSError):
             (self.folder / f"{key}{FAILURE}").unlink(missing_ok=True)
 
@@ -137,7 +136,7 @@ class EngineCache:
         write_atomically(path, b"".join((header, body)), mode=_MODE)
 
     def _evict(self, newest: Path) -> None:
-        """Hold the limit; what was just written stays."""
+        """Remove files until the limit holds; the newest stays."""
         files = [path for path in self._by_age(ENGINE, TIMINGS) if path != newest]
         total = sum(_size(path) for path in (*files, newest))
         for path in files:
@@ -149,7 +148,7 @@ class EngineCache:
             log.info("an engine used long ago is removed to make room", extra={"file": path.name})
 
     def _by_age(self, *suffixes: str) -> list[Path]:
-        """Files of these kinds, the one used longest ago first."""
+        """Files of these kinds, the least recently used first."""
         ages: list[tuple[float, Path]] = []
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
@@ -160,7 +159,7 @@ class EngineCache:
 
 
 def _body(content: bytes, name: str) -> bytes | None:
-    """What a file of this name holds, None where it is not whole, or was written under another name."""
+    """Return a file's content; None where it is not whole, or was written under another name."""
     if len(content) < _HEADER.size:
         return None
     magic, length, digest = _HEADER.unpack_from(content)
@@ -170,7 +169,7 @@ def _body(content: bytes, name: str) -> bytes | None:
 
 
 def _digest(name: str, body: bytes | memoryview) -> bytes:
-    """An engine that lies in another's place answers with another model's numbers."""
+    """Hash content with its name: an engine in another's place would answer with another model's numbers."""
     digest = hashlib.sha256(name.encode() + b"\n")
     digest.update(body)
     return digest.digest()

@@ -1,118 +1,129 @@
-"""The way of one request to a servable: resolve, admit, resolve again after a swap, or wait for a load on demand.
+"""Brings a request to a servable: resolve, admit, resolve again after a swap, or wait for a load on demand.
 
-Owns: nothing but the order of these steps and whether the door is open; every transport and the in-process runtime go
-through here. Thread: any.
+Owns: the order of these steps, and whether requests are taken. Every door calls it. Thread: any.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Hashable
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
-from edge_runtime.errors import Draining, EdgeRuntimeError, NotReady
-from edge_runtime.scheduling.queue import Pending
-from edge_runtime.serving.lobby import Guest, Lobby
-from edge_runtime.serving.request_plan import RequestPlan
-from edge_runtime.serving.servables import Servables
-from edge_runtime.wire.codec import RequestHeader
+from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull, RunFailed
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.unanswered import UnansweredBytes
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request
+from edge_runtime.serving.servable import Servable
+
+log = logging.getLogger(__name__)
 
 RESOLVE_TRIES = 8
 """A request whose version was swapped out meanwhile is resolved again; more swaps than this in a row is a bug."""
 
 
-class Inquiry(Protocol):
-    """One request on its way in, as its transport holds it."""
-
-    @property
-    def header(self) -> RequestHeader:
-        """What it asks for."""
-        ...
-
-    @property
-    def arrived_s(self) -> float:
-        """When its deadline started."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        ...
-
-    def plan(self) -> RequestPlan:
-        """Its header checked against the live servable. Raises RequestError, NotReady."""
-        ...
-
-    def request(self, plan: RequestPlan) -> Pending:
-        """What the servable is to run. Raises TensorMismatch."""
-        ...
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """Answer it with an error. Thread: any."""
-        ...
-
-    def resume(self, enter: Callable[[], None]) -> None:
-        """Call `enter` soon on the thread that `plan` and `request` are to be called on."""
-        ...
-
-
 class Infer:
-    """The door to all servables."""
+    """Submits requests to the servables."""
 
-    def __init__(self, servables: Servables, lobby: Lobby) -> None:
-        self._servables = servables
-        self._lobby = lobby
+    def __init__(
+        self,
+        table: ModelTable,
+        pending_loads: PendingLoads,
+        dispatcher: Dispatcher,
+        unanswered: UnansweredBytes | None = None,
+    ) -> None:
+        """unanswered: what doors hold their requests by; None: without a bound."""
+        self.unanswered = unanswered or UnansweredBytes()
+        self._table = table
+        self._dispatcher = dispatcher
+        self._pending_loads = pending_loads
         self._is_open = True
 
     def close(self) -> None:
-        """Refuse newcomers from now on; what was admitted is answered."""
+        """Refuse new requests from now on; those admitted are answered, and refusals that were held are told."""
         self._is_open = False
+        self._dispatcher.tell_refusals()
 
-    def submit(self, inquiry: Inquiry) -> None:
-        """Admit one request, or let it wait for its model. Raises EdgeRuntimeError: refused at once."""
-        header = inquiry.header
-        for _ in range(RESOLVE_TRIES):
-            if not self._is_open:
-                raise Draining("this daemon is stopping; send it again after its restart")
-            try:
-                plan = inquiry.plan()
-            except NotReady:
-                if self._servables.is_coming(header.model, header.version):
-                    self._wait(inquiry)
-                    return
-                if self._servables.is_answering(header.model, header.version):
-                    continue  # its load ended between the two looks
-                raise
-            if plan.canary is not None:
-                plan = plan.turn()
-            try:
-                plan.servable.submit(inquiry.request(plan))
-            except Draining:
-                continue
-            return
-        raise NotReady(f"model {header.model} is being replaced again and again")
+    def drop(self, sender: Hashable) -> int:
+        """Cancel what waits of a sender that is gone, for a run or for a load; how many."""
+        return self._dispatcher.drop(sender)
 
-    def submit_or_refuse(self, inquiry: Inquiry) -> None:
-        """The same, with a refusal as the request's answer."""
+    def begin_burst(self) -> None:
+        """Have workers wait until all of a burst is submitted; `end_burst` must follow."""
+        self._dispatcher.begin_burst()
+
+    def end_burst(self) -> None:
+        """Have workers run what was submitted."""
+        self._dispatcher.end_burst()
+
+    def foresee(self, request: Request, servable: Servable) -> None:
+        """Raise Draining, or DeadlineUnmeetable, where a request whose tensors have not come would be refused now.
+
+        Nothing is known of it but its timeout, its bytes and its sender, so it counts as one row.
+        """
+        if not self._is_open:
+            raise Draining("this daemon is stopping; send it again after its restart")
+        request.rows, request.priority = 1, servable.settings.priority or DEFAULT_PRIORITY
+        timeout_ms, default_ms = request.header.timeout_ms, servable.settings.default_timeout_ms
+        if timeout_ms is None:
+            timeout_ms = default_ms
+        request.timeout_s = math.inf if timeout_ms is None else timeout_ms / 1e3
+        request.deadline_s = request.arrived_s + request.timeout_s
+        request.shape = None
+        self._dispatcher.foresee(servable.scheduled, request)
+
+    def submit(self, request: Request, plan: RequestPlan | None = None) -> RequestPlan | None:
+        """Admit one request, let it wait for its model, or refuse it. Never raises.
+
+        plan: its header's, where the door kept it; an old one costs another try. Returns the plan that it was admitted
+        or refused by, for the door to keep; None when there is none.
+        """
+        header = request.header
         try:
-            self.submit(inquiry)
+            for _ in range(RESOLVE_TRIES):
+                if not self._is_open:
+                    raise Draining("this daemon is stopping; send it again after its restart")
+                if plan is None:
+                    try:
+                        plan = plan_request(self._table, header)
+                    except NotReady:
+                        if self._table.is_coming(header.model, header.version) and not is_own(header):
+                            self._wait(request)
+                            return None
+                        if self._table.is_answering(header.model, header.version):
+                            continue  # its load ended between the two looks
+                        raise
+                chosen = plan if plan.canary is None else plan.turn()
+                try:
+                    if request.targets:
+                        chosen.check_targets(request.targets)
+                    request.take(chosen, chosen.arrays(request.tensors))
+                    chosen.servable.submit(request)
+                except Draining:
+                    plan = None
+                    continue
+                return plan
+            raise NotReady(f"model {header.model} is being replaced again and again")
         except EdgeRuntimeError as error:
-            inquiry.refuse(error)
+            self._refuse(request, error)
+        except Exception as error:
+            log.exception("a request for model %s could not be admitted", header.model)
+            request.refuse(RunFailed(f"{type(error).__name__}: {error}"))
+        return plan
 
-    def _wait(self, inquiry: Inquiry) -> None:
-        header = inquiry.header
-        self._lobby.wait(
-            header.model,
-            Guest(
-                enter=lambda: inquiry.resume(lambda: self.submit_or_refuse(inquiry)),
-                fail=inquiry.refuse,
-            ),
-            arrived_s=inquiry.arrived_s,
-            timeout_s=math.inf if header.timeout_ms is None else header.timeout_ms / 1e3,
-            nbytes=inquiry.nbytes,
-            priority=header.priority or DEFAULT_PRIORITY,
-        )
-        if not self._servables.ask_again(header.model, header.version):
-            # The load ended between the look at the table and the lobby's door.
-            self._lobby.open(header.model, None)
+    def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
+        """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""
+        if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable):
+            self._dispatcher.refuse(request, error)
+        else:
+            request.refuse(error)
+
+    def _wait(self, request: Request) -> None:
+        header = request.header
+        self._pending_loads.wait(request, self.submit)
+        if not self._table.ask_again(header.model, header.version):
+            # The load ended between the look at the table and the wait.
+            self._pending_loads.end(header.model, None)

@@ -13,27 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.backends.base import Backend, Bound, Compiler, Instance, LoadOptions
+from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import ModelSettings
+from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
-from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, row_bytes, run_in_order
-from edge_runtime.serving.warmup import FirstRuns, time_bound, warm_up
+from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
+from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, warm_up
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
 
 INLINE_RUN_S = 200e-6
-"""A batch that runs quicker is run on the I/O thread: handing it over and back costs about as much (DESIGN 3)."""
+"""A batch that runs quicker is run on the I/O thread: handing it over and back costs about as much."""
 
 INLINE_ROWS = 32
 """Rows of an inline batch: what one drain gathers."""
@@ -41,23 +42,32 @@ INLINE_ROWS = 32
 BATCH_GAIN = 1.5
 """Before the curve is known, batches form when two rows take less than this many times one row's run."""
 
+CODE = frozenset(("python",))
+"""Backends whose artifacts are code: they never run inside the daemon."""
+
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What the profile grants: cores that all runs share, hard limit of rows a request, queue bounds a model."""
+    """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
+
+    host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
+    None: as the curve says.
+    """
 
     cores: int
     max_batch_rows: int
     queue_rows: int
     queue_bytes: int
+    host_memory_bytes: int | None = None
+    run_limit_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A choice that a version was not loaded by. is_absent: the profile's, of a library that is not even installed."""
+    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed."""
 
     choice: BackendChoice
     reason: str
@@ -68,8 +78,8 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A servable ready to be published, what calibration needs, and what a person should know (may be empty)."""
+class LoadedVersion:
+    """A servable ready to be published, and calibration's needs. note: for a person, may be empty."""
 
     servable: Servable
     backend: Backend
@@ -81,7 +91,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LoadPlan:
     """One way to load a version: a backend, the artifact it takes, and how."""
 
     backend: str
@@ -90,13 +100,19 @@ class Candidate:
 
 
 class VersionLoader:
-    """Loads versions by the profile's backend order, overlaid by each model's own settings."""
+    """Loads versions by the profile's backend order, overlaid by each model's own settings, in hosts or here.
+
+    backend, hosted: make a backend whose instances live here, and one whose instances live in hosts. isolation: the
+    daemon's.
+    """
 
     def __init__(
         self,
         *,
         choices: Sequence[BackendChoice],
         backend: Callable[[str], Backend],
+        hosted: Callable[[str], Backend],
+        isolation: Isolation,
         limits: ServingLimits,
         dispatcher: Dispatcher,
         clock: Clock,
@@ -104,12 +120,14 @@ class VersionLoader:
     ) -> None:
         self._choices = choices
         self._backend = backend
+        self._hosted = hosted
+        self._isolation: Isolation = isolation
         self._limits = limits
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
 
-    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> Loaded:
+    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
         """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
 
         NotBuiltYet among them: one will, when its engine is built. metrics: where it counts, None for the model's own
@@ -121,9 +139,9 @@ class VersionLoader:
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
         for choice, artifact in self._choose(settings, version, passed):
-            options = _options(choice, settings, self._limits.cores)
-            backend = self._backend(choice.name)
+            options = _options(choice, settings, self._limits)
             try:
+                backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
                 passed.append(PassedOver(choice, error.message))
@@ -138,8 +156,10 @@ class VersionLoader:
                     options,
                     metrics=metrics or self._metrics.model(folder.name),
                 )
-            except BackendError as error:
+            except BaseException as error:
                 instance.close()
+                if not isinstance(error, BackendError):
+                    raise
                 passed.append(PassedOver(choice, error.message))
                 continue
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
@@ -147,25 +167,28 @@ class VersionLoader:
                 "chose a backend",
                 extra={"model": folder.name, "backend": choice.name, "passed_over": "; ".join(map(str, passed))},
             )
-            note = "; ".join(worth_telling(passed, instance.device))
-            return Loaded(servable, backend, artifact, options, first_runs, may_widen, note)
-        # What was tried comes before what is not even installed: the first words are what a person acts on.
+            told = worth_telling(passed, instance.device)
+            if why_hosted and settings.mode == "inline":
+                told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
+            note = "; ".join(told)
+            return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
+        # Backends that were tried come before those not installed: a person acts on the first words.
         raise failed("; ".join(map(str, sorted(passed, key=lambda each: each.is_absent))))
 
     def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
-        """Have compiled what `load` would need, and wait for it, or until `stop` is set. Not on the loader's thread.
+        """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
 
-        Raises nothing: what cannot be compiled is `load`'s to say.
+        Raises nothing: `load` says what cannot be compiled.
         """
         with contextlib.suppress(BackendError):
-            for candidate in self.candidates(folder, version):
-                compiler = self._backend(candidate.backend)
+            for plan in self.plans(folder, version):
+                compiler = self._backend(plan.backend)
                 if isinstance(compiler, Compiler):
                     with contextlib.suppress(BackendError):
-                        compiler.prepare(candidate.artifact, candidate.options, stop)
+                        compiler.prepare(plan.artifact, plan.options, stop)
 
     def suffixes(self) -> frozenset[str]:
-        """Endings of the artifacts that backends here load, code and plans left out: what an update may bring."""
+        """Return the suffixes of artifacts that an update may bring: of backends here, without code and plans."""
         names: set[str] = set()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
@@ -173,22 +196,22 @@ class VersionLoader:
         return frozenset(suffix_of(name) for name in names if not is_code(name))
 
     def precisions(self) -> frozenset[str]:
-        """Precisions that the profile asks for: which variants of a release are of use here."""
+        """Return the precisions of the profile: variants of a release in others are of no use here."""
         return frozenset(choice.precision for choice in self._choices)
 
     def bytes_wanted(self, version: VersionFolder) -> int:
-        """Memory that a version will take, before it was ever loaded: its files, which are mostly weights."""
+        """Guess the memory of a version before its first load: the size of its files, which are mostly weights."""
         return sum(path.stat().st_size for path in version.files.values() if path.exists())
 
-    def candidates(self, folder: ModelFolder, version: VersionFolder) -> list[Candidate]:
-        """What `load` would try, in its order; loads nothing. Raises LoadFailed where no artifact fits a backend."""
+    def plans(self, folder: ModelFolder, version: VersionFolder) -> list[LoadPlan]:
+        """Return the ways that `load` would try, in its order. Raises LoadFailed: no artifact fits a backend."""
         passed: list[PassedOver] = []
         chosen = self._choose(folder.settings, version, passed)
         if not chosen:
             raise LoadFailed("; ".join(map(str, passed)))
-        cores = self._limits.cores
+        limits = self._limits
         return [
-            Candidate(choice.name, artifact, _options(choice, folder.settings, cores)) for choice, artifact in chosen
+            LoadPlan(choice.name, artifact, _options(choice, folder.settings, limits)) for choice, artifact in chosen
         ]
 
     def _choose(
@@ -210,6 +233,26 @@ class VersionLoader:
         found = choose_artifacts(version, wants) if wants else []
         return [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
 
+    def _choose_place(
+        self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions
+    ) -> tuple[Backend, str]:
+        """Return the backend that loads it in a host, with the reason, or here, with "".
+
+        What the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and bench/
+        single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
+        """
+        isolation = "always" if self._isolation == "always" else settings.isolation or self._isolation
+        if name in CODE and settings.isolation == "never":
+            raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which is code; leave it out')
+        if name in CODE:
+            return self._hosted(name), f"{artifact.name} is code"
+        if isolation == "never":
+            return self._backend(name), ""
+        why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
+        if why_hosted is not None:
+            return self._hosted(name), why_hosted
+        return self._backend(name), ""
+
     def _make_servable(
         self,
         model: str,
@@ -221,15 +264,21 @@ class VersionLoader:
         metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
+        if isinstance(instance, HostedInstance):
+            instance.finish_warm_up()
         _check_range(instance, first, options)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
-        layout = Layout(
-            run_in_order(instance, batches=first.batches and instance.spec.may_batch),
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
+        layout = layout_of(
+            instance,
+            batches=first.batches and instance.spec.may_batch,
             threads=options.threads,
             concurrency=min(instance.concurrency, options.concurrency),
             run_times=LatencyModel(first.times),
+            run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None,
+            warm_row_bytes=_warm_row_bytes(instance, settings, first),
         )
         scheduled = ScheduledModel(
             model,
@@ -241,7 +290,8 @@ class VersionLoader:
             ),
             max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
             max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
-            on_run=metrics.run_of_batch,
+            may_rerun=settings.rerun,
+            metrics=metrics,
         )
         servable = Servable(
             model,
@@ -262,10 +312,10 @@ class VersionLoader:
 
 
 def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
-    """Of the choices that a version which runs on `device` was not loaded by, those that its owner should know of.
+    """Return the backends that did not load a version, and that its owner should know of. device: where it runs.
 
     A library that is not installed is how this device was set up (`profile show` lists it), unless it would have run
-    on an accelerator and the CPU does it instead: nobody falls back to slower hardware in silence.
+    on an accelerator and the CPU does it instead: a fall back to slower hardware is never silent.
     """
     return [
         str(each)
@@ -275,9 +325,9 @@ def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
 
 
 def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> None:
-    """Raise LoadFailed where a model's open axis 0 is no rows, and what was compiled takes only so much of it by guess.
+    """Raise LoadFailed where axis 0 is no rows, and the artifact was compiled for a guessed length of it.
 
-    A request is run alone then, as long as it is, and one that another backend answers would fail.
+    A request runs alone then, at its own length, and a longer one would fail that another backend answers.
     """
     bound = instance.spec.max_rows
     if bound is None or first.batches or options.max_rows is not None or "max_shapes" in options.extra:
@@ -289,7 +339,7 @@ def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> 
 
 
 def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) -> int:
-    """Rows joined into one run before the curve is known: what is set, else a guess from one and two rows."""
+    """Return the rows joined into one run before the curve is known: as set, else a guess from one and two rows."""
     if not first.batches:
         return 1
     if settings.max_batch_rows is not None:
@@ -300,6 +350,8 @@ def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) 
 
 def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns, max_rows: int) -> Bound | None:
     """Bound buffers when the model is to run inline; None for workers."""
+    if isinstance(instance, HostedInstance):
+        return None  # a run there is waited for, and the I/O thread may not wait
     is_asked_for = settings.mode == "inline"
     if not is_asked_for and not _may_be_inline(settings, first):
         return None
@@ -312,8 +364,16 @@ def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns,
     return None
 
 
+def _warm_row_bytes(instance: Instance, settings: ModelSettings, first: FirstRuns) -> int:
+    """Bytes of one row of the warm-up's inputs, where rows differ in size; else 0."""
+    if not first.times or row_bytes(instance.spec):
+        return 0
+    inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
+    return sum(array.nbytes for array in inputs.values())
+
+
 def _may_be_inline(settings: ModelSettings, first: FirstRuns) -> bool:
-    """Whether nothing asks for a queue, and one row runs quickly enough to try."""
+    """Whether no setting asks for a queue, and one row runs quickly enough to try."""
     wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0
     return not wants_queue and first.times.get(1, math.inf) <= INLINE_RUN_S * 2
 
@@ -330,7 +390,8 @@ def _is_one_row(instance: Instance) -> bool:
     return all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
 
 
-def _options(choice: BackendChoice, settings: ModelSettings, cores: int) -> LoadOptions:
+def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimits) -> LoadOptions:
+    cores = limits.cores
     threads = min(settings.threads or choice.threads or 1, cores)
     return LoadOptions(
         threads=threads,
@@ -340,11 +401,12 @@ def _options(choice: BackendChoice, settings: ModelSettings, cores: int) -> Load
         extra=_options_for(choice.name, {**choice.extra, **settings.options}),
         concurrency=min(settings.instances or cores, max(cores // threads, 1)),
         max_rows=settings.max_batch_rows,
+        host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
     )
 
 
 def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
-    """A backend's options: those of no backend, and `<backend>.<option>`, which others that may be tried never see."""
+    """Return a backend's options: the general ones, and its own `<backend>.<option>`, which others never get."""
     mine: dict[str, str] = {}
     for key, value in options.items():
         owner, dot, option = key.partition(".")

@@ -1,22 +1,28 @@
-"""A place in memory for a version: others leave for it, it is loaded and held to what it was measured to take.
+"""Which versions are in memory: room is made for one, it is loaded, published, calibrated, and closed at last.
 
-Owns: what versions were measured to take, and which models nobody may be made to leave for. Thread: the loader's.
+Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take; which models
+are being swapped. What is to be loaded is others' to say (sources, loader, swap). Thread: the loader's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.errors import LoadFailed
+from edge_runtime.backends.base import HostStatus
+from edge_runtime.backends.hosts import Hosts
+from edge_runtime.clock import Clock
+from edge_runtime.errors import LoadFailed, NotBuiltYet, NotReady
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.serving.calibrator import Calibrator
-from edge_runtime.serving.loading import Loaded, VersionLoader
-from edge_runtime.serving.memory_budget import Eviction, Resident, plan_eviction
+from edge_runtime.serving.calibration import Calibrator
+from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.loading import LoadedVersion, VersionLoader
+from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.servables import Servables, State
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -24,57 +30,192 @@ log = logging.getLogger(__name__)
 DRAIN_S = 30.0
 """A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
 
+Check = Callable[[LoadedVersion], None]
+"""Looks at a version before it answers. Raises LoadFailed to keep it from that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A loaded version: its memory, when a request last used it (monotonic seconds), and whether it must stay."""
+
+    model: str
+    number: int
+    memory_bytes: int
+    used_s: float
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Versions to unload, in order; `missing_bytes` > 0: even without them there is not enough memory."""
+
+    leave: tuple[Resident, ...]
+    missing_bytes: int
+
+
+def plan_eviction(residents: Sequence[Resident], wanted_bytes: int, budget_bytes: int) -> Eviction:
+    """Make room for `wanted_bytes` under the budget: least recently used first, pinned ones never. Pure.
+
+    Nothing leaves when even all of it would not be enough.
+    """
+    free = budget_bytes - sum(resident.memory_bytes for resident in residents)
+    leave: list[Resident] = []
+    for resident in sorted(residents, key=lambda each: each.used_s):
+        if free >= wanted_bytes:
+            break
+        if not resident.is_pinned:
+            leave.append(resident)
+            free += resident.memory_bytes
+    if free < wanted_bytes:
+        return Eviction((), wanted_bytes - free)
+    return Eviction(tuple(leave), 0)
+
 
 class Placement:
-    """Loads versions where memory allows, and closes them.
+    """Loads and unloads versions, one at a time.
 
-    budget_bytes None: memory is not bounded. held: models under exchange, whose versions never leave for others.
+    budget_bytes None: memory is not bounded. swapping: models under swap, whose versions never leave for others.
     """
 
     def __init__(
         self,
         *,
         versions: VersionLoader,
-        servables: Servables,
-        dispatcher: Dispatcher,
+        table: ModelTable,
+        pending_loads: PendingLoads,
+        marks: LoadMarks,
         calibrator: Calibrator,
+        dispatcher: Dispatcher,
         metrics: Metrics,
+        clock: Clock,
         budget_bytes: int | None,
+        hosts: Hosts | None = None,
     ) -> None:
+        """hosts: tells of instances whose host is not started again; None: every instance runs in this process."""
         self._versions = versions
-        self._servables = servables
-        self._dispatcher = dispatcher
+        self._table = table
+        self._pending_loads = pending_loads
+        self._marks = marks
         self._calibrator = calibrator
+        self._dispatcher = dispatcher
         self._metrics = metrics
+        self._clock = clock
         self._budget_bytes = budget_bytes
+        self._hosts = hosts
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
-        self.held: set[str] = set()
+        self.swapping: set[str] = set()
+
+    # ---- a version's life --------------------------------------------------------------------------------------------
+
+    def load_or_wait(self, folder: ModelFolder, version: VersionFolder) -> None:
+        """Load a version, unless it waits for its first request. A failure is logged, and its status says why."""
+        is_absent = self._table.find(folder.name, version.number) is None
+        if folder.settings.on_demand and is_absent and self._marks.why_left_out(folder, version) is None:
+            self._table.set_status(VersionStatus(folder.name, version.number, VersionState.ON_DEMAND))
+        else:
+            self.load_or_report(folder, version)
+
+    def load_or_report(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
+        """Load a version; a failure is logged, and its status says why."""
+        try:
+            self.load(folder, version, check)
+        except NotBuiltYet as error:
+            log.info("%s version %d waits: %s", folder.name, version.number, error.message)
+        except LoadFailed as error:
+            log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
+
+    def load(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
+        """Load a version, marked, unless it ended the daemon before.
+
+        Raises LoadFailed, which leaves the old copy serving; NotBuiltYet, where the version is loaded by itself later.
+        """
+        reason = self._marks.why_left_out(folder, version)
+        if reason is not None:
+            is_live = self._table.find(folder.name, version.number) is not None
+            state = VersionState.READY if is_live else VersionState.FAILED
+            words = f"these files are {reason}" if is_live else reason
+            self._table.set_status(VersionStatus(folder.name, version.number, state, words))
+            self._pending_loads.end(folder.name, NotReady(f"model {folder.name} version {version.number} is {reason}"))
+            raise LoadFailed(reason)
+        self.load_asked(folder, version, check)
+
+    def load_asked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
+        """As `load`, for a person who asks for it: a version that was left out is tried again."""
+        with self._marks.loading(folder, version):
+            self.load_unmarked(folder, version, check)
+
+    def load_unmarked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
+        """Load beside the old copy, publish, drain the old copy; for a release, whose starts the journal counts."""
+        name, number = folder.name, version.number
+        old = self._table.find(name, number)
+        before = self._table.status(name, number)
+        if old is None:
+            self._table.set_status(VersionStatus(name, number, VersionState.LOADING))
+        started_s = self._clock.monotonic_s()
+        try:
+            loaded = self.bring_up(folder, version, without=() if old is None else (old,), check=check)
+        except LoadFailed as error:
+            failed = VersionState.BUILDING if isinstance(error, NotBuiltYet) else VersionState.FAILED
+            state = failed if old is None else VersionState.READY
+            fate = "waits" if failed is VersionState.BUILDING else "failed to load"
+            reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
+            if before is not None and before.state is VersionState.ON_DEMAND and self._is_held_up(version):
+                state, reason = VersionState.ON_DEMAND, "waits for memory until an update of another model is decided"
+            self._table.set_status(VersionStatus(name, number, state, reason))
+            self._pending_loads.end(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
+            raise
+        replaced = self._table.publish(loaded.servable)
+        if loaded.note:
+            self._table.set_status(VersionStatus(name, number, VersionState.READY, loaded.note))
+        self._pending_loads.end(name, None)
+        log_loaded(loaded, self._clock.monotonic_s() - started_s)
+        self.retire(replaced)
+        self._calibrator.add(loaded)
+
+    def unload(self, model: str, number: int, *, forget: bool) -> None:
+        """Take a version away, after what it admitted was answered. forget: it is gone from its source too."""
+        self.retire(self._table.withdraw(model, number, VersionState.UNLOADING))
+        if forget:
+            self._table.forget(model, number)
+            self._marks.forget(model, number)
+        else:
+            self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, "unloaded"))
+
+    def take_failures(self) -> list[str]:
+        """Withdraw the versions whose hosts kept ending; return their models, which may have an older version."""
+        failures = self._hosts.take_failures() if self._hosts is not None else []
+        models: list[str] = []
+        for instance, reason in failures:
+            for servable in self._table.live():
+                if instance in (servable.layouts.narrow, servable.layouts.wide):
+                    gone = self._table.withdraw(servable.model, servable.number, VersionState.FAILED, reason)
+                    self.retire(gone)
+                    models.append(servable.model)
+        return models
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
 
     def has_room(self, version: VersionFolder, without: Collection[Servable] = ()) -> bool:
-        """Whether a version fits, were those not there that may leave for it, and those `without`."""
+        """Whether a version fits when those leave that may leave for it, and those `without`."""
         return not self._plan(self._bytes_wanted(version), without).missing_bytes
 
     def has_room_beside(self, version: VersionFolder) -> bool:
         """Whether a version fits with all that is loaded of its model."""
         return not self._plan(self._bytes_wanted(version), (), keeping=version.model).missing_bytes
 
-    def is_held_up(self, version: VersionFolder) -> bool:
-        """Whether a version fits, but for models under exchange: it will when that is over."""
-        held = [each for each in self._servables.loaded() if each.model in self.held]
-        return not self.has_room(version) and self.has_room(version, without=held)
-
-    def load(
+    def bring_up(
         self,
         folder: ModelFolder,
         version: VersionFolder,
         *,
         without: Collection[Servable] = (),
         metrics: ModelMetrics | None = None,
-        check: Callable[[Loaded], None] | None = None,
-    ) -> Loaded:
-        """Make room, load, warm up. without: what will leave for it, and is not counted. check: looks at it last.
+        check: Check | None = None,
+    ) -> LoadedVersion:
+        """Make room, load, warm up; nothing answers from it yet.
 
-        Raises LoadFailed only: a library's surprise is a failed load too.
+        without: versions that will leave for it, and are not counted. metrics: None for the model's own. Raises
+        LoadFailed only: a library's surprise is a failed load too.
         """
         try:
             self._make_room(self._bytes_wanted(version), without)
@@ -97,8 +238,17 @@ class Placement:
         self._watch_queue(servable)
         return loaded
 
+    def bring_up_apart(self, folder: ModelFolder, version: VersionFolder) -> LoadedVersion:
+        """As `bring_up`, for a version that counts apart from its model's other numbers until it is decided on."""
+        metrics = self._metrics.apart(folder.name)
+        try:
+            return self.bring_up(folder, version, metrics=metrics)
+        except LoadFailed:
+            self._metrics.retire(folder.name, metrics)
+            raise
+
     def retire(self, servable: Servable | None) -> None:
-        """Close a version that left the live table, after what it admitted was answered."""
+        """Close a version that left the table, after what it admitted was answered."""
         if servable is None:
             return
         self._calibrator.discard(servable)
@@ -108,8 +258,13 @@ class Placement:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
+    def _is_held_up(self, version: VersionFolder) -> bool:
+        """Whether a version fits, but for models under swap: it will when that is over."""
+        held = [each for each in self._table.loaded() if each.model in self.swapping]
+        return not self.has_room(version) and self.has_room(version, without=held)
+
     def _bytes_wanted(self, version: VersionFolder) -> int:
-        """What these very files were measured to take, else a guess."""
+        """Memory that these very files were measured to take, else a guess."""
         known = self._measured.get((version.model, version.number))
         if known is not None and known[0] == (version.path, version.fingerprint):
             return known[1]
@@ -124,7 +279,7 @@ class Placement:
             )
         for resident in plan.leave:
             self.retire(
-                self._servables.withdraw(resident.model, resident.number, State.ON_DEMAND, "left to free memory")
+                self._table.withdraw(resident.model, resident.number, VersionState.ON_DEMAND, "left to free memory")
             )
 
     def _plan(self, wanted: int, without: Collection[Servable], keeping: str = "") -> Eviction:
@@ -132,14 +287,42 @@ class Placement:
             return Eviction((), 0)
         residents = [
             Resident(each.model, each.number, each.memory_bytes, each.used_s, self._must_stay(each, keeping))
-            for each in self._servables.loaded()
+            for each in self._table.loaded()
             if each not in without
         ]
         return plan_eviction(residents, wanted, self._budget_bytes)
 
     def _must_stay(self, servable: Servable, keeping: str) -> bool:
-        return servable.settings.pinned or servable.model in self.held or servable.model == keeping
+        return servable.settings.pinned or servable.model in self.swapping or servable.model == keeping
 
     def _watch_queue(self, servable: Servable) -> None:
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
         servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
+        if servable.layouts.host() is not None:
+            servable.metrics.watch("host_restarts", lambda: _host_of(servable).restarts)
+            servable.metrics.watch("host_memory_bytes", lambda: _host_of(servable).memory_bytes)
+            servable.metrics.watch_reason("host_last_end", lambda: _host_of(servable).last_end)
+
+
+def _host_of(servable: Servable) -> HostStatus:
+    host = servable.layouts.host()
+    return host if host is not None else HostStatus(0, 0, 0, "")
+
+
+def log_loaded(loaded: LoadedVersion, took_s: float) -> None:
+    """Log which version was loaded, and what really runs it."""
+    servable = loaded.servable
+    instance = servable.layouts.narrow
+    log.info(
+        "loaded",
+        extra={
+            "model": servable.model,
+            "version": servable.number,
+            "backend": instance.backend,
+            "device": instance.device,
+            "precision": instance.precision,
+            "mode": servable.mode,
+            "took_s": round(took_s, 3),
+            **({"note": loaded.note} if loaded.note else {}),
+        },
+    )

@@ -1,41 +1,54 @@
-"""What one request header means for one servable: checked once, then used for every request with those bytes.
+"""A request header checked against one servable: once, then used for every request with those bytes.
 
-Owns: the checks of a header against a model's specs (one bad request must not reach a batch). Pure but for the reply
+Owns: the checks of a header against a model's specs, so no bad request reaches a batch. Pure but for the reply
 header it caches. A plan is valid while its servable is the live one.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
-from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.model_spec import DYNAMIC, TensorSpec
+from edge_runtime.regions import SharedTensor
+from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import InlineBuffers, Servable
-from edge_runtime.serving.servables import Servables
 from edge_runtime.serving.split import Split
-from edge_runtime.tensors import DATATYPES, Array, array_from_wire
-from edge_runtime.wire.codec import RequestHeader, TensorHeader, frame_sizes, pack_answer
+from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
+from edge_runtime.wire.codec import frame_sizes, pack_answer
+
+OWN_PARAMETER, OWN_TOKEN = "self_check", secrets.token_hex(16)
+"""The parameter in the header of a request that self_check.py makes: answered like any other, but no use of its model.
+It neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published. The value is
+this process's secret, so that no client's request passes for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class InlineCut:
-    """How to cut a batch's outputs into requests: for each output wanted, its index and one request's share.
+    """How to cut a batch's outputs into requests: for each wanted output, its index and one request's share.
 
-    nbytes: of one request's outputs together.
+    shapes: of one request's outputs, in that order. nbytes: of these together. header: of the answer, as in frames.
     """
 
     outputs: tuple[tuple[int, Struct], ...]
+    shapes: tuple[tuple[int, ...], ...]
     nbytes: int
     header: bytes
 
 
 class Canary(NamedTuple):
-    """The newcomer's plan of a header, and who says when it is its turn."""
+    """The candidate's plan of a header, and the split that decides when it answers."""
 
     split: Split
     plan: RequestPlan
@@ -45,56 +58,99 @@ class RequestPlan:
     """A checked header.
 
     sizes: exact bytes of each tensor frame, -1 for BYTES. order: for each input of the model, which frame holds it.
-    shape: inner shapes and datatypes, equal for requests that may share a batch. inline: set when the lean path may
-    answer it; not while every request has to be seen on its own. timeout_s is math.inf without a deadline. canary: who
-    may answer in this one's place, or None.
+    shape: inner shapes and datatypes, equal for requests that may share a batch. copies_shared: inputs may lie in their
+    client's memory, and no host reads them, so a lone run copies them first. inline: set when the lean path may answer
+    it; None while a canary or a mirror needs each request by itself. timeout_s is math.inf without a deadline.
+    canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
+    shared memory, as in the header.
     """
 
     def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
-        spec = servable.spec
         self.servable = servable
         self.inputs = header.inputs
-        self.order = _match_inputs(spec, header.inputs)
+        self.order = _match_inputs(servable, header.inputs)
         self.rows = _count_rows(servable, [header.inputs[index] for index in self.order])
         self.sizes = frame_sizes(header.inputs)
         self.nbytes = sum(size for size in self.sizes if size > 0)
-        self.outputs = _match_outputs(spec, header.outputs)
+        _check_places(header.inputs)
+        self.places = header.output_places
+        self.copies_shared = header.has_places and not isinstance(servable.layouts.narrow, HostedInstance)
+        self._plain_dtypes = [_plain_dtype(header.inputs[index], self.sizes[index]) for index in self.order]
+        self.outputs = _match_outputs(servable, header.outputs)
+        self._least_bytes = _output_bytes(servable, self.outputs, self.rows) if self.places else ()
         self.shape = tuple(tensor.shape[1:] if servable.batches else tensor.shape for tensor in header.inputs)
         self.timeout_s = _timeout_s(header, servable)
         self.priority = header.priority or servable.settings.priority or DEFAULT_PRIORITY
         self.wants_timing = header.timing
+        self.is_own = is_own(header)
+        self.metrics = ModelMetrics() if self.is_own else servable.metrics
         self.canary = canary
-        is_seen_alone = canary is not None or servable.follower is not None
+        is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not self.is_own)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
         self._answer_header = b""
 
     def turn(self) -> RequestPlan:
-        """This, or the newcomer's plan when it is its turn to answer. Counts a request: ask once for each."""
+        """This plan, or the candidate's when it is its turn. Counts a request: called once for each."""
         canary = self.canary
-        return canary.plan if canary is not None and canary.split.is_newcomers_turn() else self
+        return canary.plan if canary is not None and canary.split.is_candidates_turn() else self
 
-    def arrays(self, frames: Sequence[bytes | memoryview]) -> list[Array]:
-        """Frames as arrays in the model's order, without copying. Raises TensorMismatch for wrong lengths."""
+    def arrays(self, tensors: Sequence[Any]) -> list[Array]:
+        """A request's tensors, in the header's order, as arrays in the model's order, without copying.
+
+        tensors: arrays of the header's shapes, frames of bytes, or SharedTensors: BOOL, whose values are checked, is
+        copied now, others when they run (`copies_shared`). Raises TensorMismatch unless
+        number and lengths of the frames are what the header says.
+        """
         inputs = self.inputs
-        return [array_from_wire(inputs[index].datatype, inputs[index].shape, frames[index]) for index in self.order]
+        if len(tensors) != len(inputs):
+            raise TensorMismatch(f"the header names {len(inputs)} inputs, {len(tensors)} tensor frames came")
+        arrays: list[Array] = []
+        for index, plain in zip(self.order, self._plain_dtypes, strict=True):
+            tensor = tensors[index]
+            if isinstance(tensor, SharedTensor):
+                tensor = self._own_or_shared(inputs[index], tensor)
+            elif not isinstance(tensor, np.ndarray):
+                header, want = inputs[index], self.sizes[index]
+                if plain is not None and len(tensor) == want:
+                    array = np.frombuffer(tensor, plain)
+                    if array.flags.aligned:
+                        arrays.append(array.reshape(header.shape))
+                        continue
+                if want not in (-1, len(tensor)):
+                    raise TensorMismatch(
+                        f"input {header.name!r}: {header.datatype} {list(header.shape)} is {want} bytes, "
+                        f"got {len(tensor)}"
+                    )
+                tensor = array_from_wire(header.datatype, header.shape, tensor)
+            arrays.append(tensor)
+        return arrays
 
-    def check_frames(self, lengths: Sequence[int]) -> None:
-        """Raise TensorMismatch unless number and lengths of the tensor frames are what the header says."""
-        if len(lengths) != len(self.sizes):
-            raise TensorMismatch(f"the header names {len(self.sizes)} inputs, {len(lengths)} tensor frames came")
-        for tensor, want, got in zip(self.inputs, self.sizes, lengths, strict=True):
-            if want not in (-1, got):
-                raise TensorMismatch(
-                    f"input {tensor.name!r}: {tensor.datatype} {list(tensor.shape)} is {want} bytes, got {got}"
-                )
+    def check_targets(self, targets: Sequence[Array | None]) -> None:
+        """Raise TensorMismatch for an output that its place in shared memory cannot hold."""
+        for index, place, target, least in zip(self.outputs, self.places, targets, self._least_bytes, strict=True):
+            if place is None or target is None:
+                continue
+            spec = self.servable.spec.outputs[index]
+            if spec.datatype == "BYTES":
+                raise TensorMismatch(f"output {spec.name!r}: BYTES tensors come in frames, never in a region")
+            itemsize = DATATYPES[spec.datatype].itemsize
+            if place.offset % itemsize:
+                raise TensorMismatch(f"output {spec.name!r}: offset {place.offset} is no multiple of {itemsize}")
+            if target.nbytes < least:
+                raise TensorMismatch(f"output {spec.name!r} is {least} bytes, its place has {target.nbytes}")
+
+    def _own_or_shared(self, header: TensorHeader, tensor: SharedTensor) -> Array:
+        if header.datatype == "BOOL":  # its values are checked, on a copy
+            return array_from_wire(header.datatype, header.shape, tensor.array.tobytes())
+        return tensor.array
 
     def select(self, outputs: Sequence[Array]) -> list[Array]:
-        """The outputs asked for, in the order asked for."""
+        """The wanted outputs, in the order of the request."""
         return [outputs[index] for index in self.outputs]
 
     def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
-        """Header of an answer with these arrays; packed again only when shapes differ from the last answer's."""
+        """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's."""
         shapes = tuple(array.shape for array in selected)
         if timing is None and shapes == self._answer_shapes:
             return self._answer_header
@@ -104,11 +160,12 @@ class RequestPlan:
         return packed
 
     def tensor_headers(self, shapes: Sequence[tuple[int, ...]]) -> list[TensorHeader]:
-        """Name, datatype and shape of each output asked for."""
+        """Name, datatype and shape of each wanted output."""
         specs = self.servable.spec.outputs
+        places = self.places or (None,) * len(self.outputs)
         return [
-            TensorHeader(specs[index].name, specs[index].datatype, shape)
-            for index, shape in zip(self.outputs, shapes, strict=True)
+            TensorHeader(specs[index].name, specs[index].datatype, shape, place)
+            for index, shape, place in zip(self.outputs, shapes, places, strict=True)
         ]
 
     def _cut(self, buffers: InlineBuffers) -> InlineCut | None:
@@ -116,45 +173,70 @@ class RequestPlan:
             return None
         if self.order != tuple(range(len(self.order))):
             return None
-        shapes = [(self.rows, *buffers.output_inner_shapes[index]) for index in self.outputs]
+        shapes = tuple((self.rows, *buffers.output_inner_shapes[index]) for index in self.outputs)
         cuts = tuple((index, Struct(f"{self.rows * buffers.output_row_bytes[index]}s")) for index in self.outputs)
-        if not all(cut.size for _, cut in cuts):
-            return None
+        if not cuts or not all(cut.size for _, cut in cuts):
+            return None  # nothing to cut a batch by
         header = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes))
-        return InlineCut(cuts, sum(cut.size for _, cut in cuts), header)
+        return InlineCut(cuts, shapes, sum(cut.size for _, cut in cuts), header)
 
 
-def plan_request(servables: Servables, header: RequestHeader) -> RequestPlan:
+def is_own(header: RequestHeader) -> bool:
+    """Whether a request is the daemon's own, see OWN_PARAMETER."""
+    return bool(header.parameters) and header.parameters.get(OWN_PARAMETER) == OWN_TOKEN
+
+
+def plan_request(table: ModelTable, header: RequestHeader) -> RequestPlan:
     """Check a header against the servable that answers it now.
 
     Raises RequestError; NotReady, which asks for a version that waits on demand. Thread: any.
     """
-    servable = servables.resolve(header.model, header.version)
-    split = servables.split_of(header.model) if header.version is None else None
-    canary = Canary(split, RequestPlan(split.newcomer, header)) if split is not None else None
+    servable = table.resolve(header.model, header.version)
+    split = table.split_of(header.model) if header.version is None else None
+    canary = Canary(split, RequestPlan(split.candidate, header)) if split is not None else None
     return RequestPlan(servable, header, canary)
 
 
-def _match_inputs(spec: ModelSpec, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
+def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
     """For each input of the model, the index of the request's tensor of that name."""
+    spec, model = servable.spec, servable.model
     given = {tensor.name: index for index, tensor in enumerate(inputs)}
     wanted = [tensor.name for tensor in spec.inputs]
     if len(given) != len(inputs) or set(given) != set(wanted):
         got = ", ".join(tensor.name for tensor in inputs) or "none"
-        raise TensorMismatch(f"inputs: got {got}; wanted {', '.join(wanted)}, each once")
+        strange = next((tensor.name for tensor in inputs if tensor.name not in wanted), "")
+        fault = f"expected {len(wanted)} inputs but got {len(inputs)} inputs for model '{model}'"
+        if strange and len(inputs) == len(wanted):
+            fault = f"unexpected inference input '{strange}' for model '{model}'"
+        raise TensorMismatch(f"{fault}: got {got}; wanted {', '.join(wanted)}, each once")
     for tensor in spec.inputs:
-        _check_tensor(tensor, inputs[given[tensor.name]])
+        _check_tensor(model, tensor, inputs[given[tensor.name]])
     return tuple(given[name] for name in wanted)
 
 
-def _check_tensor(spec: TensorSpec, got: TensorHeader) -> None:
+def _check_tensor(model: str, spec: TensorSpec, got: TensorHeader) -> None:
     if got.datatype not in DATATYPES:
         raise Unsupported(f"input {got.name!r}: datatype {got.datatype!r} is unknown; wanted {spec.datatype}")
     is_bits = (spec.datatype, got.datatype) == ("BF16", "UINT16")
     if got.datatype != spec.datatype and not is_bits:
-        raise TensorMismatch(f"input {got.name!r}: got {got.datatype}, wanted {spec.datatype}")
+        raise TensorMismatch(
+            f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
+        )
     if not spec.fits(got.shape):
-        raise TensorMismatch(f"input {got.name!r}: got shape {list(got.shape)}, wanted {list(spec.shape)} (-1 is any)")
+        raise TensorMismatch(
+            f"unexpected shape for input '{got.name}' for model '{model}'. Expected {_shape(spec.shape)}, got "
+            f"{_shape(got.shape)}; -1 is any length"
+        )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    """A shape without spaces, as Triton writes it."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _plain_dtype(tensor: TensorHeader, size: int) -> np.dtype[np.generic] | None:
+    """The dtype that a frame of this input is viewed as with no further look; None where its values are checked."""
+    return DATATYPES[tensor.datatype].dtype if size > 0 and tensor.datatype != "BOOL" else None
 
 
 def _count_rows(servable: Servable, inputs: Sequence[TensorHeader]) -> int:
@@ -165,18 +247,39 @@ def _count_rows(servable: Servable, inputs: Sequence[TensorHeader]) -> int:
         raise TensorMismatch(f"axis 0 is rows and must be equal in all inputs; got {sorted(counts)}")
     (rows,) = counts
     if not 1 <= rows <= servable.max_rows:
-        raise TensorMismatch(f"got {rows} rows; model {servable.model} takes 1 to {servable.max_rows} in one request")
+        most = servable.max_rows
+        raise TensorMismatch(
+            f"inference request batch-size must be <= {most} for '{servable.model}', and 1 or more; got {rows}"
+        )
     return rows
 
 
-def _match_outputs(spec: ModelSpec, names: Sequence[str] | None) -> tuple[int, ...]:
-    known = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
+def _match_outputs(servable: Servable, names: Sequence[str] | None) -> tuple[int, ...]:
+    known = {tensor.name: index for index, tensor in enumerate(servable.spec.outputs)}
     if names is None:
         return tuple(known.values())
     for name in names:
         if name not in known:
-            raise TensorMismatch(f"output {name!r} is unknown; the model gives {', '.join(known)}")
+            raise TensorMismatch(
+                f"unexpected inference output '{name}' for model '{servable.model}'; it gives {', '.join(known)}"
+            )
     return tuple(known[name] for name in names)
+
+
+def _output_bytes(servable: Servable, outputs: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Bytes of each wanted output; 0 where only the run tells."""
+    found: list[int] = []
+    for index in outputs:
+        spec = servable.spec.outputs[index]
+        shape = (rows, *spec.shape[1:]) if servable.batches else spec.shape
+        found.append(0 if DYNAMIC in shape else element_count(shape) * DATATYPES[spec.datatype].itemsize)
+    return tuple(found)
+
+
+def _check_places(inputs: Sequence[TensorHeader]) -> None:
+    for tensor in inputs:
+        if tensor.place is not None and tensor.datatype == "BYTES":
+            raise TensorMismatch(f"input {tensor.name!r}: BYTES tensors are sent in frames, never in a region")
 
 
 def _timeout_s(header: RequestHeader, servable: Servable) -> float:

@@ -1,31 +1,42 @@
-"""One version able to answer: its instance, its queue or its inline buffers, and its counters.
+"""One version able to answer: its instances, its queue or its inline buffers, and its counters.
 
-Owns: the instance from ready to close. Knows no wire and no folder. `submit` may be called from any thread; inline runs
-are serialised by a lock of their own.
+Owns: the instances from ready to close. Knows no wire and no folder. `submit` may be called from any thread; a lock
+serialises inline runs.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edge_runtime.backends.base import Bound, Instance
+from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import DeadlineExceeded, Draining, EdgeRuntimeError, RunFailed
+from edge_runtime.errors import Draining
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
-from edge_runtime.scheduling.queue import Answer, Pending
+from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, ScheduledModel
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.worker import check_in_time, join, run_batch
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 
+if TYPE_CHECKING:
+    from edge_runtime.serving.mirror import Mirror
+
+log = logging.getLogger(__name__)
+
 Mode = Literal["inline", "workers"]
+
+RUN_GRACE_S = 1.0
+"""A run inside the daemon, whose requests have been refused, has this long to end before its memory is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +46,28 @@ class Layouts:
     narrow: Instance
     wide: Instance | None = None
 
+    def host(self) -> HostStatus | None:
+        """Return what is told of the hosts of its instances, as of one; None where they run inside the daemon."""
+        instances: list[object] = [self.narrow, self.wide]
+        found = [each.host for each in instances if isinstance(each, HostedInstance)]
+        if not found:
+            return None
+        return HostStatus(
+            found[0].pid,
+            sum(each.restarts for each in found),
+            sum(each.memory_bytes for each in found),
+            next((each.last_end for each in found if each.last_end), ""),
+        )
+
     def close(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self.narrow.close()
         if self.wide is not None:
             self.wide.close()
 
 
-class Follower(Protocol):
-    """Hears of every request that a servable admits."""
-
-    def follow(self, request: Pending) -> None:
-        """A request is about to be admitted; its `settle` may be put inside another. Thread: any; must not block."""
-        ...
-
-
 class InlineBuffers:
-    """The bound buffers of an inline model as bytes, so that a batch is one join in and one unpack a tensor out.
+    """The bound buffers of an inline model as bytes: a batch is one join per input and one unpack per output.
 
     Thread: under the servable's inline lock.
     """
@@ -79,7 +95,7 @@ class InlineBuffers:
         self._bound.run(rows)
 
     def unpack(self, outputs: Sequence[tuple[int, Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:
-        """The outputs wanted, cut into requests: for each its index and a Struct that holds one request's share."""
+        """Cut the wanted outputs into requests. outputs: for each its index, and a Struct of one request's share."""
         columns = [
             row.iter_unpack(self._outputs[index][: rows * self.output_row_bytes[index]]) for index, row in outputs
         ]
@@ -108,7 +124,7 @@ class Servable:
         metrics: ModelMetrics,
         warm_length: int | None = None,
     ) -> None:
-        """warm_length: what its dynamic inner axes were given in its first runs; None where none could be made."""
+        """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made."""
         self.model = model
         self.number = number
         self.settings = settings
@@ -123,10 +139,15 @@ class Servable:
         self.metrics = metrics
         self.inline_lock = threading.Lock()
         self.is_open = True
-        self.follower: Follower | None = None
+        self.mirror: Mirror | None = None
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock
+
+    @property
+    def idle_s(self) -> float:
+        """Time since its last request, or since it was loaded."""
+        return self._clock.monotonic_s() - self.used_s
 
     @property
     def memory_bytes(self) -> int:
@@ -134,86 +155,114 @@ class Servable:
         wide = self.layouts.wide
         return self.layouts.narrow.memory_bytes + (wide.memory_bytes if wide is not None else 0)
 
-    def submit(self, request: Pending) -> None:
+    def submit(self, request: Request) -> None:
         """Admit a checked request, or refuse it at once; an inline model answers before this returns.
 
-        Raises Refused (Draining means: this version was replaced, resolve the model again). Once this returns,
-        `request.settle` is or will be called exactly once. Thread: any.
+        Raises Refused (Draining means: this version was replaced, resolve the model again). Once this returns, the
+        request is or will be completed or refused exactly once. Thread: any.
         """
-        self.used_s = request.arrived_s
-        if self.follower is not None:
-            self.follower.follow(request)
-        self.submit_unseen(request)
-
-    def submit_unseen(self, request: Pending) -> None:
-        """As `submit`, for a request that nobody made: the model does not look used, and no follower hears of it."""
+        if not request.plan.is_own:
+            self.used_s = request.arrived_s
+            if self.mirror is not None:
+                try:
+                    self.mirror.follow(request)
+                except Exception:  # a release's trial must not fail the requests of its model
+                    log.exception("the mirror of model %s failed", self.model)
         if self.mode == "inline":
             self._run_here(request)
         else:
             self._dispatcher.admit(self.scheduled, request)
 
-    def cancel(self, request: Pending) -> bool:
+    def cancel(self, request: Request) -> bool:
         """Take a waiting request back; False when it is too late."""
         return self.mode == "workers" and self._dispatcher.cancel(self.scheduled, request)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop admitting, answer what was admitted, give the memory back; True when nothing had to be refused."""
+        """Stop admitting, answer admitted requests, free the memory; True when no request had to be refused.
+
+        A run that is still on then ends with its host; inside the daemon nothing can end it.
+        """
         with self.inline_lock:
             self.is_open = False
         drained = self._dispatcher.close_model(self.scheduled, timeout_s)
-        self.layouts.close()
+        instances = [each for each in (self.layouts.narrow, self.layouts.wide) if each is not None]
+        is_hosted = all(isinstance(each, HostedInstance) for each in instances)
+        if is_hosted or self._dispatcher.wait_for_runs(self.scheduled, RUN_GRACE_S):
+            self.layouts.close()
+        else:  # freed under a run, it would end the daemon
+            log.error("a run of model %s does not end; its memory is lost until a restart", self.model)
         return drained
 
-    def _run_here(self, request: Pending) -> None:
+    def _run_here(self, request: Request) -> None:
         """Run one request alone on the calling thread: an inline model off the lean path (JSON, in process)."""
+        scheduled, clock = self.scheduled, self._clock
+        layout = scheduled.layout
         with self.inline_lock:
             if not self.is_open:
                 raise Draining(f"model {self.model} version {self.number} was replaced")
-            started_s = self._clock.monotonic_s()
-            run_s = self.scheduled.layout.run_times.predict_s(request.rows)
-            if started_s + run_s > request.deadline_s:
-                outcome: Answer | EdgeRuntimeError = DeadlineExceeded("the deadline passed before the run")
-            else:
-                outcome = self._outcome(request, started_s)
-        request.settle(request, outcome)
-
-    def _outcome(self, request: Pending, started_s: float) -> Answer | EdgeRuntimeError:
-        try:
-            outputs = self.scheduled.layout.run(request.inputs)
-        except EdgeRuntimeError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 (a library's failure is this request's answer, not ours to die of)
-            return RunFailed(f"{type(error).__name__}: {error}")
-        finished_s = self._clock.monotonic_s()
-        if finished_s > request.deadline_s:
-            return DeadlineExceeded("the run ended after the deadline")
-        self.metrics.run(request.rows, finished_s - started_s)
-        return Answer(outputs, started_s - request.arrived_s, finished_s - started_s, request.rows)
+            started_s = clock.monotonic_s()
+            check_in_time(layout.run_times, request.rows, request.arrived_s, request.timeout_s, started_s)
+            run_batch(layout.run, (request,), request.rows, self.model, self.metrics, started_s, clock)
+        request.complete()
 
 
-def run_in_order(instance: Instance, *, batches: bool = False) -> Callable[[Sequence[Array]], list[Array]]:
-    """An instance's run as the dispatcher wants it: arrays in the model's order, no names.
+def layout_of(
+    instance: Instance,
+    *,
+    batches: bool = False,
+    threads: int = 1,
+    concurrency: int = 1,
+    run_times: LatencyModel,
+    run_limit_s: float | None = None,
+    warm_row_bytes: int = 0,
+) -> Layout:
+    """Return how the dispatcher runs an instance: with a limit, and another host after it, where it has a host.
 
-    batches: rows do not influence each other, so that more of them than the instance takes are run in pieces.
+    run_limit_s: None for what the curve says.
     """
+    layout = Layout(run_in_order(instance, batches=batches), threads, concurrency, run_times)
+    if isinstance(instance, HostedInstance):
+        layout.run_limit_s = run_limit_s
+        layout.warm_row_bytes = warm_row_bytes
+        layout.restore = instance.restore
+    return layout
+
+
+def run_in_order(instance: Instance, *, batches: bool = False) -> Run:
+    """Adapt an instance's run to the dispatcher: requests' arrays in the model's order, no names.
+
+    batches: rows do not influence each other, so more rows than the instance takes are run in pieces.
+    """
+    run_parts = _run_hosted(instance) if isinstance(instance, HostedInstance) else _run_here(instance)
+    most = instance.spec.max_rows
+    if most is None or not batches:
+        return run_parts
+
+    def run_in_pieces(parts: Sequence[Sequence[Array]], limit_s: float, alone: bool) -> list[Array]:
+        if sum(inputs[0].shape[0] for inputs in parts) <= most:
+            return run_parts(parts, limit_s, alone)
+        arrays = join(parts)
+        starts = range(0, arrays[0].shape[0], most)
+        pieces = [run_parts([[array[start : start + most] for array in arrays]], limit_s, alone) for start in starts]
+        return [np.concatenate(column) for column in zip(*pieces, strict=True)]
+
+    return run_in_pieces
+
+
+def _run_here(instance: Instance) -> Run:
+    """Run inside the daemon, where nothing can end a run."""
     names = [spec.name for spec in instance.spec.inputs]
     run = instance.run
 
-    def run_arrays(arrays: Sequence[Array]) -> list[Array]:
-        return run(dict(zip(names, arrays, strict=True)))
+    def run_joined(parts: Sequence[Sequence[Array]], limit_s: float, alone: bool) -> list[Array]:  # noqa: ARG001
+        return run(dict(zip(names, join(parts), strict=True)))
 
-    most = instance.spec.max_rows
-    if most is None or not batches:
-        return run_arrays
+    return run_joined
 
-    def run_in_pieces(arrays: Sequence[Array]) -> list[Array]:
-        rows = arrays[0].shape[0]
-        if rows <= most:
-            return run_arrays(arrays)
-        pieces = [run_arrays([array[start : start + most] for array in arrays]) for start in range(0, rows, most)]
-        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
-    return run_in_pieces
+def _run_hosted(instance: HostedInstance) -> Run:
+    run = instance.run_parts
+    return lambda parts, limit_s, alone: run(parts, limit_s, alone=alone)
 
 
 def row_bytes(spec: ModelSpec) -> int:

@@ -1,4 +1,4 @@
-"""Which of two versions answers a request that names none, while a release is tried on some of them (canary).
+"""Chooses the version for a request that names none, while a release answers a share of them (canary).
 
 Owns: the count that spreads them evenly, and whether two versions can stand in for one another. Thread: any.
 """
@@ -13,28 +13,28 @@ from edge_runtime.serving.servable import Servable
 
 
 class Split:
-    """So many percent of requests for a newcomer, the rest for the incumbent: at 5 % the 20th, the 40th and so on."""
+    """A percentage of requests for a candidate, the rest for the current version: at 5 % the 20th, the 40th and on."""
 
-    def __init__(self, incumbent: Servable, newcomer: Servable, percent: float) -> None:
-        self.incumbent = incumbent
-        self.newcomer = newcomer
+    def __init__(self, current: Servable, candidate: Servable, percent: float) -> None:
+        self.current = current
+        self.candidate = candidate
         self._share = percent / 100
         self._turns = count(1)
 
-    def is_newcomers_turn(self) -> bool:
-        """Count one request, and say whose it is."""
+    def is_candidates_turn(self) -> bool:
+        """Count one request; True when the candidate answers it."""
         turn = next(self._turns)  # atomic: a call into C
         return int(turn * self._share) > int((turn - 1) * self._share)
 
 
-def why_not_alike(incumbent: Servable, newcomer: Servable) -> str | None:
-    """Why a request for the incumbent may not be one for the newcomer, or its answer not be read alike; None: it is."""
-    if incumbent.batches and not newcomer.batches:
+def why_not_alike(current: Servable, candidate: Servable) -> str | None:
+    """Why the candidate cannot answer the current version's requests alike; None: it can."""
+    if current.batches and not candidate.batches:
         return "rows were a batch, and are none now"
-    if newcomer.max_rows < incumbent.max_rows:
-        return f"a request may have {newcomer.max_rows} rows, and might have {incumbent.max_rows} before"
-    return _difference("input", incumbent.spec.inputs, newcomer.spec.inputs) or _difference(
-        "output", incumbent.spec.outputs, newcomer.spec.outputs
+    if candidate.max_rows < current.max_rows:
+        return f"a request may have {candidate.max_rows} rows, and might have {current.max_rows} before"
+    return _difference("input", current.spec.inputs, candidate.spec.inputs) or _difference(
+        "output", current.spec.outputs, candidate.spec.outputs
     )
 
 

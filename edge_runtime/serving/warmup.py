@@ -30,9 +30,9 @@ summation orders by batch size; measured on MobileNetV2 and ResNet-18 the fp32 d
 
 @dataclass(frozen=True, slots=True)
 class FirstRuns:
-    """What the first runs told.
+    """Results of the first runs.
 
-    times: run seconds by rows, empty when no warm-up input could be made. length: what dynamic inner axes were given.
+    times: run seconds by rows, empty when no warm-up input could be made. length: of dynamic inner axes in these runs.
     """
 
     batches: bool
@@ -44,7 +44,7 @@ def warm_up(instance: Instance, settings: ModelSettings) -> FirstRuns:
     """Run a version for the first time.
 
     Raises LoadFailed when a model of wholly known shape cannot run: it never could. Where inner axes are dynamic and no
-    guess fits, nothing is concluded and the model is served without a warm-up.
+    guess fits, the model is served without a warm-up.
     """
     length = _runnable_length(instance, settings)
     if length is None:
@@ -153,13 +153,14 @@ def _shape(tensor: TensorSpec, rows: int, length: int, inner: Sequence[int] | No
 
 def _made_up(tensor: TensorSpec, shape: tuple[int, ...]) -> Array:
     dtype = DATATYPES[tensor.datatype].dtype
-    noise = _noise(math.prod(shape)).reshape(shape)
+    noise = _noise(math.prod(shape))
     if tensor.datatype == "BYTES":
-        text: Array = np.where(noise > 0, b"1", b"0").astype(object)
-        return text
-    if tensor.datatype == "BF16":
-        return (noise.view(np.uint32) >> 16).astype(np.uint16)
-    return noise.astype(dtype) if dtype.kind == "f" else (noise > 0).astype(dtype)
+        values: Array = np.where(noise > 0, b"1", b"0").astype(object)
+    elif tensor.datatype == "BF16":
+        values = (noise.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        values = noise.astype(dtype) if dtype.kind == "f" else (noise > 0).astype(dtype)
+    return values.reshape(shape)  # last: arithmetic on an array without axes gives a number, which no library takes
 
 
 def _noise(count: int) -> npt.NDArray[np.float32]:

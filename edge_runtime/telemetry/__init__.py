@@ -1,1 +1,1 @@
-"""See the module docstrings."""
+"""Metrics, logs, host readings, and notices to systemd."""

@@ -1,7 +1,7 @@
-"""What this process takes of the host, and how warm the host is. Read when somebody looks, never by itself.
+"""This process's memory and CPU use, and the host's temperatures. Read on request, never by itself.
 
-Owns: memory, CPU and temperatures, from the kernel's own files. `stats` is answered on the I/O thread, so nothing here
-may take long: a look is about 1 ms, where importing psutil for the same numbers takes 12 and some MiB for ever.
+Owns: reading them from the kernel's files. `stats` is answered on the I/O thread, so reading must be quick: it takes
+about 1 ms, while importing psutil for the same numbers takes 12 ms and some MiB for ever.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 KIB = 1024
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
-"""What a chip can have; sensors that are switched off report 0 K or the largest integer."""
+"""The range of a chip; sensors that are switched off report 0 K or the largest integer."""
 
 
 class HostProbe:
-    """Numbers of one process and its host. Thread: any, though CPU use is since the last look of anybody.
+    """Measures one process and its host. Thread: any, though `cpu_cores` counts from any caller's last reading.
 
     root: where /proc and /sys lie, for tests.
     """
@@ -27,16 +27,16 @@ class HostProbe:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._looked_s = time.monotonic()
+        self._read_s = time.monotonic()
         self._cpu_s = self.cpu_seconds()
 
     def rss_bytes(self) -> int | None:
-        """Resident memory, with everything shared counted in full; None when the kernel does not tell."""
+        """Resident memory with shared pages counted in full; None when the kernel does not tell."""
         fields = _text(self._root / "proc/self/statm").split()
         return int(fields[1]) * self._page_bytes if len(fields) > 1 else None
 
     def pss_bytes(self) -> int | None:
-        """Resident memory with shared pages divided among their users: what leaves when the process does.
+        """Resident memory with shared pages divided among their users: what the process frees when it ends.
 
         The kernel walks every mapping for it: some milliseconds in a large process.
         """
@@ -46,7 +46,7 @@ class HostProbe:
         return None
 
     def memory_available_bytes(self) -> int | None:
-        """What the host could still give without swapping (MemAvailable)."""
+        """Memory that the host can still give without swapping (MemAvailable)."""
         for line in _text(self._root / "proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * KIB
@@ -57,14 +57,14 @@ class HostProbe:
         return time.process_time()
 
     def cpu_cores(self) -> float:
-        """CPU time per wall time since the last look: 1.0 is one core kept busy."""
+        """CPU time per wall time since the last reading: 1.0 is one busy core."""
         now_s, cpu_s = time.monotonic(), self.cpu_seconds()
-        elapsed_s, used_s = now_s - self._looked_s, cpu_s - self._cpu_s
-        self._looked_s, self._cpu_s = now_s, cpu_s
+        elapsed_s, used_s = now_s - self._read_s, cpu_s - self._cpu_s
+        self._read_s, self._cpu_s = now_s, cpu_s
         return used_s / elapsed_s if elapsed_s > 0 else 0.0
 
     def temperatures(self) -> dict[str, float]:
-        """Degrees Celsius by sensor: thermal zones by type, hwmon sensors as "chip/label"; empty where none tells."""
+        """Degrees Celsius by sensor: thermal zones by type, hwmon sensors as "chip/label"; empty without any."""
         found: dict[str, float] = {}
         for name, path in (*self._zones(), *self._sensors()):
             celsius = _celsius(path)
@@ -73,7 +73,7 @@ class HostProbe:
         return found
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it for the `stats` op: JSON can hold it; None where the host does not tell."""
+        """Everything for the `stats` op, as JSON values; None where the host does not tell."""
         return {
             "rss_bytes": self.rss_bytes(),
             "pss_bytes": self.pss_bytes(),
@@ -95,7 +95,7 @@ class HostProbe:
 
 
 def _celsius(path: Path) -> float | None:
-    """A reading in millidegrees; None for a sensor that is off, which fails to read or says what no chip can be."""
+    """A reading in millidegrees; None for a sensor that is off: unreadable, or outside the range of a chip."""
     try:
         celsius = int(_text(path)) / 1000
     except ValueError:

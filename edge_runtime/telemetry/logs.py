@@ -1,7 +1,7 @@
-"""How log records look: text for a person at a terminal, one JSON object a line for everything else.
+"""The log: text for a person at a terminal, one JSON object a line for everything else.
 
-Owns: the formats, the handler on the package's logger, and holding back warnings that repeat. Anybody logs with
-the standard library: `log.info("loaded", extra={"model": name, "took_s": 0.2})`; what is in `extra` becomes fields.
+Owns: the formats, the handler on the package's logger, and the filter that holds back repeated warnings. Every module
+logs with the standard library: `log.info("loaded", extra={"model": name, "took_s": 0.2})`; `extra` becomes fields.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Protocol, TextIO
+from typing import TextIO
+
+from edge_runtime.clock import Clock, SystemClock
 
 PACKAGE_LOGGER = "edge_runtime"
 
 REPEAT_S = 10.0
-"""A warning of the same place and words is written once in this time, with the number held back: a fault at a thousand
+"""A warning of one place and text is written once in this time, with the number held back: a fault at a thousand
 requests a second must not fill the disk."""
 
 DIFFERENT = 32
-"""Of one place and words, so many different subjects are written in that time: each file that is not served, say."""
+"""Different subjects of one place and text written in that time, such as each file that is not served."""
 
 REMEMBERED = 256
-"""Different warnings remembered at once; when there are more, the memory begins anew."""
+"""Different warnings remembered at once; one more clears the memory."""
 
 _SUBJECT = ("version", "path", "file", "folder", "topic")
 
@@ -34,48 +35,48 @@ _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "\x1b[32m", logging.WARNING:
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-class LogChoice(Protocol):
-    """What the configuration's `[log]` says: level, and format "text", "json" or None (by what the stream is)."""
-
-    @property
-    def level(self) -> str:
-        """Least level that is written: "debug", "info", "warning" or "error"."""
-        ...
-
-    @property
-    def format(self) -> str | None:
-        """How records look: "text", "json", or None to look at the stream."""
-        ...
-
-
 def configure_logging(
-    settings: LogChoice, stream: TextIO, monotonic_s: Callable[[], float] = time.monotonic
+    level: str, log_format: str | None, stream: TextIO, clock: Clock | None = None
 ) -> logging.Handler:
-    """Write this package's records, and warnings of others, to a stream; replaces what an earlier call set up."""
+    """Write this package's records, and other packages' warnings, to a stream; replaces an earlier call's set-up.
+
+    level: lowest level written, "debug", "info", "warning" or "error". log_format: "text" or "json"; None: text on a
+    terminal, else JSON.
+    """
     is_terminal = stream.isatty()
-    as_text = settings.format == "text" or (settings.format is None and is_terminal)
+    as_text = log_format == "text" or (log_format is None and is_terminal)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormat(colour=is_terminal) if as_text else JsonFormat())
-    handler.addFilter(RepeatFilter(monotonic_s=monotonic_s))
+    handler.addFilter(RepeatFilter(clock or SystemClock()))
     handler.set_name(PACKAGE_LOGGER)
     root = logging.getLogger()
     for old in [each for each in root.handlers if each.get_name() == PACKAGE_LOGGER]:
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
-    logging.getLogger(PACKAGE_LOGGER).setLevel(settings.level.upper())
+    logging.getLogger(PACKAGE_LOGGER).setLevel(level.upper())
     return handler
 
 
+def log_level() -> int:
+    """Return the lowest level that this package writes, as `logging` numbers it."""
+    return logging.getLogger(PACKAGE_LOGGER).getEffectiveLevel()
+
+
+def set_log_level(level: int) -> None:
+    """Change the lowest level that this package writes, until `configure_logging` is called again."""
+    logging.getLogger(PACKAGE_LOGGER).setLevel(level)
+
+
 class TextFormat(logging.Formatter):
-    """`12:00:01.234 info  loaded  model=digits took_s=0.2`, coloured when a terminal shows it."""
+    """`12:00:01.234 info  loaded  model=digits took_s=0.2`, coloured on a terminal."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback below it when there is one."""
+        """One line, and the traceback below it, if any."""
         clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         level = f"{record.levelname.lower():<7}"
         fields = " ".join(f"{name}={_shown(value)}" for name, value in record_fields(record).items())
@@ -91,7 +92,7 @@ class JsonFormat(logging.Formatter):
     """One JSON object a line: `time` (UTC, RFC 3339), `level`, `logger`, `message`, the fields, `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object; a field that JSON cannot hold becomes its text, one named like ours gets `_` behind it."""
+        """The object. A field that JSON cannot hold becomes text; one named like a fixed key gets a `_` behind it."""
         instant = datetime.fromtimestamp(record.created, timezone.utc)
         line: dict[str, object] = {
             "time": instant.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -108,33 +109,32 @@ class JsonFormat(logging.Formatter):
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a repeating warning through once in `repeat_s`, with `repeated` = how many were held back since.
+    """Passes a repeated warning once in `repeat_s`, with `repeated` = the number held back since.
 
-    Two records are of one place when logger, line and unformatted message are the same, and the fields `model` and
-    `code`. Of one place DIFFERENT are written in `repeat_s`, if they differ in the message's arguments or in what file,
-    folder, topic or version they tell of. Only warnings and worse are held back: what is below tells a sequence.
-    Thread: any.
+    Two records are of one place when their logger, line, unformatted message, `model` and `code` are equal. Of one
+    place, up to DIFFERENT are written in `repeat_s` if they differ in the message's arguments or in file, folder, path,
+    topic or version. Only warnings and worse are held back: lower levels tell a sequence. Thread: any.
     """
 
-    def __init__(self, repeat_s: float = REPEAT_S, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock, repeat_s: float = REPEAT_S) -> None:
         super().__init__()
         self._repeat_s = repeat_s
-        self._monotonic_s = monotonic_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._seen: dict[tuple[object, ...], _Seen] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write this record; adds `repeated` to one that speaks for others."""
+        """Whether to write this record; sets its `repeated` when it stands for others."""
         if record.levelno < logging.WARNING:
             return True
         fields = vars(record)
         key = (record.name, record.lineno, str(record.msg), fields.get("model"), fields.get("code"))
         subject = hash(repr((record.args, *(fields.get(name) for name in _SUBJECT))))
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         with self._lock:
             seen = self._seen.get(key)
             if seen is not None and now_s - seen.since_s < self._repeat_s:
-                return seen.takes(subject)
+                return seen.is_new(subject)
             if seen is None and len(self._seen) >= REMEMBERED:
                 self._seen.clear()
             self._seen[key] = _Seen(now_s, subject)
@@ -144,7 +144,7 @@ class RepeatFilter(logging.Filter):
 
 
 class _Seen:
-    """What one place has written since an instant."""
+    """The subjects that one place has written since an instant."""
 
     __slots__ = ("held_back", "since_s", "subjects")
 
@@ -153,8 +153,8 @@ class _Seen:
         self.subjects = {subject}
         self.held_back = 0
 
-    def takes(self, subject: int) -> bool:
-        """Whether this one is new, and few enough were; counts it where not."""
+    def is_new(self, subject: int) -> bool:
+        """Whether the subject is new and there were fewer than DIFFERENT; otherwise count it as held back."""
         if subject in self.subjects or len(self.subjects) >= DIFFERENT:
             self.held_back += 1
             return False
@@ -163,7 +163,7 @@ class _Seen:
 
 
 def record_fields(record: logging.LogRecord) -> Mapping[str, object]:
-    """What a caller put into `extra`."""
+    """The fields that the caller put into `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
@@ -171,13 +171,13 @@ def record_fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    """A value on one line; quoted when it would not read as one word. Control characters cannot reach the terminal."""
+    """A value on one line, quoted unless it reads as one word. Control characters cannot reach the terminal."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
 
 
 def _one_line(text: str) -> str:
-    """A message whose control characters are shown, not obeyed: a line break that came with it makes no record."""
+    """The message with its control characters escaped: a line break in it begins no record."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

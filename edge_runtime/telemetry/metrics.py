@@ -1,6 +1,6 @@
-"""What the daemon counts: latency by phase, batch rows, refusals, transport events. Cheap enough for every request.
+"""The daemon's metrics: latency by phase, batch rows, refusals, transport events. Cheap enough for every request.
 
-Owns: histograms, one model's numbers, the registry that `stats` and Prometheus read. Never formats for Prometheus,
+Owns: histograms, each model's metrics, the registry that `stats` and Prometheus read. Never formats for Prometheus,
 never touches a socket. Imports nothing heavy.
 
 Threads: writers take no lock. In CPython the `+=` on a list element or slot below holds the GIL from read to write (no
@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 E12 = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 3.9, 4.7, 5.6, 6.8, 8.2)
 """Twelve steps a decade (IEC 60063's E12 values): a quantile is off by at most a tenth, and bounds stay readable."""
@@ -30,7 +30,15 @@ ROWS_BOUNDS = (1.0, *(float(rows) for power in range(1, 13) for rows in (1 << po
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 PHASES = ("queue", "run", "total")
-"""Of one request: from its header's arrival to the start of its run, the run, and both."""
+"""Phases of a request: from its header's arrival to the start of its run, the run, and both."""
+
+
+class Counters(Protocol):
+    """The counters of a part that needs nothing else of `Metrics`."""
+
+    def count(self, name: str, count: int = 1) -> None:
+        """Add to a counter."""
+        ...
 
 
 class Histogram:
@@ -44,18 +52,18 @@ class Histogram:
         self.total = 0.0
 
     def record(self, value: float, count: int = 1) -> None:
-        """Add a value `count` times. A value on a bound belongs to the bucket below it, as in Prometheus."""
+        """Add a value `count` times. A value on a bound belongs to the bucket below, as in Prometheus."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     def since(self, counts: Sequence[int]) -> Histogram:
-        """What was recorded after `counts` were these. For counts and quantiles; its `total`, and so its mean, is 0."""
+        """The values recorded since the counts were `counts`: counts and quantiles only; `total` and mean are 0."""
         between = Histogram(self.bounds)
         between.counts = [now - then for now, then in zip(list(self.counts), counts, strict=True)]
         return between
 
     def add(self, other: Histogram) -> None:
-        """Count another's values too. Raises ValueError: its bounds are others."""
+        """Add another's values. Raises ValueError for different bounds."""
         if other.bounds != self.bounds:
             raise ValueError("histograms of different bounds cannot be added")
         for index, count in enumerate(other.counts):
@@ -64,19 +72,19 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were recorded."""
+        """Number of values."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float | None:
-        """Mean of all values, exact; None when there is none."""
+        """Exact mean of all values; None without any."""
         count = self.count
         return self.total / count if count else None
 
     def quantile(self, q: float) -> float | None:
-        """The value that a share `q` of all lie at or below, within its bucket by straight line; None when empty.
+        """The value that a share `q` of all lie at or below, interpolated within its bucket; None when empty.
 
-        Values above the last bound are said to be the last bound.
+        A value above the last bound is reported as the last bound.
         """
         counts = list(self.counts)
         count = sum(counts)
@@ -103,14 +111,14 @@ class Histogram:
 
 
 class ModelMetrics:
-    """The numbers of one model, over all its versions since the daemon started.
+    """The metrics of one model, over all its versions since the daemon started.
 
-    answered: requests. rows and runs: what the backend ran, successful runs only. run_s: run time in all.
+    rows, runs: successful runs of the backend. run_s: their total time.
     """
 
     __slots__ = (
-        "answered_requests", "batch_rows", "gauges", "phases", "queue", "refusals", "rows", "run_s", "run_time", "runs",
-        "total",
+        "answered_requests", "batch_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows", "run_s",
+        "run_time", "runs", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -125,16 +133,17 @@ class ModelMetrics:
         self.run_s = 0.0
         self.refusals: dict[str, int] = {}
         self.gauges: dict[str, Callable[[], float]] = {}
+        self.reasons: dict[str, Callable[[], str]] = {}
 
     def answered(self, queue_s: float, run_s: float) -> None:
-        """One request was answered after waiting and running so long. Its run is counted by `run`."""
+        """Count one answered request with its waiting and run time. `run` counts its run."""
         self.queue.record(queue_s)
         self.run_time.record(run_s)
         self.total.record(queue_s + run_s)
         self.answered_requests += 1
 
     def answered_batch(self, rows: int, requests: int, queue_s: float, run_s: float) -> None:
-        """One run answered this many requests, which waited equally long: `run` and `answered` for all at once."""
+        """Count one run and its answered requests, which all waited `queue_s`: `run` and `answered` at once."""
         self.queue.record(queue_s, requests)
         self.run_time.record(run_s, requests)
         self.total.record(queue_s + run_s, requests)
@@ -142,18 +151,14 @@ class ModelMetrics:
         self.run(rows, run_s)
 
     def run(self, rows: int, run_s: float) -> None:
-        """One run of so many rows took so long."""
+        """Count one run."""
         self.batch_rows.record(rows)
         self.rows += rows
         self.runs += 1
         self.run_s += run_s
 
-    def run_of_batch(self, rows: int, requests: int, run_s: float) -> None:  # noqa: ARG002 (the dispatcher's signature)
-        """The same, as the dispatcher tells it; its requests are counted as they are answered."""
-        self.run(rows, run_s)
-
     def refused(self, code: str, count: int = 1) -> None:
-        """Requests ended with this wire code instead of an answer: refused, expired, failed or cancelled."""
+        """Count requests that ended with this wire code: refused, expired, failed or cancelled."""
         refusals = self.refusals
         if code in refusals:
             refusals[code] += count
@@ -161,15 +166,20 @@ class ModelMetrics:
             refusals[code] = count
 
     def watch(self, gauge: str, read: Callable[[], float]) -> None:
-        """Have a number read when somebody looks, for example `queue_rows`; a later one replaces it."""
+        """Set how a gauge such as `queue_rows` is read; a later call replaces it."""
         self.gauges[gauge] = read
 
+    def watch_reason(self, name: str, read: Callable[[], str]) -> None:
+        """Set how a reason such as `host_last_end` is read, "" while there is none; a later call replaces it."""
+        self.reasons[name] = read
+
     def unwatch(self) -> None:
-        """Read no gauge any more: what they told of is closed."""
+        """Drop all gauges and reasons: their source is closed."""
         self.gauges.clear()
+        self.reasons.clear()
 
     def add(self, other: ModelMetrics) -> None:
-        """Count what another counted too; its gauges stay its own."""
+        """Add another's counts, without its gauges."""
         for phase, histogram in self.phases.items():
             histogram.add(other.phases[phase])
         self.batch_rows.add(other.batch_rows)
@@ -182,11 +192,11 @@ class ModelMetrics:
 
     @property
     def requests(self) -> int:
-        """Requests that have had their reply."""
+        """Requests with a reply."""
         return self.answered_requests + sum(dict(self.refusals).values())
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it as JSON can hold it. Phases in milliseconds, as on the wire; None where nothing was recorded."""
+        """Everything as JSON values. Phases in milliseconds, as on the wire; None where nothing was recorded."""
         return {
             "requests": self.requests,
             "answered": self.answered_requests,
@@ -202,15 +212,20 @@ class ModelMetrics:
 
 @dataclass(slots=True)
 class _Part:
-    """Numbers that are counted apart and told as part of their model's. writer: who may still write, if anybody."""
+    """Metrics of one version, reported as part of its model's. writer: the object that may still write, if any."""
 
     metrics: ModelMetrics
     is_retired: bool = False
-    writer: Callable[[], object | None] = lambda: None
+    writer: weakref.ref[object] | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the version still serves, or its writer lives."""
+        return not self.is_retired or (self.writer is not None and self.writer() is not None)
 
 
 class Metrics:
-    """Every model's numbers, and the daemon's own counters and gauges by name. Any thread."""
+    """Every model's metrics, and the daemon's own counters and gauges by name. Thread: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -220,7 +235,7 @@ class Metrics:
         self._gauges: dict[str, Callable[[], float]] = {}
 
     def model(self, name: str) -> ModelMetrics:
-        """One model's numbers, made when first asked for and kept over reloads."""
+        """One model's metrics, created at the first call and kept over reloads."""
         found = self._models.get(name)
         if found is None:
             with self._lock:
@@ -228,7 +243,7 @@ class Metrics:
         return found
 
     def apart(self, name: str) -> ModelMetrics:
-        """New numbers for one version, to be judged on their own; what is told of the model has them too."""
+        """Metrics of one version, to be judged on their own; the model's reports include them."""
         self.model(name)
         part = _Part(ModelMetrics())
         with self._lock:
@@ -236,10 +251,10 @@ class Metrics:
         return part.metrics
 
     def retire(self, name: str, metrics: ModelMetrics, writer: object | None = None) -> None:
-        """A version is closed: its gauges end, its counts stay the model's. Does nothing for the model's own numbers.
+        """End a closed version's metrics: drop its gauges, keep its counts as the model's.
 
-        Answers are counted after they are sent, so the closed version may still write: its numbers are kept as they
-        are until `writer` is gone, so that no late count is lost.
+        Answers are counted after they are sent, so a closed version may still write: its metrics stay until `writer`
+        is collected, so that no late count is lost. Does nothing for the model's own metrics.
         """
         with self._lock:
             for part in self._parts.get(name, ()):
@@ -253,33 +268,37 @@ class Metrics:
     def count(self, name: str, count: int = 1) -> None:
         """Add to a counter, for example `replies_dropped`, `messages_malformed`, `connections_accepted`.
 
-        Takes a lock: for what happens seldom, or once a batch.
+        Takes a lock: for rare events, or once a batch.
         """
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + count
 
+    def refused(self, code: str) -> None:
+        """Count a request that ended with this wire code and reached no model."""
+        self.count(f"refused_{code}")
+
     def watch(self, gauge: str, read: Callable[[], float]) -> None:
-        """Have a number read when somebody looks, for example `connections`."""
+        """Set how a gauge such as `connections` is read."""
         self._gauges[gauge] = read
 
     def models(self) -> dict[str, ModelMetrics]:
-        """The models known now, by name. Numbers of versions counted apart are added up, so write to none of these."""
+        """All models' metrics by name. Metrics of versions are added up, so write to none of these."""
         with self._lock:
             for name in list(self._parts):
                 self._fold(name)
             return {name: self._whole(name) for name in self._models}
 
     def counters(self) -> dict[str, int]:
-        """The counters as they are now."""
+        """A copy of the counters."""
         with self._lock:
             return dict(self._counters)
 
     def gauges(self) -> dict[str, float]:
-        """Every registered number, read now."""
+        """Every gauge, read now."""
         return {name: read() for name, read in list(self._gauges.items())}
 
     def snapshot(self) -> dict[str, Any]:
-        """What the `stats` op answers: `models` by name, `counters`, `gauges`. JSON can hold it."""
+        """The result of the `stats` op, as JSON values: `models` by name, `counters`, `gauges`."""
         return {
             "models": {name: metrics.snapshot() for name, metrics in sorted(self.models().items())},
             "counters": self.counters(),
@@ -289,13 +308,13 @@ class Metrics:
     # ---- under the lock ---------------------------------------------------------------------------------------------
 
     def _fold(self, name: str) -> None:
-        """Parts that nobody can write to any more become the model's own numbers."""
+        """Add the parts that can no longer be written to the model's own metrics."""
         left: list[_Part] = []
         for part in self._parts.get(name, ()):
-            if part.is_retired and part.writer() is None:
-                self._models[name].add(part.metrics)
-            else:
+            if part.may_change:
                 left.append(part)
+            else:
+                self._models[name].add(part.metrics)
         if left:
             self._parts[name] = left
         else:

@@ -1,7 +1,7 @@
-"""Tell systemd how the daemon is: sd_notify(3) over its datagram socket, in plain Python. Nothing outside systemd.
+"""Notices to systemd: sd_notify(3) over its datagram socket, in plain Python. Silent outside systemd.
 
-Owns: the socket's address and the words. Sending never fails the daemon: a notice that cannot be sent is counted as
-not sent. Thread: any; each notice is one datagram.
+Owns: the socket's address and the notices. Sending never fails the daemon: it returns whether the notice was sent.
+Thread: any; each notice is one datagram.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MICROSECONDS = 1_000_000
 
 
 class Notifier:
-    """Notices to the service manager named by `NOTIFY_SOCKET`; every method does nothing when there is none.
+    """Notices to the service manager of `NOTIFY_SOCKET`; without one, every method does nothing.
 
-    Each method returns whether the notice was handed over. watchdog_interval_s: how long systemd waits for a sign of
-    life before it kills the daemon (`WatchdogSec=`), or None when it does not watch this process; send one at least
-    twice as often (sd_watchdog_enabled(3)).
+    Each method returns whether the notice was sent. watchdog_interval_s: systemd kills the daemon after this much time
+    without a sign of life (`WatchdogSec=`); None when it does not watch this process. Send one at least twice as often
+    (sd_watchdog_enabled(3)).
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -29,15 +29,15 @@ class Notifier:
 
     @property
     def is_active(self) -> bool:
-        """Whether a service manager listens."""
+        """Whether there is a service manager."""
         return self._address is not None
 
     def ready(self) -> bool:
-        """Start-up, or a reload, is finished."""
+        """Start-up or a reload has finished."""
         return self._send("READY=1")
 
     def reloading(self) -> bool:
-        """Configuration is being read again; `ready` must follow. The instant lets systemd tell two reloads apart."""
+        """A reload begins; `ready` must follow. The instant lets systemd tell two reloads apart."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         return self._send(f"RELOADING=1\nMONOTONIC_USEC={microseconds}")
 
@@ -46,7 +46,7 @@ class Notifier:
         return self._send("STOPPING=1")
 
     def status(self, text: str) -> bool:
-        """One line for `systemctl status`; line ends in it would begin another notice, so they become spaces."""
+        """One line for `systemctl status`. Line ends, which would begin another notice, become spaces."""
         return self._send("STATUS=" + " ".join(text.split()))
 
     def watchdog(self) -> bool:
@@ -58,7 +58,7 @@ class Notifier:
             return False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                # A full socket means a manager that does not read: never wait for it on the I/O thread.
+                # A full socket means a manager that does not read; the I/O thread must not wait for it.
                 sender.setblocking(False)
                 sender.sendto(notice.encode(), self._address)
         except OSError:
@@ -66,15 +66,15 @@ class Notifier:
         return True
 
 
-def _address(said: str) -> str | None:
+def _address(value: str) -> str | None:
     """The socket's address: a path, or "@name" for an abstract one, whose first byte is NUL. None for other kinds."""
-    if said.startswith("@") and len(said) > 1:
-        return "\0" + said[1:]
-    return said if said.startswith("/") else None
+    if value.startswith("@") and len(value) > 1:
+        return "\0" + value[1:]
+    return value if value.startswith("/") else None
 
 
 def _watchdog_interval_s(environment: Mapping[str, str]) -> float | None:
-    """`WATCHDOG_USEC` when `WATCHDOG_PID` is this process or absent; otherwise it was meant for a parent."""
+    """`WATCHDOG_USEC` when `WATCHDOG_PID` is this process or absent; otherwise it is meant for a parent."""
     try:
         owner = int(environment.get("WATCHDOG_PID") or os.getpid())
         microseconds = int(environment.get("WATCHDOG_USEC", "0"))

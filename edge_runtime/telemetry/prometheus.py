@@ -1,4 +1,4 @@
-"""The daemon's numbers for Prometheus, over HTTP when somebody asks for a port. The only user of prometheus-client.
+"""The daemon's metrics for Prometheus, over HTTP when a port is given. The only user of prometheus-client.
 
 Owns: metric names and units (seconds, bytes, celsius, `_total`; Prometheus' naming conventions) and the HTTP server's
 life. Counts nothing itself: every scrape reads telemetry.metrics. Imported only when a port is given.
@@ -16,11 +16,11 @@ from edge_runtime.telemetry.metrics import Histogram, Metrics, ModelMetrics
 PREFIX = "edge_runtime"
 
 REFUSED = "refused_"
-"""What the counters of requests refused without a model begin with; the code follows."""
+"""Prefix of the counters of requests refused without a model; the code follows."""
 
 EVERY_BUCKET = 4
-"""Of twelve latency buckets a decade every fourth is exported (1, 2.2, 4.7): 25 lines a phase and model, and p99 within
-a factor of 1.5; `stats` has the fine ones."""
+"""Every fourth of twelve latency buckets a decade is exported (1, 2.2, 4.7): 25 lines a phase and model, and p99 within
+a factor of 1.5; `stats` reads the fine ones."""
 
 
 class MetricsServer:
@@ -32,11 +32,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port bound, which matters when 0 was asked for."""
+        """The bound port, for when 0 was asked for."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop answering and give the port back. Idempotent."""
+        """Stop answering and free the port. Idempotent."""
         if self._thread is None:
             return
         self._server.shutdown()
@@ -45,10 +45,18 @@ class MetricsServer:
         self._thread = None
 
 
-def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.1", port: int = 0) -> MetricsServer:
+def serve_metrics(
+    metrics: Metrics,
+    host_probe: HostProbe,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    triton_names: bool = False,
+) -> MetricsServer:
     """Serve `http://host:port/metrics`.
 
-    Raises ConfigError: prometheus-client is not installed; AddressTaken: the address cannot be bound.
+    triton_names: models' metrics under Triton's names too. Raises ConfigError: prometheus-client is not installed;
+    AddressTaken: the address cannot be bound.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -57,7 +65,7 @@ def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.
             "metrics.port: needs prometheus-client, which is not installed; run pip install 'edge-runtime[prometheus]'"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(metrics, host_probe))
+    registry.register(MetricsCollector(metrics, host_probe, triton_names=triton_names))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
@@ -66,19 +74,22 @@ def serve_metrics(metrics: Metrics, host_probe: HostProbe, host: str = "127.0.0.
 
 
 class MetricsCollector:
-    """Turns the registry's numbers into metric families at each scrape."""
+    """Makes metric families of `Metrics` at each scrape."""
 
-    def __init__(self, metrics: Metrics, host_probe: HostProbe) -> None:
+    def __init__(self, metrics: Metrics, host_probe: HostProbe, *, triton_names: bool = False) -> None:
         self._metrics = metrics
         self._host = host_probe
+        self._triton_names = triton_names
 
     def collect(self) -> Iterator[Any]:
-        """Every family: models' first, then the daemon's, then the host's."""
+        """Every family: the models', the daemon's, the host's."""
         yield from self._model_counters()
         yield from self._model_histograms()
         yield from self._model_gauges()
         yield from self._daemon()
         yield from self._process()
+        if self._triton_names:
+            yield from self._triton()
 
     def _model_counters(self) -> Iterator[Any]:
         models = self._metrics.models()
@@ -90,7 +101,7 @@ class MetricsCollector:
         yield self._refusals(models)
 
     def _refusals(self, models: dict[str, ModelMetrics]) -> Any:
-        """By model and code; those refused before a model was known have no model."""
+        """Refusals by model and code; requests refused before their model was known have none."""
         family = _counter("refusals", "Requests that ended in an error, by its code on the wire", ["model", "code"])
         for model, metrics in models.items():
             for code, count in dict(metrics.refusals).items():
@@ -116,19 +127,23 @@ class MetricsCollector:
             for name, read in list(metrics.gauges.items()):
                 family = families.get(name)
                 if family is None:
-                    family = families[name] = _gauge(name, f"{name.replace('_', ' ')} now", ["model"])
+                    family = families[name] = _gauge(name, f"{_words(name)} now", ["model"])
                 family.add_metric([model], read())
+            for name, read_reason in list(metrics.reasons.items()):
+                if reason := read_reason():
+                    family = families.setdefault(name, _gauge(name, f"1 for the {_words(name)}", ["model", "reason"]))
+                    family.add_metric([model, reason], 1)
         yield from families.values()
 
     def _daemon(self) -> Iterator[Any]:
         for name, count in sorted(self._metrics.counters().items()):
             if name.startswith(REFUSED):
                 continue
-            family = _counter(name, name.replace("_", " "), [])
+            family = _counter(name, _words(name), [])
             family.add_metric([], count)
             yield family
         for name, value in sorted(self._metrics.gauges().items()):
-            family = _gauge(name, f"{name.replace('_', ' ')} now", [])
+            family = _gauge(name, f"{_words(name)} now", [])
             family.add_metric([], value)
             yield family
 
@@ -149,16 +164,63 @@ class MetricsCollector:
             temperature.add_metric([sensor], celsius)
         yield temperature
 
+    def _triton(self) -> Iterator[Any]:
+        """The models' metrics under Triton's names, which lack the `_total` that a counter's name ends with."""
+        from prometheus_client.core import UntypedMetricFamily
+
+        models = self._metrics.models()
+        for name, text, read in _TRITON:
+            family = UntypedMetricFamily(f"nv_inference_{name}", text, labels=["model"])
+            for model, metrics in models.items():
+                family.add_metric([model], read(metrics))
+            yield family
+        failures = UntypedMetricFamily(
+            "nv_inference_request_failure", "Requests that ended in an error", labels=["model", "reason"]
+        )
+        for model, metrics in models.items():
+            counts = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
+            for code, count in dict(metrics.refusals).items():
+                counts[_TRITON_REASONS.get(code, "OTHER")] += count
+            for reason, count in counts.items():
+                failures.add_metric([model, reason], count)
+        yield failures
+
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
+_TRITON: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
+    ("request_success", "Requests answered with outputs", lambda metrics: metrics.answered_requests),
+    ("count", "Rows run", lambda metrics: metrics.rows),
+    ("exec_count", "Runs of the backend", lambda metrics: metrics.runs),
+    ("request_duration_us", "Time of answered requests", lambda metrics: metrics.total.total * 1e6),
+    ("queue_duration_us", "Time that answered requests waited", lambda metrics: metrics.queue.total * 1e6),
+    ("compute_input_duration_us", "Always 0: part of the run", lambda _: 0.0),
+    ("compute_infer_duration_us", "Run time of answered requests", lambda metrics: metrics.run_time.total * 1e6),
+    ("compute_output_duration_us", "Always 0: part of the run", lambda _: 0.0),
+    ("pending_request_count", "Rows that wait", lambda metrics: metrics.gauges.get("queue_rows", lambda: 0.0)()),
+)
+"""Triton's names after `nv_inference_`, without its label `version`: a model's versions count together."""
+
+_TRITON_REASONS = {
+    "queue_full": "REJECTED",
+    "deadline_unmeetable": "REJECTED",
+    "deadline_exceeded": "REJECTED",
+    "draining": "REJECTED",
+    "cancelled": "CANCELED",
+    "run_failed": "BACKEND",
+}
+
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
-    ("requests", "Requests that had their reply, answers and errors", lambda metrics: metrics.requests),
+    ("requests", "Requests with a reply, answers and errors", lambda metrics: metrics.requests),
     ("answers", "Requests answered with outputs", lambda metrics: metrics.answered_requests),
     ("runs", "Runs of the backend", lambda metrics: metrics.runs),
     ("rows", "Rows run", lambda metrics: metrics.rows),
     ("run_seconds", "Time that the backend ran", lambda metrics: metrics.run_s),
 )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _counter(name: str, text: str, labels: list[str]) -> Any:
@@ -183,6 +245,6 @@ def _buckets(histogram: Histogram, every: int) -> tuple[list[tuple[str, float]],
     """Cumulative buckets with the open one last, and the sum of values, as prometheus-client takes them."""
     count = histogram.count
     bounded = [(repr(bound), float(below)) for bound, below in histogram.cumulative(every)]
-    # A value recorded between the two readings may be missing from one: the open bucket holds at least the last.
+    # One of the two readings may miss a value recorded between them: the open bucket holds at least the last.
     most = max(count, int(bounded[-1][1]) if bounded else 0)
     return [*bounded, ("+Inf", float(most))], histogram.total

@@ -1,9 +1,9 @@
-"""MQTT packets, many to a system call: what a broker sends is cut here, and what goes to it leaves together.
+"""MQTT messages, and their packets: many packets are read, and many written, with one system call.
 
-Owns: bytes read and not cut yet, bytes written and not sent yet. paho reads each packet with four calls, makes two
-dictionaries for the properties of each, and sends each with a call of its own: two thirds of what a small request cost,
-and more than twice the rate without. It still says all that a session needs; only messages pass it by. Knows no broker
-and no model. Thread: the connection's owner.
+Owns: bytes read and not cut into packets yet, bytes written and not sent yet. paho reads each packet with four calls,
+makes two dictionaries for its properties, and sends each with a call of its own: two thirds of the cost of a small
+request, and less than half the rate. paho still speaks every other packet; only messages bypass it. Knows no broker and
+no model. Thread: the connection's owner.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ import ssl
 from dataclasses import dataclass
 
 READ_BYTES = 16 << 10
-"""Of one read: some ninety small requests. More would wait here, where nobody counts or drops it."""
+"""Bytes of one read: some ninety small requests. More would wait here, uncounted and with no bound."""
 
 LARGEST_READ_BYTES = 256 << 10
-"""Of one read while a large packet is under way."""
+"""Bytes of one read while a large packet arrives."""
 
 MAX_USER_PROPERTIES = 64
-"""Of one message that are kept; the others are passed over. Three mean something (wire v1)."""
+"""User properties kept of one message; further ones are skipped. Three have a meaning (wire v1)."""
+
+MESSAGE_BYTES = 512
+"""Memory of a waiting message beside its payload: its objects here and in paho."""
+
+PACKET_HEAD_BYTES = 9
+"""A PUBLISH's fixed header with a length of four bytes, the topic's length, the packet identifier (MQTT 5, 3.3)."""
+
+MAX_PACKET_BYTES = 268_435_455
+"""The largest MQTT packet (MQTT 5, 2.1.4)."""
 
 PUBLISH = 0x30
 _FIXED_BYTES = {0x01: 1, 0x02: 4, 0x23: 2}
@@ -30,7 +39,7 @@ _WITH_LENGTH = frozenset((_CONTENT_TYPE, _RESPONSE_TOPIC, _CORRELATION, _USER))
 
 @dataclass(slots=True)
 class Inbound:
-    """One message that came, with what MQTT 5 says beside it."""
+    """One received message, with its MQTT 5 properties."""
 
     topic: str
     payload: bytes
@@ -43,8 +52,30 @@ class Inbound:
     user_properties: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(slots=True)
+class Outgoing:
+    """One message to publish. `properties`: MQTT 5's, packed, with their length. `expires_s`: monotonic."""
+
+    topic: str
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    properties: bytes = b"\x00"
+    expires_s: float = float("inf")
+
+    @property
+    def packet_bytes(self) -> int:
+        """Length of its packet, or a few bytes more."""
+        return PACKET_HEAD_BYTES + len(self.topic.encode()) + len(self.properties) + len(self.payload)
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory that it takes."""
+        return len(self.payload) + len(self.properties) + len(self.topic) + MESSAGE_BYTES
+
+
 class PacketSocket:
-    """What paho takes for its socket. Nothing blocks; `send` only keeps, and `flush` sends."""
+    """The socket that paho is given. It never blocks: `send` only keeps bytes, `flush` sends them."""
 
     def __init__(self, socket: sockets.socket, max_packet_bytes: int) -> None:
         self._socket = socket
@@ -59,7 +90,7 @@ class PacketSocket:
     # ---- what paho calls --------------------------------------------------------------------------------------------
 
     def recv(self, count: int) -> bytes:
-        """Bytes of the packet that is paho's, or none when the connection ended. Raises BlockingIOError without one."""
+        """Bytes of the packet left to paho; none when the connection ended. Raises BlockingIOError without a packet."""
         begin = self._at
         if begin < self._end_for_paho:
             self._at = min(begin + count, self._end_for_paho)
@@ -76,28 +107,28 @@ class PacketSocket:
         return len(data)
 
     def close(self) -> None:
-        """Send what the kernel takes, and end it. Idempotent."""
+        """Send as much as the kernel takes, and close the socket. Idempotent."""
         if self.fileno() >= 0:
             self.flush()
         self._socket.close()
 
     def fileno(self) -> int:
-        """The descriptor; -1 once it is closed."""
+        """The descriptor; -1 once closed."""
         return self._socket.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Of the socket below."""
+        """Set the mode of the socket below."""
         self._socket.setblocking(flag)
 
     # ---- what the connection calls ----------------------------------------------------------------------------------
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits for `flush`, or for the kernel."""
+        """Bytes that wait for `flush`, or for the kernel."""
         return len(self._unsent)
 
     def flush(self) -> bool:
-        """Send what the kernel takes. False when the connection is lost."""
+        """Send as much as the kernel takes. Return False when the connection is lost."""
         if self._unsent:
             try:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -109,14 +140,14 @@ class PacketSocket:
         return self._error is None
 
     def fill(self) -> bool:
-        """Read once. False when there was nothing but the connection's end, which `recv` then tells.
+        """Read once. Return False when the connection has ended; `recv` then says how.
 
         Raises ValueError as `has_packet`.
         """
         wanted = READ_BYTES
         front = self._front()
         if front is not None:
-            # Of a large packet, what is missing.
+            # Ask for the rest of a large packet at once.
             wanted = max(wanted, min(front[2] - len(self._read), LARGEST_READ_BYTES))
         try:
             chunk = self._socket.recv(wanted)
@@ -134,22 +165,22 @@ class PacketSocket:
         return True
 
     def has_packet(self) -> bool:
-        """Whether a whole packet was read. Raises ValueError for bytes that are no MQTT."""
+        """Whether a whole packet was read. Raises ValueError for bytes that are not MQTT."""
         front = self._front()
         return front is not None and front[2] <= len(self._read)
 
     def has_pending(self) -> bool:
-        """Whether there is something to read that the descriptor no longer tells of."""
+        """Whether something can be read without the descriptor becoming readable."""
         try:
             return self.has_packet() or bool(isinstance(self._socket, ssl.SSLSocket) and self._socket.pending())
         except ValueError:
-            return True  # reading says so
+            return True  # reading raises it
 
     def next_message(self, *, with_properties: bool) -> tuple[Inbound, int] | None:
-        """The message at the front, and its packet identifier; None when something else is there, which is paho's.
+        """The message at the front and its packet identifier; None when another packet is there, which paho reads.
 
-        To be called only while `has_packet`. Raises ValueError for a packet that breaks the protocol, or is a message
-        of QoS 2, which nobody here asks for and paho would keep.
+        Call only while `has_packet`. Raises ValueError for a packet that breaks the protocol, and for a message of
+        QoS 2: no subscription asks for it, and paho would keep it.
         """
         front = self._front()
         assert front is not None
@@ -158,7 +189,7 @@ class PacketSocket:
             self._end_for_paho = end
             return None
         if first & 0x06 > 0x02:
-            raise ValueError("a message of QoS 2 or 3, which was not asked for")
+            raise ValueError("got a message of QoS 2 or 3; no subscription asked for one")
         self._at = end
         try:
             return _message(first, self._read, begin, end, with_properties=with_properties)
@@ -166,7 +197,7 @@ class PacketSocket:
             raise ValueError("a message is cut short") from None
 
     def _front(self) -> tuple[int, int, int] | None:
-        """First byte, begin and end of the packet at the front, as far as its length is there."""
+        """First byte, begin and end of the packet at the front; None until its length has arrived."""
         data, at = self._read, self._at
         try:
             first = data[at]
@@ -174,21 +205,21 @@ class PacketSocket:
         except IndexError:
             return None
         if length > self._max_packet_bytes:
-            raise ValueError(f"a packet of {length} bytes; at most {self._max_packet_bytes} were asked for")
+            raise ValueError(f"got a packet of {length} bytes; at most {self._max_packet_bytes} were allowed")
         return first, begin, begin + length
 
 
 def packed_publish(topic: str, properties: bytes | None, payload: bytes, *, retain: bool) -> bytes:
-    """A QoS 0 PUBLISH. properties: packed, with their length; None for MQTT 3.1.1. Raises ValueError."""
+    """A QoS 0 PUBLISH packet. properties: packed, with their length; None for MQTT 3.1.1. Raises ValueError."""
     name = topic.encode()
     if not name or len(name) > 0xFFFF or b"+" in name or b"#" in name:
         raise ValueError(f"topic {topic!r} cannot be published to")
-    said = b"" if properties is None else properties
-    length = 2 + len(name) + len(said) + len(payload)
-    if length > 268_435_455:
-        raise ValueError(f"a packet of {length} bytes, and MQTT has 268 435 455 at most")
+    properties = b"" if properties is None else properties
+    length = 2 + len(name) + len(properties) + len(payload)
+    if length > MAX_PACKET_BYTES:
+        raise ValueError(f"a packet of {length} bytes; MQTT allows {MAX_PACKET_BYTES}")
     return b"%c%b%c%c%b%b%b" % (
-        PUBLISH | retain, packed_length(length), len(name) >> 8, len(name) & 0xFF, name, said, payload,
+        PUBLISH | retain, packed_length(length), len(name) >> 8, len(name) & 0xFF, name, properties, payload,
     )  # fmt: skip
 
 
@@ -210,7 +241,7 @@ def packed_length(length: int) -> bytes:
 
 
 def _varint(data: bytearray, at: int) -> tuple[int, int]:
-    """A variable byte integer and where it ends. Raises IndexError when it is not all there, or has over four bytes."""
+    """A variable byte integer and its end. Raises IndexError when it is incomplete, ValueError above four bytes."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -245,7 +276,7 @@ def _message(first: int, data: bytearray, at: int, end: int, *, with_properties:
 
 
 def _read_properties(message: Inbound, data: bytearray, at: int, end: int) -> None:
-    said: list[tuple[str, str]] = []
+    user: list[tuple[str, str]] = []
     while at < end:
         kind = data[at]
         at += 1
@@ -268,10 +299,10 @@ def _read_properties(message: Inbound, data: bytearray, at: int, end: int) -> No
             else:
                 begin = at + 2
                 at = begin + (data[at] << 8 | data[at + 1])
-                if len(said) < MAX_USER_PROPERTIES:
-                    said.append((raw.decode(), data[begin:at].decode()))
+                if len(user) < MAX_USER_PROPERTIES:
+                    user.append((raw.decode(), data[begin:at].decode()))
         else:
             raise ValueError(f"a message has a property {kind:#x}")
         if at > end:
             raise IndexError
-    message.user_properties = tuple(said)
+    message.user_properties = tuple(user)

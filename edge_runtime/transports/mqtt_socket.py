@@ -1,48 +1,53 @@
-"""The TCP connection to a broker, made so that little waits in it.
+"""The TCP or TLS connection to a broker, made so that few bytes wait in it.
 
-What floods in should wait where the broker bounds and counts it: the time of a request that waits in the kernel is on
-nobody's clock. A receiver cannot say how much its sender's kernel holds; it can only keep that end from growing, which
-it does with the packets under way, and small messages are a packet each. Twice what a tiny model can serve, through a
-mosquitto on the same machine, median wait and most bytes in the broker's end: 1.3 s and 3.4 MB as the kernel would have
-it, 0.43 s and 0.85 MB with the segments and buffers below, and more with any others that were tried (segments of 256,
-536, 8 000, 16 000 bytes; 4, 16, 32 KiB to receive into, of which 4 halves the rate). A request of 600 KB takes 3.9 ms
-instead of 2.1.
+Excess requests should wait in the broker, which bounds and counts them: no deadline covers the time that a request
+waits in the kernel. A receiver cannot see how much the sender's kernel holds; it can only keep that buffer from
+growing. The buffer grows with the packets in flight, and small messages are a packet each. At twice the load that a
+tiny model can serve, through a mosquitto on the same machine, median wait and most bytes in the broker's buffer: 1.3 s
+and 3.4 MB with the kernel's defaults, 0.43 s and 0.85 MB with the segments and buffers below, and more with any others
+tried (segments of 256, 536, 8 000, 16 000 bytes; receive buffers of 4, 16, 32 KiB, of which 4 halves the rate). A
+request of 600 KB takes 3.9 ms instead of 2.1.
 
-Who lists a fleet wants the contrary: what it asked for comes at once, and what the broker cannot hand to its kernel it
-drops. With these bounds and a reader that stood still mosquitto 2.0.11 kept 2 638 status messages on their way beside
-its own queue, with none (`takes_bursts`) more than 5 000 and 2 MB of states after them.
+A client that lists a fleet wants the contrary: everything that it asked for arrives at once, and mosquitto drops what
+its kernel does not take. With these bounds and a reader that stood still, mosquitto 2.0.11 kept 2 638 status messages
+in flight beside its own queue; without them (`takes_bursts`) more than 5 000, and 2 MB of states after them.
 """
 
 from __future__ import annotations
 
 import socket as sockets
+import ssl
 
 import paho.mqtt.client as paho
 
-from edge_runtime.transports.mqtt_packets import PacketSocket
-from edge_runtime.transports.mqtt_reasons import CONNECT_LIMIT_S
+from edge_runtime.config.broker import BrokerAccess
+from edge_runtime.errors import ConfigError
+from edge_runtime.transports.mqtt_packets import MAX_PACKET_BYTES, PacketSocket
+
+CONNECT_LIMIT_S = 5.0
+"""For each step of a connection: TCP, TLS, CONNACK, SUBACK. A broker on the site answers in milliseconds."""
 
 LOCAL_RECEIVE_BYTES, LOCAL_SEND_BYTES = 8 << 10, 32 << 10
-"""Of a broker on this machine."""
+"""Buffers towards a broker on this machine."""
 
 LOCAL_SEGMENT_BYTES = 1400
 """As on a real network; over loopback a segment is 64 KiB otherwise."""
 
 REMOTE_BYTES = 256 << 10, 256 << 10
-"""Of a broker elsewhere: 5 MB/s over a round trip of 50 ms."""
+"""Buffers towards a broker elsewhere: 5 MB/s over a round trip of 50 ms."""
 
 
 class BoundedClient(paho.Client):  # type: ignore[misc]
-    """paho's client over a connection of ours: what bounds a connection must be said before it is made.
+    """paho's client over a socket of ours, since its buffers must be bounded before it connects.
 
-    The two methods below are paho's own, which it does not promise to keep: tests/unit/test_mqtt_socket.py holds that
-    it has them. `packets` is what the last connection is read and written through.
+    The two methods below override private ones of paho, which it may drop: tests/unit/transports/test_mqtt_socket.py
+    holds that they are there. `packets` is the socket of the last connection.
     """
 
     user_timeout_s: int = 20
     is_local: bool = False
     takes_bursts: bool = False
-    max_packet_bytes: int = 268_435_455
+    max_packet_bytes: int = MAX_PACKET_BYTES
     packets: PacketSocket | None = None
 
     def _create_socket_connection(self) -> sockets.socket:
@@ -56,7 +61,7 @@ class BoundedClient(paho.Client):  # type: ignore[misc]
         )
 
     def _create_socket(self) -> PacketSocket:
-        """TLS is paho's, when it is wanted; what it reads and writes through is ours."""
+        """Paho's socket, with TLS where it is set up, inside a `PacketSocket`."""
         self.packets = PacketSocket(super()._create_socket(), self.max_packet_bytes)
         return self.packets
 
@@ -66,8 +71,8 @@ def connect(
 ) -> sockets.socket:
     """Connect to the first address that answers. Raises OSError.
 
-    user_timeout_s: a peer that acknowledges nothing for so long is gone. is_local: the broker is on this machine.
-    takes_bursts: as much may wait in the connection as the kernels let it.
+    user_timeout_s: a peer that acknowledges nothing for this long is gone. is_local: the broker is on this machine.
+    takes_bursts: leave the buffers to the kernel.
     """
     failure: OSError | None = None
     for family, kind, protocol, _, address in sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM):
@@ -99,3 +104,31 @@ def _bound(socket: sockets.socket, *, is_local: bool) -> None:
     socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, send_bytes)
     if is_local:
         socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_MAXSEG, LOCAL_SEGMENT_BYTES)
+
+
+class ClosingSocket(ssl.SSLSocket):
+    """Closes itself when its handshake fails; paho leaves that to the garbage collector."""
+
+    def _handshake_or_close(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+    do_handshake = _handshake_or_close
+
+
+def tls_context(access: BrokerAccess) -> ssl.SSLContext:
+    """A client's TLS context, 1.2 or newer. Raises ConfigError for files that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = ClosingSocket
+        if access.cert_file is not None:
+            context.load_cert_chain(access.cert_file, access.key_file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        names = ", ".join(str(each) for each in (access.ca_file, access.cert_file, access.key_file) if each)
+        raise ConfigError(f"mqtt: the certificates cannot be used ({names}): {reason}") from None
+    return context

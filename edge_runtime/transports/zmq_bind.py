@@ -1,4 +1,4 @@
-"""Binding ROUTER sockets: who owns an ipc path, who may connect, what may leave the machine.
+"""Binds ROUTER sockets: ownership of an ipc path, access, and what may be bound beyond the machine.
 
 Owns: lock files, permissions, stale sockets, socket options, CURVE keys and the ZAP responder. Called at start and
 stop; the sockets are used by zmq_transport.py only.
@@ -12,15 +12,17 @@ import ipaddress
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
-from edge_runtime.transports.unsent import TRACKED_BYTES
+from edge_runtime.transports.zmq_connections import Connections
+from edge_runtime.transports.zmq_transport import TRACKED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +36,24 @@ HANDSHAKE_MS = 2_000
 """A connection that says nothing is closed after this; libzmq's default of 30 s let 200 silent ones pile up."""
 
 RECEIVE_MESSAGES = 1_000
-"""Messages read ahead of us for each connection: beyond it the backlog sits in the client (DESIGN 3)."""
+"""Messages read ahead of us for each connection: beyond it the backlog stays in the client."""
 
 PASSING = frozenset((errno.EADDRINUSE, errno.EADDRNOTAVAIL))
-"""Why a bind fails that may well be done a moment later: the one before still holds it, the network is not up yet."""
+"""Reasons for a bind to fail that may soon pass: a process still holds the address, or the network is not up."""
 
 MIN_SEND_MESSAGES = 64
-"""A few small replies may always wait for a peer, however little memory is granted."""
+"""A few small replies may always wait for a peer, even with the least memory."""
 
 BACKLOG = 512
 """Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
+
+TCP_KEEPALIVE = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 10),
+    (zmq.TCP_KEEPALIVE_INTVL, 5),
+    (zmq.TCP_KEEPALIVE_CNT, 4),
+)
+"""A silent host is asked after 10 s, and gone 20 s later; the kernel's default is two hours."""
 
 Z85_KEY = 40
 """Characters of a CURVE key in Z85."""
@@ -56,21 +66,23 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 def new_context() -> Context:
-    """Make libzmq's own I/O thread and everything bound in it; `term` after the last socket is closed."""
+    """Make the context of all sockets, with libzmq's own I/O thread; call `term` after the last socket is closed."""
     return zmq.Context()
 
 
 @dataclass(slots=True)
 class BoundSocket:
-    """A bound ROUTER, the address a client would use, and what to release with it."""
+    """A bound ROUTER, its connections, the address that a client uses, and the lock and file to release with it."""
 
     socket: zmq.Socket[bytes]
+    connections: Connections
     address: str
     lock_fd: int = -1
     ipc_path: Path | None = None
 
     def close(self, linger_ms: int = 0) -> None:
         """Unbind, remove the socket file, release the lock; replies not sent yet get `linger_ms`. Idempotent."""
+        self.connections.close()
         if not self.socket.closed:
             self.socket.close(linger=linger_ms)
         if self.lock_fd >= 0:
@@ -88,29 +100,71 @@ def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundS
     """
     _check_exposure(address, settings)
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    connections: Connections | None = None
     try:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, settings.max_frame_bytes)
         socket.set(zmq.RCVHWM, RECEIVE_MESSAGES)
         # Before bind, and never again: a connection gets the marks its listener was bound with, and lowering the mark
-        # of a live one wedges it. Replies larger than this counts with are bounded in bytes (unsent.py).
+        # of a live one wedges it. Replies larger than this counts with are bounded in bytes (`UnsentReplies`).
         socket.set(zmq.SNDHWM, max(settings.send_bound_bytes // TRACKED_BYTES, MIN_SEND_MESSAGES))
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.set(zmq.BACKLOG, BACKLOG)
+        if address.startswith("tcp://"):
+            # A host that vanished closes nothing: its requests would be run, and its replies kept.
+            for option, value in TCP_KEEPALIVE:
+                socket.set(option, value)
         if settings.curve is not None and not address.startswith("ipc://"):
             _use_curve(socket, settings.curve)
-        return _bind_ipc(socket, address) if _ipc_path(address) is not None else _bind(socket, address)
+        connections = Connections(context, socket)
+        is_file = _ipc_path(address) is not None
+        return _bind_ipc(socket, connections, address) if is_file else _bind(socket, connections, address)
     except BaseException:
+        if connections is not None:
+            connections.close()
         socket.close(linger=0)
         raise
 
 
+class Loopback:
+    """A client of one bound ROUTER in this process, on the same socket as all other clients (self_check.py).
+
+    Its address is of the kind `inproc`, which no other process can name and which needs no keys. Thread: one at a time.
+    """
+
+    def __init__(self, context: Context, bound: BoundSocket) -> None:
+        address = f"inproc://edge-runtime-{bound.address}"
+        bound.socket.bind(address)
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(address)
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Send one message; False when the endpoint takes none now."""
+        try:
+            self._socket.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        """The next reply, None when none is there."""
+        try:
+            return self._socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._socket.close(linger=0)
+
+
 class ZapResponder:
-    """Answers libzmq's question whether a CURVE client may in: its key must be on the list.
+    """Decides for libzmq whether a CURVE client may connect: its key must be on the list.
 
     It runs on the I/O thread (`handle` when `socket` is readable), so there is no serving without it. Without a
-    responder libzmq lets every key in (reference/security: measured).
+    responder libzmq accepts every key (measured).
     """
 
     def __init__(self, context: Context, client_keys_file: str, denied: Callable[[], None]) -> None:
@@ -126,7 +180,7 @@ class ZapResponder:
         self._keys = read_client_keys(self._keys_file)
 
     def handle(self) -> None:
-        """Answer every question waiting. ZAP 1.0 (rfc.zeromq.org/spec/27): fields by position."""
+        """Answer every waiting request. ZAP 1.0 (rfc.zeromq.org/spec/27): fields by position."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -156,7 +210,7 @@ def read_client_keys(path: Path) -> frozenset[bytes]:
         if word and (len(word) == Z85_KEY or not word.startswith("#")):
             keys.add(_z85(word, f"{path}:{number}"))
     if not keys:
-        raise ConfigError(f"zmq.curve.client_keys_file: {path} holds no key, so nobody could connect")
+        raise ConfigError(f"zmq.curve.client_keys_file: {path} holds no key, so no client could connect")
     return frozenset(keys)
 
 
@@ -170,7 +224,7 @@ def _ipc_path(address: str) -> Path | None:
     return Path(address.removeprefix("ipc://"))
 
 
-def _bind(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
+def _bind(socket: zmq.Socket[bytes], connections: Connections, address: str) -> BoundSocket:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -179,23 +233,23 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
         raise ConfigError(
             f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
         ) from None
-    return BoundSocket(socket, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    return BoundSocket(socket, connections, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
 
 
-def _bind_ipc(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
+def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str) -> BoundSocket:
     path = _ipc_path(address)
     assert path is not None
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         raise ConfigError(f"{address}: the path is {len(os.fsencode(path))} bytes, a Unix socket takes {MAX_IPC_PATH}")
-    lock_fd = _lock(path)
+    lock_fd = lock_path(path, f"ipc://{path}")
     try:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
-        # The whole process's, so it may take nothing from the owner: another thread's new folder was one that nobody
-        # could enter.
+        # The umask is the whole process's, so it must leave the owner's bits: with them masked, another thread's new
+        # folder could not be entered.
         before = os.umask(0o077)
         try:
-            bound = _bind(socket, address)
+            bound = _bind(socket, connections, address)
         finally:
             os.umask(before)
         path.chmod(IPC_MODE)
@@ -206,23 +260,22 @@ def _bind_ipc(socket: zmq.Socket[bytes], address: str) -> BoundSocket:
     return bound
 
 
-def _lock(path: Path) -> int:
-    """Hold `<path>.lock` for as long as the daemon lives; a stale socket beside a free lock is nobody's."""
-    lock_path = path.with_name(path.name + ".lock")
+def lock_path(path: Path, address: str) -> int:
+    """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale.
+
+    Returns a descriptor of the lock. Raises AddressTaken: another daemon has it; ConfigError: it cannot be made.
+    """
+    lock = path.with_name(path.name + ".lock")
     try:
-        lock_path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {path}: {lock_path}: {error.strerror}; name another endpoint with --zmq"
-        ) from None
+        raise ConfigError(f"cannot use {path}: {lock}: {error.strerror}; name another endpoint") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise AddressTaken(
-            f"another daemon serves ipc://{path}; stop it, or give this one another endpoint with --zmq"
-        ) from None
+        raise AddressTaken(f"another daemon serves {address}; stop it, or give this one another endpoint") from None
     return fd
 
 

@@ -1,25 +1,28 @@
 """ROUTER sockets on one I/O thread: frames in, frames out, exact framing, bounded drains.
 
-Owns: the sockets, their bounds, and the outbox other threads post replies to. Knows no model and decodes nothing: what
-a header means is asked of the `Receiver`. Uses pyzmq's Cython backend directly with plain int flags, which costs a
-quarter of its ordinary API (tests/bench); everything a hostile peer may send is a reply, a drop that is counted, or a
-closed connection.
+Owns: the sockets, their bounds, and the outbox that other threads post replies to. Knows no model and decodes nothing:
+the `Receiver` knows the headers. Uses pyzmq's Cython backend directly with plain int flags, at a quarter of the cost of
+its ordinary API (bench). Any message of a hostile peer ends as a reply, a counted drop, or a closed connection.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import zmq
 from zmq.backend import Socket as RawSocket
 
-from edge_runtime.telemetry.counters import Counters
-from edge_runtime.transports.unsent import TRACKED_BYTES, UnsentReplies
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
+from edge_runtime.telemetry.metrics import Counters
+from edge_runtime.transports.growth_watch import GrowthWatch
+from edge_runtime.transports.zmq_connections import Connections, ZmqConnection
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ NOBLOCK = int(zmq.DONTWAIT)
 MORE = int(zmq.SNDMORE)
 EVENTS = int(zmq.EVENTS)
 POLLIN = int(zmq.POLLIN)
+RCVMORE = int(zmq.RCVMORE)
 MORE_NOBLOCK = NOBLOCK | MORE
 
 DRAIN_MESSAGES = 32
@@ -39,27 +43,54 @@ DRAIN_BYTES = 8 << 20
 HOT_DRAINS = 16
 """Drains of one socket before the others are looked at: under a millisecond for small messages."""
 
+ROUND_S = 0.010
+"""A round takes no further message after this long. The loop promises to come round within 50 ms, and the last message
+of a round may be a large one."""
+
+SKIPPED_FRAMES = 4096
+SKIPPED_BYTES = 64 << 20
+"""Read in one go of a message that is dropped: a few milliseconds."""
+
+REPLY_BYTES = 512
+"""A small reply's cost in libzmq beside its bytes: a message of 64 bytes a frame, and what each refers to."""
+
+LOOK_S = 1.0
+"""Between two looks at which peers read."""
+
+UNREAD_S = 30.0
+"""A peer that reads nothing of its replies for so long is closed: longer than a client that is stopped for a moment, or
+a slow link, and no client waits longer for a reply unless it asked for that."""
+
+FLUSHED_REPLIES = 64
+"""Replies sent between two looks at the clock."""
+
+TRACKED_BYTES = 4096
+"""Replies from here on are tracked, which costs about 10 us each; smaller ones are bounded by libzmq's mark."""
+
 _receive = RawSocket.recv
 _send = RawSocket.send
 _get = RawSocket.get
 
-Entry = tuple[bytes, bytes, Any]
+Entry = tuple[bytes, Any, Any]
 """One request of a known header: peer identity, request id, and its tensor frame (a tuple of frames for several)."""
 
 
 class Route(Protocol):
-    """What a header was resolved to, as far as the transport needs it.
+    """A known header, as far as the transport reads it.
 
     single_size: exact bytes of the only tensor frame, -1 when there is not exactly one of fixed size. keeps_frames:
-    hand the frame over uncopied (large tensors) instead of as bytes. lot: entries gathered in this drain.
+    hand the frame over uncopied (large tensors) instead of as bytes. burst: entries gathered in this drain.
     """
 
     single_size: int
     keeps_frames: bool
-    lot: list[Entry]
+    burst: list[Entry]
 
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
-        """What an entry carries for several tensor frames; None when their number or lengths are wrong."""
+        """The tensor part of an entry whose tensors are not in one frame; None when number or lengths are wrong.
+
+        frames: all of the message, after the envelope.
+        """
         ...
 
 
@@ -67,18 +98,33 @@ R = TypeVar("R", bound=Route)
 
 
 class Receiver(Protocol[R]):
-    """Who gives frames a meaning. Thread: every call comes from the I/O thread."""
+    """Knows what frames mean. Thread: I/O."""
 
     def routes(self) -> Mapping[bytes, R]:
-        """Known headers. Asked once a drain: a mapping that is no longer valid is never kept."""
+        """Known headers. Called once a drain: an outdated mapping is never kept."""
         ...
 
-    def lot(self, endpoint: Endpoint, route: R, entries: list[Entry]) -> None:
+    def answer_burst(self, endpoint: Endpoint, route: R, burst: list[Entry]) -> None:
         """Answer the requests gathered for one route in one drain, in order of arrival."""
         ...
 
-    def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> None:
-        """Answer any other message: `frames` are all its frames after the envelope."""
+    def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> R | None:
+        """Answer any other message, or return the known route to whose burst it was added.
+
+        frames: all of the message, after the envelope.
+        """
+        ...
+
+    def gone(self, sender: Hashable) -> None:
+        """Drop what waits of a connection that has ended, or whose replies cannot be delivered."""
+        ...
+
+    def owes(self, sender: Hashable) -> bool:
+        """Whether a request of this connection waits for its answer."""
+        ...
+
+    def refuse(self, endpoint: Endpoint, peer: Peer, frames: list[Any], error: EdgeRuntimeError) -> None:
+        """Answer a message that is too large with `error`: `frames` are its first ones after the envelope."""
         ...
 
 
@@ -91,6 +137,98 @@ class Peer:
         self.envelope: tuple[bytes, ...] = (identity, b"") if has_delimiter else (identity,)
 
 
+class Tracker(Protocol):
+    """Says when libzmq has released a buffer."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the buffer was sent, or dropped with its connection."""
+        ...
+
+
+class UnsentReplies:
+    """Bytes handed to libzmq for each peer and not sent yet: the bound in memory on replies to one that does not read.
+
+    libzmq bounds messages, not bytes, and lowering its mark on a live connection wedges it (the writer counts reads in
+    steps of half the old mark), so replies that are large beside a message's own cost are tracked here. Thread: I/O.
+    """
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound_bytes = bound_bytes
+        self._replies: dict[bytes, deque[tuple[Tracker, int]]] = {}
+        self._nbytes: dict[bytes, int] = {}
+
+    def has_room(self, peer: bytes, nbytes: int) -> bool:
+        """Whether one more reply of `nbytes` may be handed over; a first one always may."""
+        waiting = self._replies.get(peer)
+        if not waiting:
+            return True
+        while waiting and waiting[0][0].done:
+            self._nbytes[peer] -= waiting.popleft()[1]
+        return not waiting or self._nbytes[peer] + nbytes <= self._bound_bytes
+
+    def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
+        """Count a buffer that was handed over."""
+        self._replies.setdefault(peer, deque()).append((tracker, nbytes))
+        self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
+
+    def of(self, peer: bytes) -> int:
+        """Bytes handed over and not sent, of one peer."""
+        return self._nbytes.get(peer, 0)
+
+    def sweep(self) -> None:
+        """Forget buffers that were sent, and peers without any."""
+        for peer in list(self._replies):
+            if self.has_room(peer, 0) and not self._replies[peer]:
+                del self._replies[peer], self._nbytes[peer]
+
+
+class UnreadReplies:
+    """Bytes of replies to peers that do not read, and which connections to close for them. Thread: I/O.
+
+    of: bytes handed over since a peer was found not to read, by identity; empty while all read.
+    """
+
+    def __init__(self, bound_bytes: int, total_bytes: int) -> None:
+        self.of: dict[bytes, int] = {}
+        self._bound_bytes = bound_bytes
+        self._total_bytes = total_bytes
+        self._total = 0
+
+    def add(self, peer: bytes, nbytes: int) -> bool:
+        """Count one more reply to such a peer; False when there is no room, and it is to be dropped."""
+        nbytes += REPLY_BYTES
+        if self.of[peer] + nbytes > self._bound_bytes or self._total + nbytes > self._total_bytes:
+            return False
+        self.of[peer] += nbytes
+        self._total += nbytes
+        return True
+
+    def look(
+        self, unread: Sequence[ZmqConnection], now_s: float, unsent: Callable[[bytes], int]
+    ) -> list[ZmqConnection]:
+        """Take in which peers do not read, the longest first; return the connections to close.
+
+        unsent: bytes of large replies to one peer that were handed over before.
+        """
+        of: dict[bytes, int] = {}
+        nbytes = {}
+        for each in unread:
+            nbytes[each] = each.unread_bytes
+            if each.identity is not None:
+                of[each.identity] = self.of.get(each.identity, 0)
+                nbytes[each] += max(of[each.identity], unsent(each.identity))
+        self.of, self._total = of, sum(nbytes.values())
+        closed = []
+        for each in unread:
+            assert each.unread_since_s is not None
+            if now_s - each.unread_since_s < UNREAD_S and self._total <= self._total_bytes:
+                break
+            closed.append(each)
+            self._total -= nbytes[each]
+        return closed
+
+
 class Endpoint:
     """One bound ROUTER socket. Thread: the I/O thread, except `post`."""
 
@@ -98,28 +236,47 @@ class Endpoint:
         self,
         loop: IoLoop,
         socket: zmq.Socket[bytes],
+        connections: Connections,
         receiver: Receiver[Any],
         *,
         send_bound_bytes: int,
         max_frame_bytes: int,
+        message_frames: int,
+        message_bytes: int,
+        total_send_bound_bytes: int,
         is_control: bool,
     ) -> None:
+        """message_frames, message_bytes: of one whole message.
+
+        send_bound_bytes: of replies to one peer that does not read; total_send_bound_bytes: to all such peers.
+        """
+        self.heard: set[bytes | None] | None = None
+        self._unread = UnreadReplies(send_bound_bytes, total_send_bound_bytes)
         self.socket = socket
         self.max_frame_bytes = max_frame_bytes
+        self._message_frames = message_frames
+        self._message_bytes = message_bytes
         self.is_control = is_control
         self.fd = int(socket.get(zmq.FD))
         self._loop = loop
         self._receiver = receiver
+        self._known = connections.known
+        self.connections = connections
+        connections.ended = self._gone
         self._unsent = UnsentReplies(send_bound_bytes)
         self._bound = 1
         self._has_messages = True
         # Invariant: set by everything done to the socket but a receive that found nothing. A send may take in libzmq's
         # signal that messages came, and its descriptor then stays silent about them: the socket has to be asked.
         self._is_unsure = True
+        self._is_skipping = False
+        self._look_due_s = 0.0
 
     def drain(self) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
-        """Take what is there, up to the bounds, and answer it."""
-        socket, receiver, bound = self.socket, self._receiver, self._bound
+        """Receive messages up to the bounds, and answer them."""
+        if self._is_skipping and not self._skip():
+            return
+        socket, receiver, bound, known = self.socket, self._receiver, self._bound, self._known
         routes = receiver.routes()
         header: bytes = b""
         route: Route | None = None
@@ -127,11 +284,18 @@ class Endpoint:
         size, keeps_frames = -1, False
         append: Callable[[Entry], None] = touched.append  # type: ignore[assignment]
         taken = nbytes = 0
+        is_whole = True
         try:
             while taken < bound and nbytes < DRAIN_BYTES:
                 identity = _receive(socket, NOBLOCK)
                 taken += 1
                 first = _receive(socket, NOBLOCK, False)
+                if identity not in known and not self.connections.meet(identity, first):
+                    self._loop.counters.count("requests_dropped")
+                    self._is_skipping = first.more
+                    if not self._skip():
+                        break
+                    continue
                 if first.more:
                     second = _receive(socket, NOBLOCK, False)
                     if second.more:
@@ -143,8 +307,8 @@ class Endpoint:
                             if route is None:
                                 size = -1
                             else:
-                                size, keeps_frames, append = route.single_size, route.keeps_frames, route.lot.append
-                                if not route.lot:
+                                size, keeps_frames, append = route.single_size, route.keeps_frames, route.burst.append
+                                if not route.burst:
                                     touched.append(route)
                         if len(third) == size and not third.more:
                             request_id = second.bytes
@@ -152,24 +316,60 @@ class Endpoint:
                                 append((identity, request_id, third if keeps_frames else third.bytes))
                                 nbytes += size
                                 continue
-                        frames = self._all_frames([first, second, third])
-                        payload = route.payload(frames[2:]) if route is not None and len(second) <= 64 else None
+                        frames = [first, second, third]
+                        nbytes += self._take_rest(frames)
+                        if self._is_skipping:
+                            self._refuse(identity, frames)
+                            break
+                        payload = route.payload(frames) if route is not None and len(second) <= 64 else None
                         if payload is not None:
                             append((identity, second.bytes, payload))
                             nbytes += sum(len(frame) for frame in payload)
                             continue
-                        self._message(identity, frames)
+                        is_over = self._message(identity, frames, touched)
                     else:
-                        self._message(identity, [first, second])
+                        # All tensors lie in shared memory, or it is another operation.
+                        found = first.bytes
+                        if found != header:
+                            header, route, size = found, routes.get(found), -1
+                            if route is not None:
+                                size, keeps_frames, append = route.single_size, route.keeps_frames, route.burst.append
+                                if not route.burst:
+                                    touched.append(route)
+                        payload = route.payload([first, second]) if route is not None and len(second) <= 64 else None
+                        if payload is None:
+                            is_over = self._message(identity, [first, second], touched)
+                        else:
+                            append((identity, second.bytes, payload))
+                            continue
                 else:
-                    self._message(identity, [first])
+                    nbytes += len(first)
+                    is_over = self._message(identity, [first], touched)
+                if is_over:
+                    break
         except zmq.Again:
             self._has_messages = self._is_unsure = False
+        except Exception:  # a bug, or no memory for one message: requests gathered before it are answered all the same
+            is_whole = False
+            log.exception("a message could not be taken from its socket")
+            self._loop.counters.count("io_errors")
+        # Invariant: no burst outlives its drain, whatever the receiver raises: only the first entry of an empty burst
+        # marks its route as touched, so a burst left behind would never be answered.
         for each in touched:
-            entries = each.lot
+            entries = each.burst
             if entries:
-                each.lot = []
-                receiver.lot(self, each, entries)
+                each.burst = []
+                if self.heard is not None:
+                    self.heard.update(entry[0] for entry in entries)
+                try:
+                    receiver.answer_burst(self, each, entries)
+                except Exception:
+                    log.exception("%d requests were not answered", len(entries))
+                    self._loop.counters.count("io_errors")
+        if not is_whole:
+            self._is_skipping = bool(_get(socket, RCVMORE))
+        if self.connections.untold:
+            self.connections.tell()
         if taken > 1:
             self._bound = DRAIN_MESSAGES
         elif self._has_messages:
@@ -177,12 +377,27 @@ class Endpoint:
             # a receive that finds nothing raises, which costs as much as all else for a client that sends one by one.
             self._has_messages, self._is_unsure, self._bound = False, True, 1
 
+    def sender(self, identity: bytes) -> Hashable:
+        """The key of one connection: identities are of one socket only, and clients may choose equal ones."""
+        return (self, identity)
+
+    def connection(self, identity: bytes, frame: Any) -> Hashable:
+        """The key of one connection and of the process that made it (zmq_msg_gets(3), Peer-Address).
+
+        An identity alone would do for any process that takes it over after its connection has ended.
+        """
+        try:
+            address = frame.get("Peer-Address")
+        except zmq.ZMQError:  # inproc
+            address = ""
+        return (self, identity, address)
+
     def notice(self) -> None:
-        """Its descriptor says that messages may have come."""
+        """Note that its descriptor is readable: messages may have come."""
         self._has_messages = True
 
     def has_messages(self) -> bool:
-        """Whether there is something to drain; cheap when that is known."""
+        """Whether there are messages; cheap when that is known."""
         if self._is_unsure and not self._has_messages:
             self._is_unsure = False
             self._has_messages = bool(_get(self.socket, EVENTS) & POLLIN)  # type: ignore[operator]
@@ -190,21 +405,30 @@ class Endpoint:
                 self._bound = DRAIN_MESSAGES
         return self._has_messages
 
-    def answer_lot(
-        self, entries: Sequence[Entry], header: bytes, payloads: Iterable[Sequence[bytes]], reply_bytes: int
+    def send_answers(
+        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
     ) -> None:
-        """Send answers of equal header to entries, each with its output frames: at least one, `reply_bytes` in all."""
+        """Send each entry an answer: the header, its id and its output frames, at least one, `reply_bytes` in all.
+
+        Raises ValueError, with nothing sent, when there are not as many payloads as entries.
+        """
+        if len(entries) != len(payloads):
+            raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
         socket = self.socket
         self._is_unsure = True
         if reply_bytes >= TRACKED_BYTES:
             for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
                 self.send((identity,), (header, request_id, *frames))
             return
+        unread = self._unread
         for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
+            if identity in unread.of and not unread.add(identity, reply_bytes):
+                self._dropped()
+                continue
             try:
                 _send(socket, identity, MORE_NOBLOCK)
-            except zmq.ZMQError:
-                self._dropped()
+            except zmq.ZMQError as error:
+                self._undelivered(identity, error)
                 continue
             _send(socket, header, MORE)
             _send(socket, request_id, MORE)
@@ -219,72 +443,159 @@ class Endpoint:
         """Send one reply, or drop and count it when its peer is gone or does not read. Thread: I/O."""
         socket, last, peer = self.socket, len(frames) - 1, envelope[0]
         self._is_unsure = True
-        nbytes = sum(len(frame) for frame in frames)
+        nbytes = sum(map(len, frames))
         is_tracked = nbytes >= TRACKED_BYTES
-        if is_tracked and not self._unsent.has_room(peer, nbytes):
+        if (is_tracked and not self._unsent.has_room(peer, nbytes)) or (
+            peer in self._unread.of and not self._unread.add(peer, nbytes)
+        ):
             self._dropped()
             return
         try:
             _send(socket, peer, MORE_NOBLOCK)
-        except zmq.ZMQError:
-            self._dropped()
+        except zmq.ZMQError as error:
+            self._undelivered(peer, error)
             return
-        for part in envelope[1:]:
-            _send(socket, part, MORE)
-        for index, frame in enumerate(frames):
-            flags = MORE if index < last else 0
-            if is_tracked and len(frame) >= TRACKED_BYTES:
-                tracked = zmq.Frame(frame, track=True, copy=False)
-                _send(socket, tracked, flags, False)
-                self._unsent.add(peer, tracked.tracker, len(frame))
-            else:
-                _send(socket, frame, flags)
+        try:
+            for part in envelope[1:]:
+                _send(socket, part, MORE)
+            for index, frame in enumerate(frames):
+                flags = MORE if index < last else 0
+                if is_tracked and len(frame) >= TRACKED_BYTES:
+                    tracked = zmq.Frame(frame, track=True, copy=False)
+                    _send(socket, tracked, flags, False)
+                    self._unsent.add(peer, tracked.tracker, len(frame))
+                else:
+                    _send(socket, frame, flags)
+        except Exception:  # a frame that is no plain buffer: the message ends here, or the next one would be its rest
+            log.exception("a reply was cut short")
+            self._loop.counters.count("io_errors")
+            _send(socket, b"", 0)
 
     def post(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
         """Hand a reply to the I/O thread. Thread: any."""
-        self._loop.post(self, envelope, frames)
+        loop = self._loop
+        loop.outbox.append((self, envelope, frames))
+        if loop.is_asleep:
+            # Once: the thread stays asleep until it has the interpreter, and each further wake would hand it over, to
+            # send one reply of a batch at a time.
+            loop.is_asleep = False
+            loop.wake()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run a function on the I/O thread soon. Thread: any."""
-        self._loop.call(function)
+    def _take_rest(self, frames: list[Any]) -> int:
+        """Receive the rest of a message, or begin to skip it when it is too large; return the bytes of all.
 
-    def _all_frames(self, frames: list[Any]) -> list[Any]:
-        """The rest of the message whose first frames these are: libzmq delivers a message whole or not at all."""
-        while frames[-1].more:
-            frames.append(_receive(self.socket, NOBLOCK, False))
-        return frames
+        libzmq delivers a message whole or not at all, so all of it has come.
+        """
+        nbytes = sum(len(frame) for frame in frames)
+        while frames[-1].more and len(frames) < self._message_frames and nbytes <= self._message_bytes:
+            frame = _receive(self.socket, NOBLOCK, False)
+            frames.append(frame)
+            nbytes += len(frame)
+        # A message that is whole, and too large all the same, is skipped too, though nothing of it is left to read.
+        self._is_skipping = frames[-1].more or nbytes > self._message_bytes
+        return nbytes
 
-    def _message(self, identity: bytes, frames: list[Any]) -> None:
+    def _skip(self) -> bool:
+        """Read on in a message that is dropped, or it would be taken for the next one; return whether it has ended.
+
+        Some of it at a time: a message of millions of frames takes seconds, in which replies have to go out.
+        """
+        socket, nbytes = self.socket, 0
+        self._is_skipping = bool(_get(socket, RCVMORE))
+        for _ in range(SKIPPED_FRAMES):
+            if not self._is_skipping or nbytes >= SKIPPED_BYTES:
+                break
+            frame = _receive(socket, NOBLOCK, False)
+            self._is_skipping = frame.more
+            nbytes += len(frame)
+        return not self._is_skipping
+
+    def _refuse(self, identity: bytes, frames: list[Any]) -> None:
+        """Answer a message that is too large, of which only the first frames were read."""
+        if len(frames) >= self._message_frames:
+            error = DecodeFailed(f"the message has more than {self._message_frames} frames (limits.message_frames)")
+        else:
+            error = DecodeFailed(f"the message has more than {self._message_bytes} bytes (limits.message_bytes)")
+        self._loop.counters.count("messages_too_large")
+        if self.heard is not None:
+            self.heard.add(identity)
+        has_delimiter = not len(frames[0])
+        peer = Peer(identity, has_delimiter)
+        self._receiver.refuse(self, peer, frames[1:3] if has_delimiter else frames[:2], error)
+
+    def _message(self, identity: bytes, frames: list[Any], touched: list[Route]) -> bool:
+        """Answer any other message; return whether the round is over, for decoding one may take milliseconds.
+
+        touched: gets the route of a burst that the message began.
+        """
+        if self.heard is not None:
+            self.heard.add(identity)
         has_delimiter = len(frames) > 1 and not len(frames[0])
         try:
-            self._receiver.message(self, Peer(identity, has_delimiter), frames[1:] if has_delimiter else frames)
+            peer = Peer(identity, has_delimiter)
+            route: Route | None = self._receiver.message(self, peer, frames[1:] if has_delimiter else frames)
+            if route is not None and len(route.burst) == 1:
+                touched.append(route)
         except Exception:  # a receiver's bug must not lose the requests gathered before it
             log.exception("a message was not answered")
             self._loop.counters.count("io_errors")
+        return self._loop.is_round_over()
+
+    def _gone(self, identity: bytes) -> None:
+        self._receiver.gone(self.sender(identity))
+
+    def _undelivered(self, identity: bytes, error: zmq.ZMQError) -> None:
+        """Count a reply that has no way to its peer; one that is gone waits for no other either."""
+        self._dropped()
+        if error.errno == errno.EHOSTUNREACH:
+            self._gone(identity)
 
     def _dropped(self) -> None:
-        """One reply, of however many frames."""
+        """Count one reply, of any number of frames."""
         self._loop.counters.count("replies_dropped")
 
-    def sweep(self) -> None:
-        """Forget replies that were sent. Called at each beat."""
+    def is_owed(self, identity: bytes | None) -> bool:
+        """Whether a reply is still to come for this connection."""
+        return identity is not None and self._receiver.owes(self.sender(identity))
+
+    def sweep(self, now_s: float) -> None:
+        """Forget sent replies, and close connections whose peers read nothing. Called at each beat."""
         self._unsent.sweep()
+        if now_s < self._look_due_s:
+            return
+        self._look_due_s = now_s + LOOK_S
+        connections = self.connections
+        connections.look(now_s)
+        closed = self._unread.look(connections.unread(), now_s, self._unsent.of)
+        for connection in closed:
+            if connection.close():
+                self._loop.counters.count("connections_closed_unread")
+        if closed:
+            log.warning("closed connections whose peers read nothing", extra={"connections": len(closed)})
 
 
 class IoLoop:
-    """The one thread that touches ROUTER sockets. `run` is its body; `call` brings work to it from other threads."""
+    """The one thread that uses ROUTER sockets. `run` is its body; other threads hand it work by `call`."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        growth: GrowthWatch | None = None,
+    ) -> None:
         self.counters = counters
+        self._growth = growth
+        self._monotonic_s = monotonic_s
+        self._round_ends_s = 0.0
         self._endpoints: list[Endpoint] = []
         self._by_fd: dict[int, Endpoint] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._outbox: deque[tuple[Endpoint, Sequence[bytes], Sequence[Any]]] = deque()
+        self.outbox: deque[tuple[Endpoint, Sequence[bytes], Sequence[Any]]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
         self._poller.register(self._wake_fd, select.POLLIN)
-        self._is_asleep = False
+        self.is_asleep = False
         self._is_stopping = False
 
     def add(self, endpoint: Endpoint) -> None:
@@ -292,43 +603,48 @@ class IoLoop:
         self._endpoints.append(endpoint)
         self._by_fd[endpoint.fd] = endpoint
         self._poller.register(endpoint.fd, select.POLLIN)
+        self.add_handler(endpoint.connections.socket, endpoint.connections.read)
 
     def add_handler(self, socket: Any, handler: Callable[[], None]) -> None:
-        """Call `handler` when another socket of this thread may be readable (ZAP); it reads until nothing is left."""
-        fd = int(socket.get(zmq.FD))
+        """Call `handler` when another socket of this thread may be readable (ZAP, a monitor); it empties the socket."""
+        self.watch(int(socket.get(zmq.FD)), handler)
+
+    def sweep(self) -> None:
+        """Forget sent replies, and close connections whose peers read nothing. Thread: I/O, at each beat."""
+        now_s = self._monotonic_s()
+        for endpoint in self._endpoints:
+            endpoint.sweep(now_s)
+
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
         self._handlers[fd] = handler
         self._poller.register(fd, select.POLLIN)
 
-    def post(self, endpoint: Endpoint, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
-        """Queue a reply. Thread: any."""
-        self._outbox.append((endpoint, envelope, frames))
-        if self._is_asleep:
-            self._wake()
-
-    def sweep(self) -> None:
-        """Let every endpoint forget what it need not keep. Thread: I/O, at each beat."""
-        for endpoint in self._endpoints:
-            endpoint.sweep()
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, before it is closed. Thread: I/O, or after `run`."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poller.unregister(fd)
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on the I/O thread soon. Thread: any."""
         self._calls.append(function)
-        self._wake()
+        self.wake()
 
     def stop(self) -> None:
-        """Let `run` return after the replies already posted. Thread: any."""
+        """Make `run` return after the replies already posted. Thread: any."""
         self._is_stopping = True
-        self._wake()
+        self.wake()
 
     def run(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Serve until `stop`. `beat` is called at least each `beat_s` seconds: it shows that serving works."""
+        """Serve until `stop`, calling `beat` at least each `beat_s` seconds."""
         while not self._is_stopping:
             try:
                 self._serve(beat, beat_s)
             except Exception:  # one of the three broad catches: serving goes on
-                log.exception("the I/O loop caught what it should not have")
+                log.exception("an exception reached the I/O loop")
                 self.counters.count("io_errors")
-        self._flush()
+        while self.outbox or self._calls:
+            self._flush()
 
     def close(self) -> None:
         """Free the wake-up descriptor. Idempotent; after `run` returned."""
@@ -339,45 +655,59 @@ class IoLoop:
     def _serve(self, beat: Callable[[], None], beat_s: float) -> None:
         """Sleep on descriptors rather than in zmq_poll, which asks every socket twice before and after it sleeps."""
         timeout_ms = int(beat_s * 1e3)
-        is_busy = True
+        growth, is_busy = self._growth, True
         while not self._is_stopping:
             beat()
+            if growth is not None:
+                growth.look(self._endpoints, self._monotonic_s())
+                timeout_ms = int(min(beat_s, growth.interval_s) * 1e3)
             # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
-            self._is_asleep = True
-            for fd, _ in self._poller.poll(0 if is_busy or self._outbox or self._calls else timeout_ms):
+            self.is_asleep = True
+            for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self._calls else timeout_ms):
                 self._notice(fd)
-            self._is_asleep = False
-            if self._outbox or self._calls:
+            self.is_asleep = False
+            self._round_ends_s = self._monotonic_s() + ROUND_S
+            if self.outbox or self._calls:
                 self._flush()
             for endpoint in self._endpoints:
                 self._drain(endpoint)
             is_busy = any(endpoint.has_messages() for endpoint in self._endpoints)
 
+    def is_round_over(self) -> bool:
+        """Whether this round has taken as long as one may: what is left waits for the next. Thread: I/O."""
+        return self._monotonic_s() >= self._round_ends_s
+
     def _drain(self, endpoint: Endpoint) -> None:
+        """Drain one socket. Each has a turn in every round, however long the others took."""
         for _ in range(HOT_DRAINS):
             if not endpoint.has_messages():
                 return
             endpoint.drain()
-            if self._outbox:
+            if self.outbox:
                 self._flush()
+            if self.is_round_over():
+                return
 
     def _notice(self, fd: int) -> None:
-        """A descriptor is readable: a socket may have messages, another thread posted, or ZAP asks."""
+        """Handle a readable descriptor: a socket may have messages, another thread posted, or ZAP asks."""
         if fd == self._wake_fd:
             os.eventfd_read(fd)
         elif fd in self._handlers:
             self._handlers[fd]()
-        else:
+        elif fd in self._by_fd:  # else a descriptor that a handler before it in this round closed
             self._by_fd[fd].notice()
 
     def _flush(self) -> None:
-        outbox, calls = self._outbox, self._calls
-        for _ in range(len(outbox)):
+        outbox, calls = self.outbox, self._calls
+        for index in range(1, len(outbox) + 1):
             endpoint, envelope, frames = outbox.popleft()
             endpoint.send(envelope, frames)
+            if not index % FLUSHED_REPLIES and self.is_round_over():
+                break
         while calls:
             calls.popleft()()
 
-    def _wake(self) -> None:
-        if self._wake_fd >= 0:  # else closed, and nobody is there to be woken
+    def wake(self) -> None:
+        """Make the I/O thread look at its outbox and calls. Thread: any."""
+        if self._wake_fd >= 0:  # else closed
             os.eventfd_write(self._wake_fd, 1)

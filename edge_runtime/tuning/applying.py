@@ -1,36 +1,42 @@
-"""A choice put to work: the variant into the version's folder, then `model.toml`, then the picture.
+"""A choice written to the models folder: the variant into the version's folder, then `model.toml`, then the picture.
 
-Owns: the order. A daemon that serves the folder sees a variant that nobody asks for, then the settings that ask for it.
+Owns: the order (a daemon that serves the folder sees a variant first, then the settings that name it), and how
+`model.toml` changes: the owner's lines stay, comments included. A library that keeps comments would be a dependency of
+every device for six keys; here both texts are parsed and compared, and a text that cannot be changed safely is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge_runtime.errors import ConfigError, StorageFailed
-from edge_runtime.repository.durable import write_atomically
+from edge_runtime.repository.durable import PART_SUFFIX, growing, sync_folder, write_atomically
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.names import SETTINGS_FILE
-from edge_runtime.tuning.results import Full
-from edge_runtime.tuning.session import Session
-from edge_runtime.tuning.settings_file import with_choice
-from edge_runtime.tuning.workbench import place
+from edge_runtime.typed_toml import parse_toml
 
+MARK = "# tune: "
+"""Begins each comment that a tune writes; the next tune removes them."""
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The files that were written."""
+BEFORE = "# before tune: "
+"""Begins a line of the owner that the choice replaced."""
 
-    files: tuple[Path, ...]
+Value = str | int | bool
+
+_KEY = re.compile(r"\s*([A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')\s*=")
+_TABLE = re.compile(r"\s*\[")
+_PIECE_BYTES = 1 << 20
 
 
 def check_can_apply(model: ModelFolder) -> Path:
-    """Where the settings go. Raises ConfigError: the model has no folder of its own, or it cannot be written.
+    """Return the path of `model.toml`. Raises ConfigError: the model has no folder of its own, or it is read-only.
 
-    Asked before anything is measured: minutes later is late to hear it.
+    Called before anything is measured, because minutes later is too late.
     """
     if model.path.name != model.name:
         raise ConfigError(
@@ -45,22 +51,132 @@ def check_can_apply(model: ModelFolder) -> Path:
     return model.path / SETTINGS_FILE
 
 
-def apply_choice(session: Session, model: ModelFolder, choice: Full, why: Sequence[str]) -> Applied:
-    """Write what serves the choice from now on. Raises StorageFailed, ConfigError: what was there is as it was."""
+def apply_choice(
+    model: ModelFolder, folder: Path, values: Mapping[str, Value | None], made: Sequence[Path], why: Sequence[str]
+) -> list[Path]:
+    """Write a choice and return the written files. Raises StorageFailed, ConfigError: the old files are unchanged.
+
+    folder: the version's. values: keys of `model.toml`, None to remove one. made: the variant's files, the graph first.
+    """
     settings = check_can_apply(model)
-    engine = choice.candidate.engine
-    # Read again: the owner may have written while it was measured.
+    # Read again: the owner may have written it during the tune.
     text = settings.read_text(encoding="utf-8-sig") if settings.is_file() else ""
-    changed = with_choice(text, session.values_of(choice.candidate), why, str(settings))
-    placed = place(session.engines.artifact_of(engine).made, session.version.path)
+    changed = with_choice(text, values, why, str(settings))
+    placed = place(made, folder)
     write_atomically(settings, changed.encode())
-    return Applied((*placed, settings))
+    return [*placed, settings]
 
 
 def write_picture(path: Path, svg: str) -> None:
-    """The picture's file, whole. Raises StorageFailed."""
+    """Write the picture's file, whole. Raises StorageFailed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageFailed(f"{path.parent}: cannot be made: {error.strerror}") from error
     write_atomically(path, svg.encode())
+
+
+# ---- the variant ----------------------------------------------------------------------------------------------------
+
+
+def place(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Copy a variant's files into a version's folder, each whole and durable, the graph last; returns the copies.
+
+    files: the graph first. An old graph is removed before its weights change: it would read the new ones at the old
+    offsets. Raises StorageFailed: no half-written file stays, and the old files are unchanged, except where the message
+    says otherwise.
+    """
+    if not files:  # the plain model
+        return []
+    targets = [folder / source.name for source in reversed(files)]
+    parts = [target.with_name(f"{target.name}{PART_SUFFIX}") for target in targets]
+    try:
+        for source, part in zip(reversed(files), parts, strict=True):
+            _copy(source, part)
+        _rename(parts, targets)
+    finally:
+        for part in parts:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+    return targets
+
+
+def _copy(source: Path, part: Path) -> None:
+    try:
+        with source.open("rb") as content, growing(part, keep=False) as file:
+            while piece := content.read(_PIECE_BYTES):
+                file.write(piece)
+            file.commit(part)
+    except OSError as error:
+        raise StorageFailed(f"{part}: cannot be written: {error.strerror}; the model is as it was") from error
+
+
+def _rename(parts: Sequence[Path], targets: Sequence[Path]) -> None:
+    *_, graph = targets
+    try:
+        if len(targets) > 1:
+            graph.unlink(missing_ok=True)
+            sync_folder(graph.parent)
+        for part, target in zip(parts, targets, strict=True):
+            part.replace(target)
+        sync_folder(graph.parent)
+    except OSError as error:
+        raise StorageFailed(f"{graph}: cannot be written: {error.strerror}; the variant may be missing") from error
+
+
+# ---- model.toml -----------------------------------------------------------------------------------------------------
+
+
+def with_choice(text: str, values: Mapping[str, Value | None], why: Sequence[str], source: str) -> str:
+    """The text with these keys set, those with None removed, and `why` as comments above them. Pure.
+
+    source: the file's name, for messages. Raises ConfigError: it is no TOML, or cannot be changed line by line.
+    """
+    before = parse_toml(text, source)
+    lines = text.splitlines()
+    first_table = next((number for number, line in enumerate(lines) if _TABLE.match(line)), len(lines))
+    kept = [line for line in _without(lines[:first_table], values) if not line.startswith(MARK)]
+    while kept and not kept[-1].strip():
+        kept.pop()
+    said = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    block = [*(f"{MARK}{sentence}" for sentence in why), *said]
+    rest = lines[first_table:]
+    blank = [""]
+    pieces = [*kept, *(blank if kept else []), *block, *(blank if rest else []), *rest]
+    changed = "\n".join(pieces) + "\n"
+    _check(before, values, changed, source)
+    return changed
+
+
+def _without(lines: Sequence[str], values: Mapping[str, Value | None]) -> list[str]:
+    """The lines without those that set these keys; a line of the owner stays as a comment."""
+    kept: list[str] = []
+    was_ours = False
+    for line in lines:
+        found = _KEY.match(line)
+        if found is not None and found[1].strip("\"'") in values:
+            if not was_ours:
+                kept.append(f"{BEFORE}{line.strip()}")
+            continue
+        was_ours = line.startswith(MARK)
+        kept.append(line)
+    return kept
+
+
+def _check(before: Mapping[str, object], values: Mapping[str, Value | None], changed: str, source: str) -> None:
+    """Raise ConfigError unless these keys changed and no others: a key may stand where a line cannot tell."""
+    wanted = {key: value for key, value in before.items() if key not in values}
+    wanted |= {key: value for key, value in values.items() if value is not None}
+    try:
+        is_right = parse_toml(changed, source) == wanted
+    except ConfigError:
+        is_right = False
+    if not is_right:
+        lines = "; ".join(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None)
+        raise ConfigError(f"{source}: cannot be changed without losing something; write into it yourself: {lines}")
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else json.dumps(value)

@@ -1,23 +1,48 @@
-"""A candidate measured as it will be used: the real daemon in a process, the load in another, over ipc.
+"""A candidate measured end to end: the real daemon in one child process, the load in another, over ipc.
 
-Owns: how long is measured, and with what load. What fails is a result with a reason. Thread: one owner.
+Owns: the daemon's process with its socket and log, how long is measured, and with what load. A failure is a
+ServingFailed or a result with a reason. Thread: one owner.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.load_generator import Measured, Plan, measure
-from edge_runtime.client.quantiles import quantile
+from edge_runtime.client.load_generator import Measured, Plan, measure, quantile
+from edge_runtime.client.zmq_client import Client
+from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.sandbox.child import end_child, is_alive, start_child
+from edge_runtime.sandbox.ending import ShowProgress, judge_ending
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Candidate
-from edge_runtime.tuning.objective import Objective
-from edge_runtime.tuning.rate_search import RateSearch
-from edge_runtime.tuning.results import Full, Probe, Quick
-from edge_runtime.tuning.served import Served, ServingFailed
+from edge_runtime.tuning.folders import temporary_folder
+from edge_runtime.tuning.options import Objective
+from edge_runtime.tuning.plan import RateSearch
+from edge_runtime.tuning.results import FullMeasurement, QuickLook, RateProbe
+
+READY_S = 600.0
+"""As for a way's first load: TensorRT builds for minutes."""
+
+CALIBRATED_S = 10.0
+"""A curve is measured in about 1 s once the daemon is idle, and the layout for all cores with a second load."""
+
+LOOK_S = 0.02
+STOP_S = 5.0
+
+SHOWN_CHARACTERS = 300
 
 IN_FLIGHT = 16
 """Of a quick look: enough to fill batches and all cores."""
@@ -27,84 +52,192 @@ WARM_UP_S = 0.3
 
 MIN_PROBE_S, MAX_PROBE_S = 1.5, 6.0
 PROBE_ANSWERS = 300
-"""Answers that a probe wants, so that three are above its 99th percentile."""
+"""Answers of a probe, so that three are above its 99th percentile."""
 
 PATIENCE = 10.0
-"""Answers are waited for so many times the objective, 2 s at least: later ones are lost, which keeps no objective."""
+"""An answer is lost after this many times the objective, 2 s at least; a lost answer misses the objective."""
 
 FIRST_SHARE = 0.85
-"""Of a quick look's rate, where a search begins: arrivals at random queue more than a number kept in flight."""
+"""Of a quick look's rate, where a search begins: random arrivals queue more than a fixed number in flight."""
 
 MIN_ANSWERED = 0.98
-"""Of what was sent: what is lost or refused keeps no objective either."""
+"""Of the requests sent: lost and refused ones miss the objective too."""
+
+
+class ServingFailed(Exception):
+    """The daemon did not serve a candidate, or stopped; the message says why."""
+
+
+class TrialDaemon:
+    """A running daemon. child: its process. endpoint: for requests. log: its output. model: the one served."""
+
+    def __init__(self, child: subprocess.Popen[bytes], endpoint: str, client: Client, log: Path, model: str) -> None:
+        self.endpoint = endpoint
+        self.client = client
+        self._child = child
+        self._log = log
+        self._model = model
+        self._socket = Path(endpoint.removeprefix("ipc://"))
+
+    def check(self) -> None:
+        """Raise ServingFailed with the reason where the daemon ended."""
+        if is_alive(self._child):
+            return
+        end_child(self._child)
+        ending = judge_ending(self._child.returncode, said=self._last_words())
+        raise ServingFailed(f"the daemon that served it ended: {ending.reason}")
+
+    def wait_ready(self, limit_s: float = READY_S) -> dict[str, Any]:
+        """Wait until the model is ready and its curve is measured; returns its status. Raises ServingFailed."""
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            self.check()
+            with contextlib.suppress(ConnectionError, TimeoutError, EdgeRuntimeError):
+                for status in self.client.models():
+                    if status["name"] == self._model and status["state"] == "ready" and self._socket.exists():
+                        if status["mode"] == "workers":
+                            self._wait_calibrated()
+                        return status
+                    if status["name"] == self._model and status["state"] == "failed":
+                        raise ServingFailed(str(status["reason"])[:SHOWN_CHARACTERS])
+            time.sleep(LOOK_S)
+        raise ServingFailed(f"was not loaded within {limit_s:g} s")
+
+    def memory_bytes(self) -> int:
+        """The memory of the daemon's process, with all that it loaded."""
+        host = self.client.stats()["host"]
+        return int(host.get("pss_bytes") or host.get("rss_bytes") or 0)
+
+    def wait_bound(self, socket: Path) -> None:
+        """Wait until the daemon has made its control socket. Raises ServingFailed: it ended, or is late."""
+        deadline_s = time.monotonic() + READY_S
+        while not socket.exists():
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise ServingFailed(f"the daemon did not start within {READY_S:g} s")
+            time.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """End the daemon and all that it started; SIGTERM first, which answers admitted requests."""
+        deadline_s = time.monotonic() + STOP_S
+        if is_alive(self._child):
+            self._child.terminate()
+        while is_alive(self._child) and time.monotonic() < deadline_s:
+            time.sleep(LOOK_S)
+        end_child(self._child)
+
+    def _wait_calibrated(self) -> None:
+        """Wait for the curve; past the limit the daemon serves with what it has."""
+        deadline_s = time.monotonic() + CALIBRATED_S
+        while time.monotonic() < deadline_s and '"calibrated"' not in self._log.read_text(errors="replace"):
+            self.check()
+            time.sleep(LOOK_S)
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        if not lines:
+            return "it said nothing"
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(lines[-1])["message"])[:SHOWN_CHARACTERS]
+        return lines[-1][:SHOWN_CHARACTERS]
+
+
+@contextmanager
+def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemon]:
+    """Run a daemon with this configuration on a socket of its own; it ends with the block. Paths are absolute."""
+    # A socket's path may have some hundred bytes; a state folder's may be longer.
+    with temporary_folder() as sockets:
+        endpoint = f"ipc://{sockets}/s"
+        config = msgspec.structs.replace(
+            config, zmq=ZmqSettings(endpoints=(endpoint,)), log=LogSettings(format="json"), watch=False
+        )
+        with log.open("wb") as output:
+            child = start_child(serve_candidate, config, stdout=output, environment=os.environ)
+        client = Client(f"{endpoint}.control", control=f"{endpoint}.control")
+        daemon = TrialDaemon(child, endpoint, client, log, model)
+        try:
+            daemon.wait_bound(Path(f"{sockets}/s.control"))
+            yield daemon
+        finally:
+            client.close()
+            daemon.stop()
+
+
+def serve_candidate(config: Config, _progress: ShowProgress) -> None:
+    """Serve until told to stop, in the child; ends its process with the daemon's exit status."""
+    from edge_runtime.daemon.run import serve
+
+    sys.exit(serve(config, lambda: config))
+
+
+# ---- the load -------------------------------------------------------------------------------------------------------
 
 
 def frames_of(model: str, inputs: Mapping[str, Array]) -> list[bytes]:
-    """One request as it is sent again and again."""
+    """The frames of the request that is sent again and again."""
     header, data = RequestEncoder().encode(model, inputs, Options(None, None, None, 0, False))
     return [header, *(bytes(frame) for frame in data)]
 
 
-def look_quickly(candidate: Candidate, served: Served, frames: Sequence[bytes], objective: Objective) -> Quick:
+def look_quickly(candidate: Candidate, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective) -> QuickLook:
     """Requests one at a time, then many. Raises ServingFailed."""
-    status = served.wait_loaded()
-    if status["mode"] == "workers":
-        served.wait_calibrated()
-    alone = _load(served, frames, _plan(served, objective, in_flight=1, seconds=ALONE_S))
+    status = daemon.wait_ready()
+    alone = _load(daemon, frames, _plan(daemon, objective, in_flight=1, seconds=ALONE_S))
     alone_s = quantile(alone.latencies_s, 0.5)
     if alone_s is None:
         raise ServingFailed(_no_answer(alone))
     if alone_s > objective.limit_s:
-        # A search could only fail, and many of such requests at a time take their time.
-        return Quick(candidate, "", alone_s, 1 / alone_s, alone_s, served.memory_bytes(), str(status["mode"]))
+        # A search can only fail, and many slow requests at a time take long.
+        return QuickLook(candidate, "", alone_s, 1 / alone_s, alone_s, daemon.memory_bytes(), str(status["mode"]))
     seconds = min(max(QUICK_S, alone_s * IN_FLIGHT * 2), MAX_PROBE_S)
-    many = _load(served, frames, _plan(served, objective, in_flight=IN_FLIGHT, seconds=seconds))
-    return Quick(
+    many = _load(daemon, frames, _plan(daemon, objective, in_flight=IN_FLIGHT, seconds=seconds))
+    return QuickLook(
         candidate,
         alone_s=alone_s,
         rate=many.answered / many.seconds,
         p99_s=quantile(many.latencies_s, 0.99) or 0.0,
-        memory_bytes=served.memory_bytes(),
+        memory_bytes=daemon.memory_bytes(),
         mode=str(status["mode"]),
     )
 
 
 def measure_fully(
-    candidate: Candidate, served: Served, frames: Sequence[bytes], objective: Objective, *, guess: float, until_s: float
-) -> Full:
+    candidate: Candidate,
+    daemon: TrialDaemon,
+    frames: Sequence[bytes],
+    objective: Objective,
+    *,
+    guess: float,
+    until_s: float,
+) -> FullMeasurement:
     """Search the highest rate that keeps the objective. guess: the rate of a quick look. Raises ServingFailed.
 
-    until_s: when the time is over, a monotonic instant: the search ends there, if it has found a rate by then.
+    until_s: the end of the tune's time, a monotonic instant: the search ends there, if it has a rate by then.
     """
-    status = served.wait_loaded()
-    if status["mode"] == "workers":
-        served.wait_calibrated()
+    daemon.wait_ready()
     search = RateSearch(max(guess * FIRST_SHARE, 0.1))
-    probes: list[Probe] = []
+    probes: list[RateProbe] = []
     while (rate := search.next_rate()) is not None and not (search.best and time.monotonic() > until_s):
-        probe = _probe(served, frames, objective, rate)
+        probe = _probe(daemon, frames, objective, rate)
         if not probe.is_met and rate <= guess:
-            # Whatever else the device does only ever adds to latencies: once more before it counts.
-            probe = _better(probe, _probe(served, frames, objective, rate))
+            # Other work on the device only ever adds latency, so a failed probe runs once more.
+            probe = _better(probe, _probe(daemon, frames, objective, rate))
         probes.append(probe)
         search.record(rate, is_met=probe.is_met)
     best = max((each for each in probes if each.is_met), key=lambda each: each.rate, default=None)
-    memory_bytes = served.memory_bytes()
+    memory_bytes = daemon.memory_bytes()
     if best is None:
-        return Full(candidate, probes=tuple(probes), memory_bytes=memory_bytes)
+        return FullMeasurement(candidate, probes=tuple(probes), memory_bytes=memory_bytes)
     is_cut = search.next_rate() is not None
-    return Full(candidate, "", best.rate, best.p50_s, best.p99_s, memory_bytes, tuple(probes), is_cut)
+    return FullMeasurement(candidate, "", best.rate, best.p50_s, best.p99_s, memory_bytes, tuple(probes), is_cut)
 
 
-# ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _probe(served: Served, frames: Sequence[bytes], objective: Objective, rate: float) -> Probe:
+def _probe(daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective, rate: float) -> RateProbe:
     seconds = min(max(PROBE_ANSWERS / rate, MIN_PROBE_S), MAX_PROBE_S)
-    measured = _load(served, frames, _plan(served, objective, rate=rate, seconds=seconds))
+    measured = _load(daemon, frames, _plan(daemon, objective, rate=rate, seconds=seconds))
     found = quantile(measured.latencies_s, objective.quantile)
     is_whole = len(measured.latencies_s) >= measured.sent * MIN_ANSWERED
-    return Probe(
+    return RateProbe(
         rate,
         quantile(measured.latencies_s, 0.5) or 0.0,
         quantile(measured.latencies_s, 0.99) or 0.0,
@@ -112,15 +245,15 @@ def _probe(served: Served, frames: Sequence[bytes], objective: Objective, rate: 
     )
 
 
-def _better(one: Probe, other: Probe) -> Probe:
+def _better(one: RateProbe, other: RateProbe) -> RateProbe:
     return min(one, other, key=lambda probe: (not probe.is_met, probe.p99_s))
 
 
 def _plan(
-    served: Served, objective: Objective, *, in_flight: int = 1, rate: float | None = None, seconds: float
+    daemon: TrialDaemon, objective: Objective, *, in_flight: int = 1, rate: float | None = None, seconds: float
 ) -> Plan:
     return Plan(
-        served.endpoint,
+        daemon.endpoint,
         in_flight=in_flight,
         rate=rate,
         seconds=seconds,
@@ -129,11 +262,11 @@ def _plan(
     )
 
 
-def _load(served: Served, frames: Sequence[bytes], plan: Plan) -> Measured:
+def _load(daemon: TrialDaemon, frames: Sequence[bytes], plan: Plan) -> Measured:
     try:
         return measure(plan, frames)
     except (EdgeRuntimeError, ConnectionError, OSError) as error:
-        served.check()
+        daemon.check()
         raise ServingFailed(str(error)) from error
 
 

@@ -1,6 +1,6 @@
 """Rate against latency of the candidates measured at the objective, as SVG. Pure: results in, text out.
 
-Written by hand: axes, lines and labels are a page, and a plotting library would be tens of MB on a device. Colours
+Written by hand: axes, lines and labels are a page of code, and a plotting library takes tens of MB on a device. Colours
 follow the reader's light or dark background.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from edge_runtime.tuning.objective import Objective
-from edge_runtime.tuning.results import Full
+from edge_runtime.tuning.options import Objective
+from edge_runtime.tuning.results import FullMeasurement
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 56, 52
@@ -42,8 +42,8 @@ text { font: 13px system-ui, sans-serif; fill: #24292f }
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One candidate: its name, (rate, p99 seconds) of each probe, and the place of its best one, if it has any."""
+class PlottedRates:
+    """One candidate's line: (rate, p99 seconds) of each probe, and of the best one, if it has any."""
 
     label: str
     points: tuple[tuple[float, float], ...]
@@ -51,19 +51,19 @@ class Curve:
     is_chosen: bool
 
 
-def curve_of(full: Full, label: str, *, is_chosen: bool) -> Curve:
+def line_of(full: FullMeasurement, label: str, *, is_chosen: bool) -> PlottedRates:
     """A candidate's probes by rate."""
     points = tuple(sorted((probe.rate, probe.p99_s) for probe in full.probes if probe.p99_s > 0))
     best = (full.rate, full.p99_s) if full.rate else None
-    return Curve(label, points, best, is_chosen)
+    return PlottedRates(label, points, best, is_chosen)
 
 
-def draw(title: str, objective: Objective, curves: Sequence[Curve]) -> str:
-    """The picture. curves: in the order of their colours; without points there are axes alone."""
-    rates = [rate for curve in curves for rate, _ in curve.points] or [1.0]
-    times = [p99_s for curve in curves for _, p99_s in curve.points] + [objective.limit_s]
+def draw(title: str, objective: Objective, lines: Sequence[PlottedRates]) -> str:
+    """The picture as SVG. lines: in the order of their colours; without points only axes are drawn."""
+    rates = [rate for line in lines for rate, _ in line.points] or [1.0]
+    times = [p99_s for line in lines for _, p99_s in line.points] + [objective.limit_s]
     across = _Linear(0.0, max(rates) * 1.05, LEFT, WIDTH - RIGHT)
-    # What is far beyond the objective says only that it is beyond.
+    # Latencies far beyond the objective only need to show that they are beyond.
     highest = min(max(times), objective.limit_s * 8)
     down = _Logarithmic(min(times) * 0.8, max(highest, objective.limit_s) * 1.25, HEIGHT - BOTTOM, TOP)
     parts = [
@@ -74,8 +74,8 @@ def draw(title: str, objective: Objective, curves: Sequence[Curve]) -> str:
         f'<text class="small" x="{LEFT}" y="42">{_SUBTITLE}</text>',
         *_axes(across, down),
         *_objective(objective, down),
-        *(piece for number, curve in enumerate(curves) for piece in _curve(curve, number, across, down)),
-        *_legend(curves),
+        *(piece for number, line in enumerate(lines) for piece in _line(line, number, across, down)),
+        *_legend(lines),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -145,29 +145,29 @@ def _objective(objective: Objective, down: _Logarithmic) -> list[str]:
     ]
 
 
-def _curve(curve: Curve, number: int, across: _Linear, down: _Logarithmic) -> list[str]:
-    if not curve.points:
+def _line(plotted: PlottedRates, number: int, across: _Linear, down: _Logarithmic) -> list[str]:
+    if not plotted.points:
         return []
     colour = COLOURS[number % len(COLOURS)]
-    chosen = " chosen" if curve.is_chosen else ""
-    places = [(across.place(rate), down.place(p99_s)) for rate, p99_s in curve.points]
+    chosen = " chosen" if plotted.is_chosen else ""
+    places = [(across.place(rate), down.place(p99_s)) for rate, p99_s in plotted.points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline class="line {colour}{chosen}" points="{line}"/>']
     parts += [f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places]
-    if curve.best is not None:
-        x, y = across.place(curve.best[0]), down.place(curve.best[1])
-        # A stroke as wide as the circle is a full dot in the line's colour.
+    if plotted.best is not None:
+        x, y = across.place(plotted.best[0]), down.place(plotted.best[1])
+        # A stroke as wide as the circle makes a full dot in the line's colour.
         parts.append(f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" style="stroke-width: 7"/>')
     return parts
 
 
-def _legend(curves: Sequence[Curve]) -> list[str]:
+def _legend(lines: Sequence[PlottedRates]) -> list[str]:
     parts: list[str] = []
-    for number, curve in enumerate(curves):
+    for number, line in enumerate(lines):
         y, colour = TOP + 16 + number * 19, COLOURS[number % len(COLOURS)]
-        weight = ' font-weight="600"' if curve.is_chosen else ""
-        label = f"{curve.label}{' (chosen)' if curve.is_chosen else ''}"
-        thick = " chosen" if curve.is_chosen else ""
+        weight = ' font-weight="600"' if line.is_chosen else ""
+        label = f"{line.label}{' (chosen)' if line.is_chosen else ''}"
+        thick = " chosen" if line.is_chosen else ""
         parts.append(
             f'<line class="line {colour}{thick}" x1="{LEFT + 12}" x2="{LEFT + 36}" y1="{y - 4}" y2="{y - 4}"/>'
         )

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.tuning.candidates import Candidate
-from edge_runtime.tuning.choice import choose, front_of
-from edge_runtime.tuning.objective import Objective
-from edge_runtime.tuning.plan import Space, is_eligible
-from edge_runtime.tuning.results import Accuracy, EngineResult, Full, Quick, Results
+from edge_runtime.tuning.options import Objective
+from edge_runtime.tuning.plan import Space, choose, front_of, is_eligible
+from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One candidate as it is shown. rate, p50_s, p99_s: at the objective where is_full, else of a quick look.
+    """One line of the table: a candidate. rate, p50_s, p99_s: at the objective where is_full, else of a quick look.
 
-    verdict: "chosen", "front", or why it is not chosen. is_cut: the time was over before the highest rate was found.
+    verdict: "chosen", "front", or why it is not chosen. is_cut: the time ended before the search for the highest rate.
     """
 
     candidate: Candidate
@@ -34,25 +33,25 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came of a tune. choice None: nothing keeps the objective. baseline: what serves without tuning.
+    """The result of a tune. choice None: nothing keeps the objective. baseline: the candidate without tuning.
 
-    left_out: precisions that looked quicker than the choice and could not be chosen, since nothing may be given up.
+    left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
     """
 
     rows: tuple[Row, ...]
-    choice: Full | None
-    baseline: Full | None
+    choice: FullMeasurement | None
+    baseline: FullMeasurement | None
     left_out: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float | None:
-        """The chosen rate in terms of what serves without tuning; None where that keeps no objective."""
+        """The chosen rate divided by the baseline's; None where the baseline misses the objective."""
         if self.choice is None or self.baseline is None or not self.baseline.rate or self.baseline.is_cut:
             return None
         return self.choice.rate / self.baseline.rate
 
     def merits_of(self, row: Row) -> str:
-        """What a row of the front has over the choice, in words."""
+        """The merits that a row of the front has over the choice, in words."""
         chosen = next((each for each in self.rows if each.verdict == "chosen"), None)
         if chosen is None:
             return ""
@@ -64,29 +63,29 @@ class Summary:
         return ", ".join(word for word, is_so in found.items() if is_so)
 
 
-def summarise(space: Space, known: Results) -> Summary:
-    """Rows, best first: those measured at the objective, then quick looks, then what failed."""
+def summarise(space: Space, known: TuneResults) -> Summary:
+    """Rows, best first: those measured at the objective, then quick looks, then failures."""
     choice = choose(space, known)
     front = front_of(known.full.values(), known)
     rows = [_full_row(space, known, each, choice, front) for each in known.full.values()]
     rows.sort(key=lambda row: (row.verdict != "chosen", -row.rate))
     looks = [each for each in known.quick.values() if each.candidate not in known.full]
     quick = sorted((_quick_row(space, known, each) for each in looks), key=lambda row: -row.rate)
-    failed = [_failed_row(each) for each in known.engines.values() if each.reason]
+    failed = [_failed_row(each) for each in known.ways.values() if each.reason]
     left_out = _left_out(space, known, choice)
     return Summary((*rows, *quick, *failed), choice, known.full.get(space.baseline), left_out)
 
 
 def reasons(
-    summary: Summary, known: Results, objective: Objective, *, device: str, data: str, date: str
+    summary: Summary, known: TuneResults, objective: Objective, *, device: str, data: str, date: str
 ) -> tuple[str, ...]:
-    """Why a choice was made, for the comments of `model.toml`, one sentence a line."""
+    """The reasons for a choice, for the comments in `model.toml`, one sentence a line."""
     choice = summary.choice
     assert choice is not None
-    accuracy = known.engines[choice.candidate.engine].accuracy
+    accuracy = known.ways[choice.candidate.way].accuracy
     rate = f"{'at least ' if choice.is_cut else ''}{choice.rate:,.1f} requests/s"
     served = f"{rate} within {objective}: p50 {_ms(choice.p50_s)} ms, p99 {_ms(choice.p99_s)} ms"
-    gain = "" if summary.gain is None else f"; {summary.gain:.2f} times what serves without tuning"
+    gain = "" if summary.gain is None else f"; {summary.gain:.2f} times the rate without tuning"
     return (
         f"chosen on {date} by `edge-runtime tune` for {device}",
         served + gain,
@@ -95,7 +94,7 @@ def reasons(
 
 
 def accuracy_text(accuracy: Accuracy | None) -> str:
-    """What is kept of the reference's accuracy, in a few words."""
+    """A way's accuracy beside the plain model's, in a few words."""
     if accuracy is None:
         return ""
     if accuracy.correct is not None and accuracy.reference_correct is not None:
@@ -106,7 +105,7 @@ def accuracy_text(accuracy: Accuracy | None) -> str:
 
 
 def as_json(summary: Summary, space: Space) -> dict[str, Any]:
-    """Everything that was found."""
+    """All results, for --json."""
     choice = summary.choice
     return {
         "objective": str(space.objective),
@@ -124,8 +123,10 @@ def _drop_of(row: Row) -> float:
     return 1.0 if row.accuracy is None else row.accuracy.drop
 
 
-def _full_row(space: Space, known: Results, full: Full, choice: Full | None, front: set[str]) -> Row:
-    engine = known.engines[full.candidate.engine]
+def _full_row(
+    space: Space, known: TuneResults, full: FullMeasurement, choice: FullMeasurement | None, front: set[str]
+) -> Row:
+    way = known.ways[full.candidate.way]
     if choice is not None and full.candidate == choice.candidate:
         verdict = "chosen"
     elif full.reason:
@@ -137,51 +138,51 @@ def _full_row(space: Space, known: Results, full: Full, choice: Full | None, fro
     else:
         verdict = "front" if full.candidate.key in front else ""
     return Row(
-        full.candidate, engine.runs_in, True, full.rate, full.p50_s, full.p99_s, full.memory_bytes, engine.accuracy,
+        full.candidate, way.runs_in, True, full.rate, full.p50_s, full.p99_s, full.memory_bytes, way.accuracy,
         verdict, full.is_cut,
     )  # fmt: skip
 
 
-def _quick_row(space: Space, known: Results, quick: Quick) -> Row:
-    engine = known.engines[quick.candidate.engine]
+def _quick_row(space: Space, known: TuneResults, quick: QuickLook) -> Row:
+    way = known.ways[quick.candidate.way]
     verdict = quick.reason or _why_not(space, known, quick)
     return Row(
-        quick.candidate, engine.runs_in, False, quick.rate, quick.alone_s, quick.p99_s, quick.memory_bytes,
-        engine.accuracy, verdict,
+        quick.candidate, way.runs_in, False, quick.rate, quick.alone_s, quick.p99_s, quick.memory_bytes,
+        way.accuracy, verdict,
     )  # fmt: skip
 
 
-def _why_not(space: Space, known: Results, quick: Quick) -> str:
-    engine = known.engines[quick.candidate.engine]
-    if not is_eligible(engine, space.drop):
-        return f"gives up {engine.accuracy.drop:.2%}" if engine.accuracy is not None and space.drop else "not exact"
+def _why_not(space: Space, known: TuneResults, quick: QuickLook) -> str:
+    way = known.ways[quick.candidate.way]
+    if not is_eligible(way, space.drop):
+        return f"gives up {way.accuracy.drop:.2%}" if way.accuracy is not None and space.drop else "not exact"
     if quick.alone_s > space.objective.limit_s:
         return "one request alone takes longer"
-    # Looks are compared with looks: under an objective what is looked at serves less.
+    # Looks are compared with looks, because rates at an objective are lower.
     measured = [look.rate for each in known.full if (look := known.quick.get(each)) is not None]
     return "slower look" if any(rate >= quick.rate for rate in measured) else "not measured yet"
 
 
-def _left_out(space: Space, known: Results, choice: Full | None) -> tuple[str, ...]:
-    """What would have been quicker than the choice, had anything been given up."""
+def _left_out(space: Space, known: TuneResults, choice: FullMeasurement | None) -> tuple[str, ...]:
+    """Precisions that are quicker than the choice and give up some accuracy."""
     chosen = None if choice is None else known.quick.get(choice.candidate)
     if space.drop > 0 or chosen is None:
         return ()
     looks = [each for each in known.quick.values() if not each.reason and each.rate > chosen.rate]
-    inexact = [each for each in looks if not is_eligible(known.engines.get(each.candidate.engine), space.drop)]
-    return tuple(dict.fromkeys(known.engines[each.candidate.engine].runs_in for each in inexact))
+    inexact = [each for each in looks if not is_eligible(known.ways.get(each.candidate.way), space.drop)]
+    return tuple(dict.fromkeys(known.ways[each.candidate.way].runs_in for each in inexact))
 
 
-def _failed_row(engine: EngineResult) -> Row:
-    return Row(Candidate(engine.engine), engine.runs_in, False, 0.0, 0.0, 0.0, 0, engine.accuracy, engine.reason)
+def _failed_row(way: WayResult) -> Row:
+    return Row(Candidate(way.way), way.runs_in, False, 0.0, 0.0, 0.0, 0, way.accuracy, way.reason)
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    engine, layout = candidate.engine, candidate.layout
+    way, layout = candidate.way, candidate.layout
     return {
-        "backend": engine.backend,
-        "device": engine.device,
-        "precision": engine.precision,
+        "backend": way.backend,
+        "device": way.device,
+        "precision": way.precision,
         "threads": layout.threads,
         "instances": layout.instances,
         "max_batch_rows": layout.max_batch_rows,

@@ -1,21 +1,40 @@
-"""What was measured of engines and candidates, as it is kept and shown. Values only.
+"""What a tune measured of ways and candidates, and how a later tune finds it again.
 
-A result with a `reason` is one that failed: a candidate that crashes or runs out of memory is a row, never the end.
+Owns: the results' types, and one small file for each result, named by a digest of all that it depends on: the artifact,
+the inputs, the objective, the way or candidate, the device and the backend's version. Files are durable: a result that
+was shown survives a power cut. Each carries the hash of its content; a damaged one counts as none. A result with a
+`reason` failed: a candidate that crashes or runs out of memory is a row of the report and never ends the tune.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 from msgspec import Struct
 
-from edge_runtime.tuning.candidates import Candidate, Engine
+from edge_runtime.errors import StorageFailed
+from edge_runtime.repository.durable import make_folder, write_atomically
+from edge_runtime.tuning.candidates import Candidate, Way
+
+log = logging.getLogger(__name__)
+
+FORMAT = "3"
+"""Part of every file's name: a release that measures differently begins anew."""
+
+T = TypeVar("T", bound=Struct)
 
 
 class Accuracy(Struct, frozen=True):
-    """How an engine's answers compare with the reference's on the same inputs.
+    """How a way's answers compare with the plain model's on the same inputs.
 
     max_error, mean_error: of float outputs, relative to the largest value of the output. agreement: share of inputs
     with the same highest score, None without scores. correct: share of inputs whose label it finds, reference_correct:
-    the same of the reference; None without labels. inputs: how many were compared.
+    the same of the plain model; None without labels. inputs: how many were compared.
     """
 
     inputs: int
@@ -27,7 +46,7 @@ class Accuracy(Struct, frozen=True):
 
     @property
     def drop(self) -> float:
-        """What is given up, 0 to 1: of labels found, else of agreement, else the mean error. Never below 0."""
+        """The accuracy given up, 0 to 1: of labels found, else of agreement, else the mean error. Never below 0."""
         if self.correct is not None and self.reference_correct is not None:
             return max(self.reference_correct - self.correct, 0.0)
         if self.agreement is not None:
@@ -35,18 +54,18 @@ class Accuracy(Struct, frozen=True):
         return min(self.mean_error, 1.0)
 
 
-class EngineResult(Struct, frozen=True):
-    """One engine loaded and compared. runs_in: the precision read back. artifact: the file's name."""
+class WayResult(Struct, frozen=True):
+    """One way, loaded and compared. runs_in: the precision read back. artifact: the file's name."""
 
-    engine: Engine
+    way: Way
     reason: str = ""
     runs_in: str = ""
     artifact: str = ""
     accuracy: Accuracy | None = None
 
 
-class Quick(Struct, frozen=True):
-    """A short look at a candidate: alone_s, the median of one request at a time; rate, of many at a time."""
+class QuickLook(Struct, frozen=True):
+    """A quick look at a candidate. alone_s: median latency of one request at a time. rate: of many at a time."""
 
     candidate: Candidate
     reason: str = ""
@@ -57,8 +76,8 @@ class Quick(Struct, frozen=True):
     mode: str = ""
 
 
-class Probe(Struct, frozen=True):
-    """Requests that came at a rate, at random, and the latencies of the answers. is_met: within the objective."""
+class RateProbe(Struct, frozen=True):
+    """Latencies at one rate of random arrivals. is_met: within the objective."""
 
     rate: float
     p50_s: float
@@ -66,10 +85,10 @@ class Probe(Struct, frozen=True):
     is_met: bool
 
 
-class Full(Struct, frozen=True):
-    """The highest rate of a candidate at which it keeps the objective; 0 where it never does. probes: all, in order.
+class FullMeasurement(Struct, frozen=True):
+    """The highest rate at which a candidate keeps the objective; 0 where it never does. probes: all, in order.
 
-    is_cut: the time was over before the search was, so that the rate may be higher.
+    is_cut: the tune's time ended before the search did, so the rate may be higher.
     """
 
     candidate: Candidate
@@ -78,13 +97,63 @@ class Full(Struct, frozen=True):
     p50_s: float = 0.0
     p99_s: float = 0.0
     memory_bytes: int = 0
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[RateProbe, ...] = ()
     is_cut: bool = False
 
 
-class Results(Struct, frozen=True):
-    """Everything known so far, by what it is about."""
+class TuneResults(Struct, frozen=True):
+    """All results so far."""
 
-    engines: dict[Engine, EngineResult]
-    quick: dict[Candidate, Quick]
-    full: dict[Candidate, Full]
+    ways: dict[Way, WayResult]
+    quick: dict[Candidate, QuickLook]
+    full: dict[Candidate, FullMeasurement]
+
+
+class KeptResults:
+    """Results on disk. folder None: none are kept. about: what all of them depend on. Thread: one owner."""
+
+    def __init__(self, folder: Path | None, about: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._about = about
+
+    def read(self, kind: type[T], *subject: str) -> T | None:
+        """Return a kept result; None where there is none, or it cannot be read."""
+        if self._folder is None:
+            return None
+        try:
+            kept = msgspec.json.decode(self._path(kind, subject).read_bytes(), type=_Kept)
+            return msgspec.json.decode(kept.result, type=kind) if kept.digest == _sha256(kept.result) else None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def write(self, result: Struct, *subject: str) -> None:
+        """Keep a result. A full or read-only disk is logged and costs only a measurement later."""
+        if self._folder is None:
+            return
+        try:
+            make_folder(self._folder)
+            content = msgspec.json.encode(result)
+            kept = _Kept(_sha256(content), msgspec.Raw(content))
+            write_atomically(self._path(type(result), subject), msgspec.json.encode(kept))
+        except (OSError, StorageFailed) as error:
+            log.warning("a result is not kept: %s", error)
+
+    def _path(self, kind: type[Struct], subject: tuple[str, ...]) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{digest_of((FORMAT, kind.__name__, *self._about, *subject))}.json"
+
+
+def digest_of(parts: Sequence[str]) -> str:
+    """One name for several facts."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class _Kept(Struct, frozen=True):
+    """A result's file. digest: SHA-256 of the result's JSON, in hexadecimal digits."""
+
+    digest: str
+    result: msgspec.Raw
+
+
+def _sha256(content: bytes | msgspec.Raw) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,7 +1,7 @@
-"""Inputs to compare engines on, and to calibrate with: from a person's files, or made up.
+"""Inputs to compare ways on, and to calibrate with: from a person's files, or made up.
 
-Owns: which files are read, how much of them, and which inputs judge. Trusts no file: whatever it holds, what is raised
-is a TensorMismatch that names it. Nothing is unpickled.
+Owns: which files are read, how much of them, and which inputs judge. Trusts no file: any fault in one raises a
+TensorMismatch that names it. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from typing import IO
 
 import numpy as np
 
-from edge_runtime.client.input_files import INPUT_SUFFIXES, json_value, tensor_from_file, tensor_from_json
-from edge_runtime.client.pictures import PICTURE_NOTE, PICTURE_SUFFIXES
+from edge_runtime.client.input_files import (
+    INPUT_SUFFIXES,
+    PICTURE_NOTE,
+    PICTURE_SUFFIXES,
+    json_value,
+    tensor_from_file,
+    tensor_from_json,
+)
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.warmup import make_inputs
 from edge_runtime.tensors import Array
 
 MAX_INPUTS = 2048
-"""With so many, a share of 0.5 % is ten inputs; more would take longer and say little more."""
+"""Of these, 0.5 % are ten inputs; more would take longer and say little more."""
 
 MAX_BYTES = 256 << 20
-"""Of all inputs together: 446 pictures of 600 KB. They are held by this process and by one child."""
+"""Of all inputs together: 446 pictures of 600 KB. This process and one child hold them."""
 
 MAX_FILE_BYTES = 1 << 30
 
 MADE_UP = 64
 
 CALIBRATION_PART = 4
-"""Every so many-th input calibrates and does not judge: what was fitted to an input says little about others."""
+"""One input in this many calibrates and does not judge: a fit to an input says little about others."""
 
 MAX_CALIBRATION = 256
-"""As many as ONNX Runtime's and NNCF's own examples take; more change nothing."""
+"""The number in ONNX Runtime's and NNCF's own examples; more change nothing."""
 
 MIN_TO_PART = 8
 
@@ -46,7 +52,7 @@ MULTIPLE = (".npz",)
 """Files with one array for each input of the model."""
 
 _UNREADABLE = (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error, lzma.LZMAError)
-"""What zipfile raises of archives that are damaged, encrypted, or packed in a way it does not know."""
+"""Errors of zipfile for archives that are damaged, encrypted, or packed in an unknown way."""
 
 Sample = Mapping[str, Array]
 Note = Callable[[str], None]
@@ -54,7 +60,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs, one request each, with what they show where that is known. is_made_up: noise, not a person's files."""
+    """Inputs, one request each, with their labels where known. is_made_up: noise, not a person's files."""
 
     inputs: tuple[Sample, ...]
     labels: tuple[int, ...] | None = None
@@ -62,7 +68,7 @@ class Samples:
 
     @property
     def judging(self) -> Samples:
-        """Those that engines are compared on."""
+        """The samples that ways are compared on."""
         if len(self.inputs) < MIN_TO_PART:
             return self
         places = [place for place in range(len(self.inputs)) if place % CALIBRATION_PART]
@@ -71,7 +77,7 @@ class Samples:
 
     @property
     def calibrating(self) -> tuple[Sample, ...]:
-        """Those that int8 models are made with."""
+        """The inputs that int8 models are calibrated with."""
         step = CALIBRATION_PART if len(self.inputs) >= MIN_TO_PART else 1
         return self.inputs[::step][:MAX_CALIBRATION]
 
@@ -142,7 +148,7 @@ def _all_samples(path: Path, spec: ModelSpec, note: Note) -> Iterator[Sample]:
         try:
             sample = _read(file, spec, note)
         except TensorMismatch as error:
-            # What is said of an input of the model does not say which file it came from.
+            # An error about an input of the model does not name the file.
             told = error.message if str(file) in error.message else f"{file}: {error.message}"
             raise TensorMismatch(told) from None
         yield from _rows(sample, spec, file)

@@ -1,5 +1,12 @@
-"""Signed updates: fetch from an untrusted place, verify with TUF, keep durably. Nothing here loads or serves a model.
+"""Signed updates: fetch from an untrusted place, verify with TUF, keep durably, try, swap, observe, commit.
 
-`fetch` (with `http_fetch`, `folder_fetch`) moves bytes within bounds; `download` and `store` keep them; `trust` decides
-what is to be believed and does no I/O; `tuf_client` is the workflow over all of them; `tuf_cli` drives it by hand.
+| part | modules |
+|---|---|
+| TUF client and trust | trust (no I/O), tuf_client, tuf_cli, device_time, repository_view |
+| fetching | fetch, http_fetch, folder_fetch, source, download, store |
+| memory | journal, journal_tables, database, states, active |
+| rollout | release_checks, staging, releases, trial, rollout, rollout_progress, observation, health_gate |
+| the device | updater (one check), worker (its thread), report |
+
+`worker.UpdateWorker` is the way in; the daemon makes it only where `[update]` is configured.
 """

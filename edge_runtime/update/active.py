@@ -1,7 +1,7 @@
-"""The releases that serve: let in at start, gone back from, taken away, and what of the disk they need.
+"""The active releases: served at start, rolled back, taken away, and the files that they need.
 
-Owns: which active release does not serve, and why. The journal says which are active, the loader lets them answer.
-Thread: the updater's.
+Owns: which active release does not serve, and why. The journal says which are active, the loader serves them. Thread:
+the updater's.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from contextlib import suppress
 
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
 from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.model_table import VersionState, VersionStatus
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.journal import Journal
 from edge_runtime.update.journal_tables import Release
-from edge_runtime.update.offers import Memory
+from edge_runtime.update.release_checks import KnownReleases
 from edge_runtime.update.releases import Releases
 
 log = logging.getLogger(__name__)
 
 MAX_STARTS = 5
-"""How often the process may end while it loads a release at its start, before the one before it is taken instead: a
-library that was replaced can make a good model crash. More than MAX_TRIES, since power that fails does so in a row."""
+"""How often the process may end while it loads a release at its start, before the one before it is taken. A replaced
+library can make a good model crash. More than MAX_TRIES, since power fails several times in a row."""
 
 
 class ActiveReleases:
-    """What updates have brought so far. not_served: by model, why its active release does not answer."""
+    """The releases installed so far. not_served: by model, why its active release does not answer."""
 
     def __init__(self, journal: Journal, releases: Releases, loader: Loader, time: DeviceTime) -> None:
         self.not_served: dict[str, str] = {}
@@ -36,26 +37,43 @@ class ActiveReleases:
         self._time = time
         self._served: set[Release] = set()
         self._lost: set[str] = set()
+        self._suspects: list[Release] = []
 
     def serve(self) -> None:
-        """Let every active release answer; one that is not whole, does not load, or crashes, by the one before it.
+        """Serve every active release; the one before it, where it is damaged, does not load, or crashes.
 
-        What is written here only counts starts: where the disk does not take it, nothing is counted.
+        Leaves one that was being loaded when the process ended before to `serve_suspects`. Writes only the count of
+        starts: where the disk does not take it, nothing is counted.
         """
-        previous = self._journal.previous()
         for model, release in sorted(self._journal.active().items()):
-            starts = self._begin_start(release)
-            before = tuple(filter(None, (previous.get(model),)))
-            if starts > MAX_STARTS and before:
-                ended = (
-                    f"release {release.counter}: the process ended {MAX_STARTS} times while it was loaded at a start"
-                )
+            if 0 < self._journal.starts(release) < MAX_STARTS:
+                reason = "waits for all others: the daemon ended while it was loaded"
+                self._loader.note(VersionStatus(model, release.version, VersionState.LOADING, reason))
+                self._suspects.append(release)
+            else:
+                self._serve_counted(release)
+
+    def serve_suspects(self) -> None:
+        """Serve the releases that `serve` left, when nothing waits for them any more."""
+        suspects, self._suspects = self._suspects, []
+        for release in suspects:
+            self._serve_counted(release)
+
+    def _serve_counted(self, release: Release) -> None:
+        before = tuple(filter(None, (self._journal.previous().get(release.model),)))
+        if self._journal.starts(release) >= MAX_STARTS:
+            ended = f"release {release.counter}: the process ended {MAX_STARTS} times while it was loaded at a start"
+            self._loader.note(VersionStatus(release.model, release.version, VersionState.FAILED, ended))
+            if before:
                 self._serve_first(before, ended)
-                continue
-            self._serve_first((release, *before))
-            if starts:
-                with suppress(StorageFailed):
-                    self._journal.end_start(release)
+            else:
+                self._does_not_serve(release, ended)
+            return
+        starts = self._begin_start(release)
+        self._serve_first((release, *before))
+        if starts:
+            with suppress(StorageFailed):
+                self._journal.end_start(release)
 
     def _begin_start(self, release: Release) -> int:
         with suppress(StorageFailed):
@@ -63,42 +81,42 @@ class ActiveReleases:
         return 0
 
     def serve_recorded(self) -> None:
-        """The same by what can be read of it, where the journal cannot be opened: on a full disk, most likely."""
+        """Serve what the second record has, where the journal cannot be opened: on a full disk, most likely."""
         for release in self._journal.recorded():
             self._serve_first((release,))
 
-    def noted(self, release: Release) -> None:
-        """A release was committed: it serves."""
+    def mark_served(self, release: Release) -> None:
+        """Note that a release was committed and serves."""
         self.not_served.pop(release.model, None)
 
-    def lost(self, model: str, reason: str) -> None:
-        """What was active had to leave for another release, and did not come back."""
+    def mark_lost(self, model: str, reason: str) -> None:
+        """Note that an active release was unloaded for another one, and did not load again."""
         self._lost.add(model)
         self.not_served[model] = reason
         self._served = {release for release in self._served if release.model != model}
 
     def serve_again(self) -> None:
-        """Let what was lost answer again: what hindered it may be over."""
+        """Serve the lost releases again, now that their hindrance may be over."""
         active = self._journal.active()
         for model in sorted(self._lost & set(active)):
             self.not_served.pop(model, None)
             self._serve_first((active[model],))
         self._lost &= set(self.not_served)
 
-    def memory(self) -> Memory:
-        """What offers are judged by. A release that does not serve counts as not there, so that it is brought again."""
+    def known_releases(self) -> KnownReleases:
+        """Return what offers are checked against. A release that does not serve is left out, to be installed again."""
         active = {
             model: release.manifest_sha256
             for model, release in self._journal.active().items()
             if model not in self.not_served
         }
         refused = {sha256: each.reason for sha256, each in self._journal.refused().items()}
-        return Memory(self._journal.counters(), active, refused)
+        return KnownReleases(self._journal.counters(), active, refused)
 
     def roll_back(self, model: str) -> Release:
-        """Let the release before the active one answer again, and refuse the active one. Returns what serves now.
+        """Serve the release before the active one again, and refuse the active one. Returns the one that serves now.
 
-        Raises UpdateError: there is none, or it is not whole any more; nothing has changed then.
+        Raises UpdateError: there is none, or it is damaged; nothing has changed then.
         """
         active, previous = self._journal.active().get(model), self._journal.previous().get(model)
         if active is None:
@@ -106,20 +124,20 @@ class ActiveReleases:
         if previous is None:
             raise UpdateError(f"release {active.counter} of {model} is the first one here; there is none to go back to")
         staged = self._releases.open(previous)
-        exchange = self._loader.exchange(staged.folder)
+        swap = self._loader.swap(staged.folder)
         try:
             staged.check_unchanged()
             reason = f"rolled back to release {previous.counter} by an operator"
             self._journal.go_back(previous, self._time.now_text(), reason)
         except BaseException:
-            exchange.roll_back()
+            swap.roll_back()
             raise
-        exchange.commit()
-        self.noted(previous)
+        swap.commit()
+        self.mark_served(previous)
         return previous
 
     def take_away(self, assigned: Collection[str]) -> None:
-        """Models that the group no longer names are not meant for this device, nor is what was under way of them."""
+        """Remove the models that the group no longer names, and their rollouts."""
         for model, rollout in self._journal.rollouts().items():
             if model not in assigned:
                 self._journal.drop(rollout.release, self._time.now_text(), "its group no longer names it")
@@ -130,7 +148,7 @@ class ActiveReleases:
             log.info("taken away", extra={"model": model})
 
     def tidy(self, digests: Iterable[str] | None, waiting: Collection[str]) -> None:
-        """Keep what serves, what an operator can go back to, and what is under way; all else goes from the disk.
+        """Remove all files but those of active releases, of the ones before them, and of releases under way.
 
         digests: of files in the store that the next check needs again; None: all of them. waiting: manifests of
         releases that it tries again. Raises StorageFailed.
@@ -154,5 +172,8 @@ class ActiveReleases:
                 continue
             break
         if reasons:
-            self.not_served[release.model] = "; ".join(reasons)
-            log.error("an active release does not serve", extra={"model": release.model, "reason": reasons[0]})
+            self._does_not_serve(release, *reasons)
+
+    def _does_not_serve(self, release: Release, *reasons: str) -> None:
+        self.not_served[release.model] = "; ".join(reasons)
+        log.error("an active release does not serve", extra={"model": release.model, "reason": reasons[0]})

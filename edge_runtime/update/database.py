@@ -1,8 +1,8 @@
 """An SQLite database that survives a power cut, and is set aside where it did not.
 
-Owns: the connection and its settings: `journal_mode=WAL`, `synchronous=FULL` (200 of 200 acknowledged commits survived
-a power cut, with NORMAL none did), no mapped file; and the judgement that a database is broken. What its tables mean is
-the journal's. Thread: the one that opened it.
+Owns: the connection, its settings, and the judgement that a database is broken. Settings: `journal_mode=WAL`,
+`synchronous=FULL` (200 of 200 acknowledged commits survived a power cut; with NORMAL none did), no mapped file. The
+tables are the journal's. Thread: the one that opened it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Database:
     """One file of tables. `open` it first; `close` is idempotent."""
 
     def __init__(self, path: Path, schema: str, *, disk: Disk = SYSTEM_DISK) -> None:
-        """schema: statements that make what is not there. The folder of `path` is."""
+        """schema: statements that create missing tables. The folder of `path` exists."""
         self._path = path
         self._schema = schema
         self._disk = disk
@@ -29,13 +29,13 @@ class Database:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be read and written to."""
+        """Return whether it is open for reading and writing."""
         return self._connection is not None
 
     def open(self) -> bool:
-        """Open it; True: a new one, since what was there is broken and was set aside. Nothing where it is open.
+        """Open it, if it is not open. True: a new one, because the old one is broken and was set aside.
 
-        Raises StorageFailed: the disk gives or takes neither.
+        Raises StorageFailed: the disk can read or write neither.
         """
         if self._connection is not None:
             return False
@@ -45,14 +45,14 @@ class Database:
             raise StorageFailed(f"{self._path}: cannot be opened: {error}; {_advice(error)}") from error
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Statements that happen together, and are durable when the block is over. Raises StorageFailed: none did."""
+        """Run the block's statements as one transaction, durable at its end. Raises StorageFailed: none of them ran."""
         connection = self._connection
         assert connection is not None, "open first"
         try:
@@ -71,7 +71,7 @@ class Database:
             ) from error
 
     def read(self, query: str, *values: Any) -> list[Any]:
-        """All rows of a query. Raises StorageFailed."""
+        """Return all rows of a query. Raises StorageFailed."""
         assert self._connection is not None, "open first"
         try:
             return self._connection.execute(query, values).fetchall()
@@ -96,12 +96,12 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None)
         try:
-            # Invariant: before the first access, so that the index of the log is no mapped file: on a full disk its
-            # pages cannot be had, and the kernel would end the process with SIGBUS.
+            # Invariant: before the first access, so that the index of the log is no mapped file: on a full disk the
+            # kernel cannot get its pages, and would end the process with SIGBUS.
             connection.execute("pragma locking_mode = exclusive")
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
-            # Invariant: read before it is believed; a page that a disk lost is found here and not in the middle.
+            # Invariant: the whole file is read before any use; a page that the disk lost is found here, not later.
             (word,) = connection.execute("pragma quick_check").fetchone()
             if word != "ok":
                 raise sqlite3.DatabaseError(f"database disk image is malformed: {word}")
@@ -115,7 +115,7 @@ class Database:
         return connection
 
     def _set_aside(self) -> None:
-        """Keep a broken database for whoever wants to know why, out of the way of the next one."""
+        """Rename a broken database, so that a person can look for the cause."""
         for suffix in ("", "-wal", "-shm"):
             broken = self._path.with_name(self._path.name + suffix)
             with contextlib.suppress(FileNotFoundError):
@@ -128,7 +128,7 @@ class Database:
 
 
 def _shape(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
-    """The names of all tables and columns: a bit that flips in one of them escapes `quick_check`."""
+    """Return the names of all tables and columns: `quick_check` does not see a flipped bit in one of them."""
     return connection.execute(
         "select t.name, c.name, c.type from sqlite_schema t, pragma_table_info(t.name) c "
         "where t.type = 'table' order by t.name, c.cid"
@@ -142,7 +142,7 @@ def _advice(error: Exception) -> str:
 
 
 def _is_broken(error: sqlite3.Error) -> bool:
-    """Whether the file is no database any more, rather than out of reach for the moment."""
+    """Return whether the file is damaged, rather than out of reach for the moment."""
     return isinstance(error, sqlite3.DatabaseError) and (
         not isinstance(error, sqlite3.OperationalError) or "malformed" in str(error)
     )

@@ -1,7 +1,7 @@
-"""One artifact from a place to the disk: gone on with where it stopped, hashed as it comes, named only when right.
+"""Download of one artifact to the disk: resumed where it stopped, hashed as it comes, named only when it is right.
 
-Owns: the part of a file on disk and what becomes of it. Where files lie is the store's; whether a hash is to be
-believed is `trust`'s. Called by the store.
+Owns: the part of a file on disk, and its fate. Folders are the store's; whether a hash is trusted is `trust`'s. Called
+by the store.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_runtime.errors import DownloadError, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, PartFile, growing
-from edge_runtime.update.fetch import PIECE_BYTES, Body, Fetcher, Pace
+from edge_runtime.update.fetch import PIECE_BYTES, FetchedBody, Fetcher, Pace
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Progress = Callable[[int, int], object]
-"""Told how many bytes are here and how many there will be; what it raises ends the download, the part stays."""
+"""Called with the bytes fetched so far and in total; an error that it raises ends the download, and the part stays."""
 
 ARTIFACT_MODE = 0o444
-"""What was verified is never written again."""
+"""A verified file is never written again."""
 
 # TUF leaves the choice open; these have one fixed length each. "blake2b-256" is python-tuf's own name.
 _DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64, "sha3_256": 32, "sha3_512": 64, "blake2b": 64,
@@ -35,8 +35,8 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What signed metadata says of a file: its length in bytes, and its hashes by algorithm, all of which must match.
+class ExpectedFile:
+    """The length in bytes and the hashes by algorithm that signed metadata gives a file; all of them must match.
 
     Made by `of`, so that every hash is plain lower-case hex of its algorithm's length: it is used as a file name.
     """
@@ -46,7 +46,7 @@ class Wanted:
 
     @classmethod
     def of(cls, length: int, hashes: Mapping[str, str]) -> Self:
-        """Check what metadata says. Raises TrustError: an unknown algorithm, or a value that is none of its hashes."""
+        """Check the values of metadata. Raises TrustError: an unknown algorithm, or no hash of that algorithm."""
         if not hashes or length < 0:
             raise TrustError(f"got the length {length} and the hashes {dict(hashes)}; wanted a length and a hash")
         for algorithm, value in hashes.items():
@@ -59,39 +59,39 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """The hash that the file is kept under: its SHA-256, where the publisher gave one (ours always does)."""
+        """Return the hash that names the stored file: its SHA-256, where the publisher gave one (ours always does)."""
         return self.hashes.get("sha256") or next(iter(self.hashes.values()))
 
 
-class Check:
-    """Hashes bytes as they come and compares them with what is wanted. Thread: one owner."""
+class HashCheck:
+    """Hashes bytes as they come and compares them with the expected file. Thread: one owner."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
-        self._hashes = {algorithm: _new_hash(algorithm) for algorithm in wanted.hashes}
+    def __init__(self, expected: ExpectedFile) -> None:
+        self._expected = expected
+        self._hashes = {algorithm: _new_hash(algorithm) for algorithm in expected.hashes}
         self.length = 0
-        """How many bytes came."""
+        """The number of bytes so far."""
 
     def update(self, piece: bytes) -> None:
-        """The next bytes."""
+        """Add the next bytes."""
         self.length += len(piece)
         for running in self._hashes.values():
             running.update(piece)
 
     def mismatch(self) -> str | None:
-        """What is not as wanted, in words; None: it is the very file."""
-        if self.length != self._wanted.length:
-            return f"got {self.length} bytes, wanted {self._wanted.length}"
+        """Return the first difference from the expected file, in words; None: it is that file."""
+        if self.length != self._expected.length:
+            return f"got {self.length} bytes, wanted {self._expected.length}"
         for algorithm, running in self._hashes.items():
-            if running.hexdigest() != self._wanted.hashes[algorithm]:
-                return f"got the {algorithm} {running.hexdigest()}, wanted {self._wanted.hashes[algorithm]}"
+            if running.hexdigest() != self._expected.hashes[algorithm]:
+                return f"got the {algorithm} {running.hexdigest()}, wanted {self._expected.hashes[algorithm]}"
         return None
 
 
-def is_whole(path: Path, wanted: Wanted) -> bool:
-    """Whether a regular file is there and is the very one, by its bytes. Never raises OSError: unreadable is no."""
+def is_whole(path: Path, expected: ExpectedFile) -> bool:
+    """Return whether a path is a regular file with the expected bytes; False where it is unreadable."""
     try:
-        return path.stat(follow_symlinks=False).st_size == wanted.length and _read(path, wanted).mismatch() is None
+        return path.stat(follow_symlinks=False).st_size == expected.length and _read(path, expected).mismatch() is None
     except OSError:
         return False
 
@@ -99,7 +99,7 @@ def is_whole(path: Path, wanted: Wanted) -> bool:
 def download(
     fetcher: Fetcher,
     path: str,
-    wanted: Wanted,
+    expected: ExpectedFile,
     part: Path,
     final: Path,
     *,
@@ -107,18 +107,18 @@ def download(
     progress: Progress | None = None,
     disk: Disk = SYSTEM_DISK,
 ) -> None:
-    """Make `final` the wanted file, durably, by way of `part` on the same disk, where an earlier try may have got to.
+    """Make `final` the wanted file, durably, through `part` on the same disk, which may hold bytes of an earlier try.
 
-    Memory: one piece. Raises DownloadError (the part stays: the next try goes on), TrustError (the bytes are others
-    than were signed; the part is gone), StorageFailed. In each case `final` is as it was.
+    Memory: one piece. Raises DownloadError (the part stays, and the next try resumes it), TrustError (the bytes are not
+    the signed ones; the part is removed), StorageFailed. In each case `final` is as it was.
     """
-    kept = _read_part(part, wanted)
-    goes_on = kept.length > 0
-    transfer = _Transfer(fetcher, path, wanted, part, pace, progress, disk)
+    kept = _read_part(part, expected)
+    is_resumed = kept.length > 0
+    transfer = _Transfer(fetcher, path, expected, part, pace, progress, disk)
     mismatch = transfer.run(kept, final)
-    if mismatch is not None and goes_on:
-        # What was kept was no part of the wanted file (a power cut, another mirror): all of it anew.
-        mismatch = transfer.run(Check(wanted), final)
+    if mismatch is not None and is_resumed:
+        # The kept bytes are no part of the wanted file (a power cut, another mirror): fetch all of it.
+        mismatch = transfer.run(HashCheck(expected), final)
     if mismatch is not None:
         raise TrustError(f"{path}: {mismatch}; the repository, or the way to it, changed the file")
 
@@ -136,39 +136,39 @@ class _Hash(Protocol):
 class _Transfer:
     fetcher: Fetcher
     path: str
-    wanted: Wanted
+    expected: ExpectedFile
     part: Path
     pace: Pace
     progress: Progress | None
     disk: Disk
 
-    def run(self, check: Check, final: Path) -> str | None:
-        """Fetch what `check` has not seen, and commit; or say what is wrong, the part being gone then."""
-        if 0 < check.length == self.wanted.length:
-            return self._settle(check, final)
+    def run(self, check: HashCheck, final: Path) -> str | None:
+        """Fetch the bytes that `check` has not seen, and commit. Returns the difference, its part removed; or None."""
+        if 0 < check.length == self.expected.length:
+            return self._commit_or_remove(check, final)
         with self.fetcher.open(self.path, start_bytes=check.length, deadline_s=self.pace.deadline_s) as body:
             if body.start_bytes != check.length:
-                check = Check(self.wanted)
+                check = HashCheck(self.expected)
             with growing(self.part, keep=check.length > 0, disk=self.disk) as file:
                 self._receive(body, file, check)
-        return self._settle(check, final)
+        return self._commit_or_remove(check, final)
 
-    def _receive(self, body: Body, file: PartFile, check: Check) -> None:
-        """Until the file is over, or one byte too long."""
-        end = self.wanted.length + 1
+    def _receive(self, body: FetchedBody, file: PartFile, check: HashCheck) -> None:
+        """Receive bytes until the file ends, or is one byte too long."""
+        end = self.expected.length + 1
         while check.length < end and (piece := body.read(min(self.pace.piece_bytes, end - check.length))):
             check.update(piece)
             file.write(piece)
             if self.progress is not None:
-                self.progress(check.length, self.wanted.length)
+                self.progress(check.length, self.expected.length)
             self.pace.count(len(piece))
-        if check.length < self.wanted.length:
+        if check.length < self.expected.length:
             raise DownloadError(
-                f"{self.path}: ended after {check.length} of {self.wanted.length} bytes; "
-                "what came is kept, and the next try goes on from there"
+                f"{self.path}: ended after {check.length} of {self.expected.length} bytes; "
+                "these bytes are kept, and the next try resumes there"
             )
 
-    def _settle(self, check: Check, final: Path) -> str | None:
+    def _commit_or_remove(self, check: HashCheck, final: Path) -> str | None:
         mismatch = check.mismatch()
         if mismatch is None:
             with growing(self.part, keep=True, disk=self.disk) as file:
@@ -180,21 +180,21 @@ class _Transfer:
         return mismatch
 
 
-def _read_part(part: Path, wanted: Wanted) -> Check:
-    """What is there of an earlier try; nothing where it is unreadable or too long."""
+def _read_part(part: Path, expected: ExpectedFile) -> HashCheck:
+    """Hash the bytes of an earlier try; none where the part is unreadable or too long."""
     try:
-        if part.stat(follow_symlinks=False).st_size <= wanted.length:
-            return _read(part, wanted)
+        if part.stat(follow_symlinks=False).st_size <= expected.length:
+            return _read(part, expected)
     except OSError:
         pass
-    return Check(wanted)
+    return HashCheck(expected)
 
 
-def _read(path: Path, wanted: Wanted) -> Check:
-    check = Check(wanted)
+def _read(path: Path, expected: ExpectedFile) -> HashCheck:
+    check = HashCheck(expected)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as file:
-        while check.length <= wanted.length and (piece := file.read(PIECE_BYTES)):
+        while check.length <= expected.length and (piece := file.read(PIECE_BYTES)):
             check.update(piece)
     return check
 

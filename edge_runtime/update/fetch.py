@@ -1,12 +1,13 @@
-"""Bytes from an untrusted place, within bounds: of length, of time in all, and of slowness.
+"""Bytes from an untrusted place, within bounds of length, total time and slowness.
 
-Owns: what a place is asked for (`Fetcher`), how long it may take (`Limits`, `Pace`), and files small enough for memory
-(`fetch_bytes`). Never decides whether bytes are to be believed, and never writes them. Called by the client and the
-downloader; `http_fetch` and `folder_fetch` are the places.
+Owns: the interface of a place (`Fetcher`), how long it may take (`FetchLimits`, `Pace`), and small files in memory
+(`fetch_bytes`). Never verifies bytes, and never writes them. Called by the client and the downloader; the places are
+in `http_fetch` and `folder_fetch`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,16 +24,16 @@ CAP_STEPS_PER_S = 8
 """With a cap, pieces are small enough that this many fit in a second, so that the cap holds over short times too."""
 
 
-class Body(Protocol):
+class FetchedBody(Protocol):
     """The bytes of one file, as they arrive."""
 
     @property
     def start_bytes(self) -> int:
-        """Where in the file these bytes begin: where was asked for, or 0 when the place cannot begin there."""
+        """Return the offset of the first byte: the one asked for, or 0 when the place cannot begin there."""
         ...
 
     def read(self, limit: int) -> bytes:
-        """The next bytes, 1 to `limit`; none: the file is over.
+        """Return the next bytes, 1 to `limit`; none at the end of the file.
 
         Raises DownloadError: the deadline passed, nothing came for too long, or the connection broke.
         """
@@ -40,25 +41,24 @@ class Body(Protocol):
 
 
 class Fetcher(Protocol):
-    """A place that files come from: a server, a folder. Nothing it gives is trusted. Thread: one at a time."""
+    """A place of files: a server, a folder. Its bytes are not trusted. Thread: one at a time."""
 
-    def open(self, path: str, *, start_bytes: int, deadline_s: float) -> AbstractContextManager[Body]:
-        """Begin to fetch a file; leaving the context ends it.
+    def open(self, path: str, *, start_bytes: int, deadline_s: float) -> AbstractContextManager[FetchedBody]:
+        """Start to fetch a file; leaving the context ends it.
 
         path: below the place's base, parts divided by "/". start_bytes: how much of the file is here already.
-        deadline_s: the instant on the clock's scale by which everything must be over, connecting included.
-        Raises NotPublished (no such file) and DownloadError, here and in `read`.
+        deadline_s: the instant on the clock's scale by which it must end, connecting included. Raises NotPublished (no
+        such file) and DownloadError, here and in `read`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long one piece of work may take in all, how slow it may be, and how fast.
+class FetchLimits:
+    """How long a download may take in total, how slow it may be, and how fast.
 
-    Slow: fewer than `min_bytes_per_s` over any `window_s`, which a server that gives a byte each 29 s falls under
-    although it never stalls. Fast: at most `cap_bytes_per_s` (None: no cap); the slowest allowed is never above half of
-    the cap.
+    Slow: fewer than `min_bytes_per_s` over any `window_s`; it ends a server that sends a byte each 29 s and so never
+    stalls. Fast: at most `cap_bytes_per_s` (None: no cap); the slowest allowed rate is never above half of the cap.
     """
 
     total_s: float
@@ -68,12 +68,12 @@ class Limits:
 
 
 class Pace:
-    """Counts what has come against `Limits`, from its making on. Thread: one owner."""
+    """Counts received bytes against `FetchLimits`, from its construction on. Thread: one owner."""
 
     def __init__(
-        self, limits: Limits, clock: Clock | None = None, pause: Callable[[float], object] = time.sleep
+        self, limits: FetchLimits, clock: Clock | None = None, pause: Callable[[float], object] = time.sleep
     ) -> None:
-        """`pause` waits so many seconds to hold the cap; an Event's `wait` lets a stopping daemon cut it short."""
+        """pause: waits a number of seconds to hold the cap; with an Event's `wait`, a stopping daemon ends it early."""
         self._limits = limits
         self._clock = clock or SystemClock()
         self._pause = pause
@@ -82,17 +82,17 @@ class Pace:
 
     @property
     def deadline_s(self) -> float:
-        """The instant at which everything must be over."""
+        """Return the instant by which the download must end."""
         return self._began_s + self._limits.total_s
 
     @property
     def piece_bytes(self) -> int:
-        """How much to read at once."""
+        """Return how much to read at once."""
         cap = self._limits.cap_bytes_per_s
         return PIECE_BYTES if cap is None else max(1, min(PIECE_BYTES, int(cap / CAP_STEPS_PER_S)))
 
     def count(self, length: int) -> None:
-        """So many bytes came. Waits where the cap asks for it.
+        """Count received bytes, and wait where the cap demands it.
 
         Raises DownloadError: the deadline passed, or the last window was too slow.
         """
@@ -101,7 +101,7 @@ class Pace:
         now_s = self._clock.monotonic_s()
         if now_s >= self.deadline_s:
             raise DownloadError(
-                f"{self._all_bytes} bytes came in {self._limits.total_s:g} s, which is all the time there was; "
+                f"{self._all_bytes} bytes came in {self._limits.total_s:g} s, which is the time limit; "
                 "look at the link, or allow more time"
             )
         self._check_window(now_s)
@@ -129,16 +129,29 @@ class Pace:
             self._pause(min(ahead_s, self.deadline_s - now_s))
 
 
-def fetch_bytes(fetcher: Fetcher, path: str, *, max_bytes: int, pace: Pace) -> bytes:
-    """A whole file of at most `max_bytes`, in memory.
+@dataclass(frozen=True, slots=True)
+class Pacer:
+    """Starts a `Pace` for each download. stop: set when the daemon stops, which ends a wait for the cap."""
 
-    Raises NotPublished, and DownloadError also when the file is longer (no more than one byte over is read).
+    limits: FetchLimits
+    clock: Clock | None = None
+    stop: threading.Event | None = None
+
+    def start(self) -> Pace:
+        """Start the time of one download."""
+        return Pace(self.limits, self.clock, time.sleep if self.stop is None else self.stop.wait)
+
+
+def fetch_bytes(fetcher: Fetcher, path: str, *, max_bytes: int, pace: Pace) -> bytes:
+    """Fetch a whole file of at most `max_bytes` into memory.
+
+    Raises NotPublished, and DownloadError also when the file is longer (at most one byte over is read).
     """
     got = bytearray()
     with fetcher.open(path, start_bytes=0, deadline_s=pace.deadline_s) as body:
         while piece := body.read(min(pace.piece_bytes, max_bytes + 1 - len(got))):
             got += piece
             if len(got) > max_bytes:
-                raise DownloadError(f"{path}: more than the {max_bytes} bytes that it may have; it was not read on")
+                raise DownloadError(f"{path}: more than the {max_bytes} bytes that it may have; the rest was not read")
             pace.count(len(piece))
     return bytes(got)

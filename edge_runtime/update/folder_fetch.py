@@ -1,7 +1,7 @@
 """Files from a folder: a USB stick, a mirror on a disk. Nothing outside the folder is ever opened.
 
-Owns: the walk into a folder that somebody else filled: links, devices and pipes in it are not followed or opened, names
-are only ever looked up, never listed. Never decides whether bytes are to be believed.
+Owns: the walk into a folder with a stranger's content: links, devices and pipes in it are not followed or opened, names
+are looked up, never listed. Never verifies bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import DownloadError, NotPublished
-from edge_runtime.update.fetch import Body
+from edge_runtime.update.fetch import FetchedBody
 
-# O_NONBLOCK: opening a pipe that somebody left there must not wait for its writer.
+# O_NONBLOCK: opening a pipe must not wait for its writer.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
 
@@ -31,8 +31,8 @@ class FolderFetcher:
         self._clock = clock or SystemClock()
 
     @contextmanager
-    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[Body]:
-        """Begin to read a file. The deadline is looked at between reads: a disk that hangs is the kernel's to end.
+    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[FetchedBody]:
+        """Start to read a file. The deadline is checked between reads: only the kernel can end a read that hangs.
 
         Raises NotPublished: there is no such regular file without links on the way. DownloadError: it cannot be read.
         """
@@ -45,7 +45,7 @@ class FolderFetcher:
             os.close(fd)
 
     def _descend(self, path: str) -> int:
-        """Open part by part, so that no link on the way is followed; what was opened on the way is closed."""
+        """Open part by part, so that no link on the way is followed; close every folder opened on the way."""
         parts = path.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise NotPublished(f"{self._folder}: {path!r} is not a path within a repository")

@@ -1,8 +1,7 @@
 """Whether a release that serves does as well as the one before it. Pure.
 
-Owns: the rule. What is compared are the same numbers of both, counted the same way on this very device: no threshold
-in milliseconds can fit both a Jetson and a Pi. What caused a failure is not known here; refusals under load are not
-counted as failures, since they are the load's.
+Owns: the rule. It compares the same numbers of both, counted the same way on this device: no threshold in milliseconds
+fits both a Jetson and a Pi. The causes of failures are unknown here; refusals under load do not count as failures.
 """
 
 from __future__ import annotations
@@ -13,16 +12,20 @@ from enum import Enum
 from edge_runtime.serving.mirror import Mirrored
 
 LEAST_TO_JUDGE = 20
-"""Requests from which a share or a quantile says anything: one failure of 20 is 5 %."""
+"""Fewer requests give no meaningful share or quantile: one failure of 20 is 5 %."""
 
 NOISE_S = 0.002
-"""Below this a p95 is the machine's, not the model's: 0.2 ms beside 0.05 is four times as long and no regression."""
+"""Below this a run time is noise of the machine: 0.2 ms beside 0.05 ms is four times as long and no regression."""
+
+TAIL_REQUESTS = 400
+"""From here the p95 rests on 20 runs and counts alone. With fewer, other work on the machine makes one or two of them
+long, so the median must be longer too: on a busy device one long run of 20 refused good releases."""
 
 
 class Verdict(Enum):
-    """What is to be done.
+    """The verdict on a release.
 
-    UNDECIDED: go on looking; at the end of the window, with too little traffic, run the golden input and look again.
+    UNDECIDED: go on looking; at the end of the window, with too little traffic, run the golden input and judge again.
     """
 
     HEALTHY = "healthy"
@@ -32,21 +35,22 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one release did in a time: requests that were run, how many of them failed, and their p95 run time."""
+    """The runs of one release in a time: requests, failures among them, p95 and median of their run times."""
 
     requests: int = 0
     failures: int = 0
     p95_s: float | None = None
+    median_s: float | None = None
 
     @property
     def failure_share(self) -> float:
-        """Failures of requests; 0 without requests."""
+        """Return the share of failures; 0 without requests."""
         return self.failures / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """`[update]`: how much worse is too much. window_s: how long a release is looked at before it is committed."""
+    """`[update]`: how much worse is too much. window_s: how long a release is observed before its commit."""
 
     window_s: float = 60.0
     failure_share: float = 0.02
@@ -55,16 +59,16 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict and, in words, why."""
+    """A verdict and its reason in words."""
 
     verdict: Verdict
     reason: str
 
 
 def judge_health(before: Observed, now: Observed, elapsed_s: float, thresholds: Thresholds) -> Judgement:
-    """Judge a release by what it did since it was swapped in, beside what the one before it did.
+    """Judge a release by its runs since it was swapped in, beside the runs of the one before it.
 
-    A regression is said as soon as it is sure, health only when the window is over.
+    Returns REGRESSED as soon as it is certain, HEALTHY only at the end of the window.
     """
     bad = _failures(before, now, thresholds) or _latency(before, now, thresholds)
     if bad is not None:
@@ -85,7 +89,7 @@ def judge_copies(
     """Judge a release by copies of requests that the one before it answered; run times are of runs alone.
 
     agreement: the share of rows of scores whose highest one must be the same; None: outputs must be within tolerance,
-    and one that is not counts as a failure. Never HEALTHY for lack of copies: UNDECIDED then.
+    and each one that is not counts as a failure. UNDECIDED where copies are few.
     """
     different = copies.different if agreement is None else 0
     counted = f"of {copies.requests} copies {copies.different} were answered differently and {copies.failures} failed"
@@ -94,8 +98,9 @@ def judge_copies(
     agreed, rows = copies.top1_agreements, copies.top1_rows
     if agreement is not None and rows >= LEAST_TO_JUDGE and agreed < agreement * rows:
         return Judgement(Verdict.REGRESSED, f"{counted}; wanted {agreement:.1%}")
-    before = Observed(copies.requests, 0, copies.incumbent_p95_s)
-    now = Observed(copies.requests, copies.failures + different, copies.newcomer_p95_s)
+    before = Observed(copies.requests, 0, copies.current_p95_s, copies.current_median_s)
+    failures = copies.failures + different
+    now = Observed(copies.requests, failures, copies.candidate_p95_s, copies.candidate_median_s)
     if _failures(before, now, thresholds) is not None:
         advice = "; for a classifier, compare with update.shadow_agreement" if agreement is None and rows else ""
         return Judgement(Verdict.REGRESSED, f"{counted}; {thresholds.failure_share:.1%} are allowed{advice}")
@@ -104,7 +109,7 @@ def judge_copies(
 
 
 def _failures(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
-    """More failures than before by more than the share, over enough requests to say so."""
+    """Return the fault where failures exceed those before by more than the share, over enough requests."""
     allowed = before.failure_share + thresholds.failure_share
     if now.requests < LEAST_TO_JUDGE or now.failure_share <= allowed:
         return None
@@ -115,16 +120,22 @@ def _failures(before: Observed, now: Observed, thresholds: Thresholds) -> str | 
 
 
 def _latency(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
-    """A p95 run time so many times as long as before, where both are known and not noise."""
+    """Return the fault where the p95 run time exceeds the one before by more than the ratio, and is no noise."""
     if now.requests < LEAST_TO_JUDGE or before.requests < LEAST_TO_JUDGE or before.p95_s is None or now.p95_s is None:
         return None
     allowed_s = max(before.p95_s, NOISE_S) * thresholds.latency_ratio
-    if now.p95_s <= allowed_s:
+    if now.p95_s <= allowed_s or (now.requests < TAIL_REQUESTS and not _is_median_longer(before, now)):
         return None
     return (
         f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and up to {allowed_s * 1e3:.3g} ms are "
         f"allowed ({thresholds.latency_ratio:g} times that, or times {NOISE_S * 1e3:g} ms where it was less)"
     )
+
+
+def _is_median_longer(before: Observed, now: Observed) -> bool:
+    if before.median_s is None or now.median_s is None:
+        return True
+    return now.median_s > max(before.median_s, NOISE_S)
 
 
 def _ms(p95_s: float | None) -> str:

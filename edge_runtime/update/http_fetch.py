@@ -1,8 +1,8 @@
 """Files over HTTP(S), with the standard library: every wait ends at the deadline, headers and handshake included.
 
-Owns: connections (one for each file, always closed), redirects, ranges, and which addresses are allowed. Never decides
-whether bytes are to be believed: TUF does that, so plain HTTP would be safe to install from; it is still refused beyond
-this host unless allowed, since it tells every listener what a device runs.
+Owns: connections (one for each file, always closed), redirects, ranges, and which addresses are allowed. Never verifies
+bytes: TUF does, so that plain HTTP is safe to install from; it is still refused to other hosts unless the settings
+allow it, since every listener would see what a device runs.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from edge_runtime import __version__
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import ConfigError, DownloadError, NotPublished
-from edge_runtime.update.fetch import Body
+from edge_runtime.update.fetch import FetchedBody
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 STALL_S = 30.0
-"""Nothing for this long ends a transfer, whatever time is left; a packet lost three times costs some 7 s (RFC 6298)."""
+"""No byte for this long ends a transfer before its deadline; a packet lost three times costs some 7 s (RFC 6298)."""
 
 SPARE_BYTES = 256 << 10
-"""Of an answer beside the file, and once more as much as came of the file: headers, lengths of chunks, what is read
-ahead. Else a server could send interim answers, extensions of chunks or trailers until the deadline, at full speed."""
+"""Of a reply beside the file, and once more as many bytes as came of the file: headers, lengths of chunks, read-ahead.
+Otherwise a server could send interim replies, extensions of chunks or trailers until the deadline, at full speed."""
 
 MAX_REDIRECTS = 3
 """A bucket's region and one more; a loop ends soon."""
 
 PATH_SAFE = "/%!$&'()*+,;=:@~"
-"""Left as it is in a path (RFC 3986, pchar); "%" because TUF's paths are URL paths already."""
+"""Not quoted in a path (RFC 3986, pchar); "%" because TUF's paths are URL paths already."""
 
 _OK, _PARTIAL, _BAD_RANGE = 200, 206, 416
 _MISSING = (403, 404)
-"""Buckets answer 403 for a file that is not there to those who may not list it."""
+"""Buckets reply 403 for a file that is not there to those who may not list it."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]+/(?:[0-9]+|\*)")
 
@@ -78,20 +78,20 @@ class HttpFetcher:
         self._tls = tls
 
     @contextmanager
-    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[Body]:
-        """Begin to fetch a file; follows redirects of the same scheme. Raises as the Fetcher protocol says."""
+    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[FetchedBody]:
+        """Start to fetch a file; follows redirects of the same scheme. Raises as the Fetcher protocol says."""
         if any(part in (".", "..") for part in path.split("/")):
             raise NotPublished(f"{self._base_url}: {path!r} is not a path within a repository")
         url = self._base_url + quote(path, safe=PATH_SAFE)
         for _ in range(MAX_REDIRECTS + 2):
-            with closing(_Exchange(self._clock, self._stall_s, deadline_s)) as exchange:
-                answer = exchange.get(urlsplit(url), start_bytes, self._tls)
-                if answer.status in _REDIRECTS:
-                    url = self._redirected(url, answer.headers.get("Location"))
-                elif answer.status == _BAD_RANGE and start_bytes:
+            with closing(_HttpConnection(self._clock, self._stall_s, deadline_s)) as connection:
+                reply = connection.get(urlsplit(url), start_bytes, self._tls)
+                if reply.status in _REDIRECTS:
+                    url = self._redirected(url, reply.headers.get("Location"))
+                elif reply.status == _BAD_RANGE and start_bytes:
                     start_bytes = 0
                 else:
-                    yield _HttpBody(url, exchange, answer, _start_of(url, answer, start_bytes))
+                    yield _HttpBody(url, connection, reply, _start_of(url, reply, start_bytes))
                     return
         raise DownloadError(f"{path}: more than {MAX_REDIRECTS} redirects, the last to {url}; give the last address")
 
@@ -108,7 +108,7 @@ class HttpFetcher:
         return to
 
     def _complaint(self, url: str) -> str | None:
-        """What is wrong with an address; None: nothing."""
+        """Return the fault of an address; None: it has none."""
         try:
             parts = urlsplit(url)
             host, _port = parts.hostname, parts.port
@@ -123,8 +123,8 @@ class HttpFetcher:
         return None
 
 
-class _Exchange:
-    """One connection, one request and one answer. `close` ends it, whatever state it is in."""
+class _HttpConnection:
+    """One connection with one request and its reply. `close` ends it in any state."""
 
     def __init__(self, clock: Clock, stall_s: float, deadline_s: float) -> None:
         self._clock = clock
@@ -134,7 +134,7 @@ class _Exchange:
         self._spare_bytes = SPARE_BYTES
 
     def get(self, url: SplitResult, start_bytes: int, tls: ssl.SSLContext | None) -> HTTPResponse:
-        """Connect, ask and read the headers. Raises DownloadError."""
+        """Connect, send the request and read the headers. Raises DownloadError."""
         assert url.hostname is not None
         headers = {"User-Agent": f"edge-runtime/{__version__}", "Connection": "close"}
         if start_bytes:
@@ -153,20 +153,20 @@ class _Exchange:
             raise DownloadError(f"{url.geturl()}: {_reason(error)}") from error
 
     def patience_s(self) -> float:
-        """How long the next wait may be. Raises TimeoutError: the deadline is over."""
+        """Return how long the next wait may be. Raises TimeoutError: the deadline passed."""
         left_s = self._deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise TimeoutError("the deadline passed")
         return min(left_s, self._stall_s)
 
-    def came(self, nbytes: int) -> None:
-        """So many bytes came, of whatever. Raises OSError: they were too many beside the file."""
+    def count_received(self, nbytes: int) -> None:
+        """Count received bytes of any kind. Raises OSError: too many of them are not the file's."""
         self._spare_bytes -= nbytes
         if self._spare_bytes < 0:
-            raise OSError("the server sends much else than the file; it was not read on")
+            raise OSError("the server sends much else than the file; the rest was not read")
 
-    def gave(self, nbytes: int) -> None:
-        """So many of them were the file's."""
+    def count_body(self, nbytes: int) -> None:
+        """Count received bytes of the file."""
         self._spare_bytes += 2 * nbytes
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class _Exchange:
             self._socket.close()
 
     def _connect(self, host: str, port: int) -> socket.socket:
-        """As socket.create_connection, with one deadline over all addresses of a name."""
+        """Connect as socket.create_connection does, with one deadline over all addresses of a name."""
         failure: OSError = OSError("the name has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             candidate = socket.socket(family, kind, protocol)
@@ -193,46 +193,46 @@ class _Exchange:
 
 
 class _TimedSocket:
-    """What http.client needs of a socket; `_Exchange` gives every single wait its limit and closes the real one."""
+    """The part of a socket that http.client needs; `_HttpConnection` limits each wait and closes the real one."""
 
-    def __init__(self, real: socket.socket, exchange: _Exchange) -> None:
+    def __init__(self, real: socket.socket, connection: _HttpConnection) -> None:
         self._real = real
-        self._exchange = exchange
+        self._connection = connection
 
     def sendall(self, data: bytes) -> None:
-        self._real.settimeout(self._exchange.patience_s())
+        self._real.settimeout(self._connection.patience_s())
         self._real.sendall(data)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_TimedReader(self._real, self._exchange))
+        return io.BufferedReader(_TimedReader(self._real, self._connection))
 
     def close(self) -> None:
-        """http.client lets go as soon as it has the headers; the body is still to come."""
+        """Do nothing: http.client closes it after the headers, and the body is still to come."""
 
 
 class _TimedReader(io.RawIOBase):
-    def __init__(self, real: socket.socket, exchange: _Exchange) -> None:
+    def __init__(self, real: socket.socket, connection: _HttpConnection) -> None:
         self._real = real
-        self._exchange = exchange
+        self._connection = connection
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        self._real.settimeout(self._exchange.patience_s())
+        self._real.settimeout(self._connection.patience_s())
         nbytes = self._real.recv_into(buffer)
-        self._exchange.came(nbytes)
+        self._connection.count_received(nbytes)
         return nbytes
 
 
 class _HttpBody:
-    def __init__(self, url: str, exchange: _Exchange, answer: HTTPResponse, start_bytes: int) -> None:
+    def __init__(self, url: str, connection: _HttpConnection, reply: HTTPResponse, start_bytes: int) -> None:
         self._url = url
-        self._exchange = exchange
-        self._answer = answer
+        self._connection = connection
+        self._reply = reply
         self._start_bytes = start_bytes
-        self._missing_bytes = answer.length
-        """None: the server did not say how much comes."""
+        self._missing_bytes = reply.length
+        """None: the server did not say how long the file is."""
 
     @property
     def start_bytes(self) -> int:
@@ -240,11 +240,11 @@ class _HttpBody:
 
     def read(self, limit: int) -> bytes:
         try:
-            self._exchange.patience_s()
-            piece = self._answer.read1(limit)
+            self._connection.patience_s()
+            piece = self._reply.read1(limit)
         except (OSError, HTTPException, ValueError) as error:
             raise DownloadError(f"{self._url}: {_reason(error)}") from error
-        self._exchange.gave(len(piece))
+        self._connection.count_body(len(piece))
         if self._missing_bytes is not None:
             self._missing_bytes -= len(piece)
             if not piece and self._missing_bytes > 0:
@@ -252,20 +252,20 @@ class _HttpBody:
         return piece
 
 
-def _start_of(url: str, answer: HTTPResponse, asked_bytes: int) -> int:
-    """Where the bytes of an answer begin. Raises NotPublished and DownloadError."""
-    if answer.status in _MISSING:
-        raise NotPublished(f"{url}: {answer.status} {answer.reason}; the repository does not have it")
-    if answer.status not in (_OK, _PARTIAL):
-        raise DownloadError(f"{url}: {answer.status} {answer.reason}; wanted 200 or 206")
-    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
+    """Return the offset of a reply's first byte. Raises NotPublished and DownloadError."""
+    if reply.status in _MISSING:
+        raise NotPublished(f"{url}: {reply.status} {reply.reason}; the repository does not have it")
+    if reply.status not in (_OK, _PARTIAL):
+        raise DownloadError(f"{url}: {reply.status} {reply.reason}; wanted 200 or 206")
+    if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise DownloadError(f"{url}: the server packed the file, which was not asked for; turn that off there")
-    if answer.status == _OK:
+    if reply.status == _OK:
         return 0
-    given = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    given = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", ""))
     if given is None or int(given[1]) != asked_bytes or not asked_bytes:
         raise DownloadError(
-            f"{url}: got the part {answer.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
+            f"{url}: got the part {reply.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
         )
     return asked_bytes
 

@@ -1,17 +1,20 @@
-"""The tables of a device's journal: what a row of each says, and the statements that change them.
+"""The tables of a device's journal, their rows as values, and the second record of what is active.
 
-Owns: the schema. Every statement runs inside a transaction of journal.py's, which knows what belongs together. Thread:
-the journal's.
+Owns: the schema and the statements that change it; each statement runs inside a transaction of journal.py's. The second
+record is a file beside the database. It is written after the database, and may be one change behind: the device serves
+on from it where the database was lost. Thread: the journal's.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from edge_runtime.update.states import State
+from edge_runtime.repository.durable import Disk, read_kept, write_atomically
+from edge_runtime.update.states import ReleaseState
 
 KEPT_HISTORY = 1_000
 """Entries of the history: years of updates, and some 200 KB."""
@@ -43,8 +46,13 @@ create table if not exists history (
 """
 
 
+RECORD = "active.json"
+
+MAX_RECORD_BYTES = 1 << 20
+
+
 class Release(msgspec.Struct, frozen=True):
-    """One release of a model, as far as memory goes."""
+    """The identity of a release."""
 
     model: str
     version: int
@@ -53,17 +61,17 @@ class Release(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """A release under way. tries: how often it was warmed up and did not say how that ended."""
+class RolloutRow:
+    """A release under way. tries: how many of its tries had no result."""
 
     release: Release
-    state: State
+    state: ReleaseState
     tries: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRelease:
     """A release that is never tried again, and why."""
 
     model: str
@@ -86,15 +94,15 @@ class Entry:
 
 
 def tries(database: sqlite3.Connection, release: Release) -> int:
-    """How often this very release was tried; another one of the model begins at none."""
+    """Return the tries of this very release; another one of the model starts at 0."""
     row = database.execute(
         "select tries from rollouts where model = ? and manifest_sha256 = ?", (release.model, release.manifest_sha256)
     ).fetchone()
     return int(row[0]) if row else 0
 
 
-def set_rollout(database: sqlite3.Connection, release: Release, state: State, tries: int, reason: str) -> None:
-    """A release is under way, and no other of its model."""
+def set_rollout(database: sqlite3.Connection, release: Release, state: ReleaseState, tries: int, reason: str) -> None:
+    """Make a release the only one under way of its model."""
     database.execute(
         "insert or replace into rollouts values (?, ?, ?, ?, ?, ?, ?)",
         (
@@ -105,7 +113,7 @@ def set_rollout(database: sqlite3.Connection, release: Release, state: State, tr
 
 
 def set_active(database: sqlite3.Connection, release: Release) -> None:
-    """A release is what its model runs."""
+    """Make a release the active one of its model."""
     database.execute(
         "insert or replace into active values (?, ?, ?, ?)",
         (release.model, release.version, release.counter, release.manifest_sha256),
@@ -113,20 +121,30 @@ def set_active(database: sqlite3.Connection, release: Release) -> None:
 
 
 def refuse(database: sqlite3.Connection, release: Release, reason: str) -> None:
-    """A release is never tried again, for the reason that was first."""
+    """Refuse a release for ever; the first reason stays."""
     database.execute(
         "insert or ignore into refused values (?, ?, ?, ?)",
         (release.manifest_sha256, release.model, release.counter, reason[:SHOWN_BYTES]),
     )
 
 
+def end_rollout(database: sqlite3.Connection, model: str) -> None:
+    """Remove the release under way of a model, with its tries."""
+    database.execute("delete from rollouts where model = ?", (model,))
+
+
 def set_fact(database: sqlite3.Connection, name: str, value: str) -> None:
-    """Remember a fact by name."""
+    """Set a fact by name."""
     database.execute("insert or replace into facts values (?, ?)", (name, value))
 
 
+def forget_fact(database: sqlite3.Connection, name: str) -> None:
+    """Remove a fact."""
+    database.execute("delete from facts where name = ?", (name,))
+
+
 def note(database: sqlite3.Connection, at_utc: str, release: Release, what: str, reason: str) -> None:
-    """One more entry of the history; the oldest goes."""
+    """Add an entry to the history; the oldest goes."""
     database.execute(
         "insert into history (at_utc, model, counter, what, reason) values (?, ?, ?, ?, ?)",
         (at_utc, release.model, release.counter, what, reason[:SHOWN_BYTES]),
@@ -135,7 +153,7 @@ def note(database: sqlite3.Connection, at_utc: str, release: Release, what: str,
 
 
 def raise_counter(database: sqlite3.Connection, release: Release) -> None:
-    """How far a model has come; never back."""
+    """Raise the counter of a model; it never goes back."""
     database.execute(
         "insert into counters values (?, ?) on conflict do update set counter = max(counter, excluded.counter)",
         (release.model, release.counter),
@@ -143,7 +161,27 @@ def raise_counter(database: sqlite3.Connection, release: Release) -> None:
 
 
 def count_change(database: sqlite3.Connection) -> None:
-    """What is active has changed once more, which the second record says as well."""
+    """Count a change of the active releases; the second record has the same count."""
     database.execute(
         "insert into facts values ('changes', '1') on conflict do update set value = cast(value as integer) + 1"
     )
+
+
+class ActiveRecord(msgspec.Struct, frozen=True):
+    """The second record: the active releases, and the count of their changes."""
+
+    changes: int = 0
+    active: list[Release] = []
+
+
+def read_record(folder: Path) -> ActiveRecord | None:
+    """Return the second record; None: there is none that can be read."""
+    try:
+        return msgspec.json.decode(read_kept(folder / RECORD, MAX_RECORD_BYTES), type=ActiveRecord)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def write_record(folder: Path, record: ActiveRecord, *, disk: Disk) -> None:
+    """Replace the record, durably. Raises StorageFailed."""
+    write_atomically(folder / RECORD, msgspec.json.encode(record), disk=disk)

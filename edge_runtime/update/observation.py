@@ -1,19 +1,22 @@
-"""A new version beside the one before it: what both do, and when that is enough to judge by.
+"""A candidate version beside the current one: which requests it answers, what both do, and when to judge.
 
-Owns: the looking and its times; the rule is `health_gate`'s, the traffic `serving`'s. Where requests are too few to
-judge by, the daemon asks both versions its golden input itself. Thread: the updater's, which waits here.
+Owns: the order copies or some requests, then all; and the times between two looks. The rule is `health_gate`'s, the
+traffic is `serving`'s. Where requests are too few to judge by, the daemon runs the golden input on both versions
+itself. Thread: the updater's, which waits here.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError, RunFailed
+from edge_runtime.config.settings import UpdateSettings
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.repository.golden import GoldenTensors, differences
-from edge_runtime.serving.mirror import Mirror
 from edge_runtime.serving.self_inference import infer_once
 from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.swap import Swap
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.update.health_gate import (
     LEAST_TO_JUDGE,
@@ -24,23 +27,19 @@ from edge_runtime.update.health_gate import (
     judge_copies,
     judge_health,
 )
+from edge_runtime.update.rollout_progress import Interrupted, RolloutProgress
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Between two looks: a version that regressed serves for little longer than what shows it."""
+"""Between two looks: a version that regressed serves for little longer than it takes to show."""
 
 SELF_LIMIT_S = 30.0
 """For one request of the daemon's own: it waits behind all others."""
 
-Wait = Callable[[float], bool]
-"""Waits so many seconds; True: not to be waited for any longer (the daemon stops, an operator steps in)."""
 
-
-class Interrupted(Exception):
-    """Somebody wants the observation to end before it has a result."""
-
-
-class Record:
-    """What a version did since this was made, or, with `whole_life`, since it was loaded: by its own counters."""
+class RunRecord:
+    """The runs of a version since this object was made, or, with `whole_life`, since its load: by its own counters."""
 
     def __init__(self, metrics: ModelMetrics, *, whole_life: bool = False) -> None:
         then = ModelMetrics() if whole_life else metrics
@@ -49,95 +48,117 @@ class Record:
         self._counts = list(then.run_time.counts)
 
     def observed(self) -> Observed:
-        """Requests, failures and p95 run time in that time."""
+        """Requests, failures, p95 and median run time in that time."""
         failed = _failures(self._metrics) - self._failed
         answered = self._metrics.answered_requests - self._answered
-        return Observed(answered + failed, failed, self._metrics.run_time.since(self._counts).quantile(0.95))
+        times = self._metrics.run_time.since(self._counts)
+        return Observed(answered + failed, failed, times.quantile(0.95), times.quantile(0.5))
 
 
 class Observation:
-    """The judging of one newcomer. before: what it replaces, loaded and able to run, or None."""
+    """The judging of one candidate. `judge` once."""
 
     def __init__(
-        self,
-        newcomer: Servable,
-        before: Servable | None,
-        golden: GoldenTensors,
-        *,
-        thresholds: Thresholds,
-        clock: Clock,
-        wait: Wait,
-        tell: Callable[[str], None],
+        self, swap: Swap, golden: GoldenTensors, settings: UpdateSettings, clock: Clock, progress: RolloutProgress
     ) -> None:
-        """tell: how far the observation is, in words."""
-        self._newcomer = newcomer
-        self._before = before
+        self._swap = swap
+        self._candidate = swap.candidate
+        self._current = swap.current
         self._golden = golden
-        self._thresholds = thresholds
+        self._settings = settings
+        self._thresholds = Thresholds(settings.window_s, settings.failure_share, settings.latency_ratio)
         self._clock = clock
-        self._wait = wait
-        self._tell = tell
+        self._progress = progress
 
-    def judge_alone(self, share: Callable[[], bool]) -> Judgement:
-        """Judge the newcomer while it answers everything, by what the other one did while it was loaded.
+    def judge(self) -> Judgement:
+        """Begin with copies or some requests, where `update.observe` says so, then let it answer all of them.
 
-        share: lets both answer; False where they cannot. What came lately may be what fails, or takes long: one client
-        could else take a good release from a device. So a regression counts only when the other one, on requests of the
-        same time, does better. Returns HEALTHY or REGRESSED. Raises Interrupted.
+        Returns HEALTHY or REGRESSED. Raises Interrupted.
         """
-        before, now = self._before_it(), Record(self._newcomer.metrics).observed
-        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
-        if judgement.verdict is Verdict.REGRESSED and share():
-            self._tell(f"both answer, to see whether it is the requests: {judgement.reason}")
-            return self.judge_beside()
-        return self._asked_golden(judgement, before, now)
-
-    def judge_beside(self) -> Judgement:
-        """Judge it while both answer, over the same time. Returns HEALTHY or REGRESSED. Raises Interrupted."""
-        assert self._before is not None
-        before, now = Record(self._before.metrics).observed, Record(self._newcomer.metrics).observed
-        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
-        return self._asked_golden(judgement, before, now)
-
-    def judge_copies(self, mirror: Mirror, agreement: float | None) -> Judgement:
-        """Judge it by copies of requests, see `health_gate`. UNDECIDED where they were few. Raises Interrupted."""
-        return self._watch(lambda elapsed_s: judge_copies(mirror.read(), elapsed_s, self._thresholds, agreement))
+        if self._current is not None and self._settings.observe != "swap":
+            judgement = self._judge_gently(self._current)
+            if judgement.verdict is Verdict.REGRESSED:
+                return judgement
+        self._progress.show("answers all requests")
+        self._swap.switch()
+        return self._judge_alone()
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _before_it(self) -> Callable[[], Observed]:
-        return Record(self._before.metrics, whole_life=True).observed if self._before is not None else Observed
+    def _judge_gently(self, current: Servable) -> Judgement:
+        """Let it answer some requests, or run copies. UNDECIDED: the two cannot be compared so."""
+        try:
+            if self._settings.observe == "canary":
+                self._progress.show(f"answers {self._settings.canary_percent:g} % of the requests")
+                self._swap.split(self._settings.canary_percent)
+                return self._judge_beside(current)
+            self._progress.show("runs copies of requests")
+            tolerance = self._golden.tolerance_at(self._candidate.layouts.narrow.precision)
+            mirror = self._swap.mirror(self._settings.shadow_share, tolerance)
+        except LoadFailed as error:
+            log.warning("it answers all requests at once", extra={"model": self._swap.model, "reason": error.message})
+            return Judgement(Verdict.UNDECIDED, error.message)
+        agreement = self._settings.shadow_agreement
+        return self._watch(lambda elapsed_s: judge_copies(mirror.read(), elapsed_s, self._thresholds, agreement))
 
-    def _asked_golden(
-        self, judgement: Judgement, before: Callable[[], Observed], now: Callable[[], Observed]
-    ) -> Judgement:
-        """The judgement where it is one; where requests were too few, that of the golden input, asked of both."""
-        if judgement.verdict is not Verdict.UNDECIDED:
-            return judgement
-        problem = self._ask_golden(self._newcomer, LEAST_TO_JUDGE - now().requests)
-        if problem is not None:
-            return Judgement(Verdict.REGRESSED, problem)
-        if self._before is not None:
-            self._ask_before(LEAST_TO_JUDGE - before().requests)
-        judgement = judge_health(before(), now(), self._thresholds.window_s, self._thresholds)
-        if judgement.verdict is Verdict.UNDECIDED:
-            return Judgement(Verdict.HEALTHY, judgement.reason)
-        return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
+    def _judge_alone(self) -> Judgement:
+        """Judge the candidate while it answers everything, by the runs of the current version while that was loaded.
+
+        The requests of the last minutes may be what fails or takes long; otherwise one client could take a good release
+        from a device. So a regression counts only when the current version does better on requests of the same time.
+        """
+        before = RunRecord(self._current.metrics, whole_life=True).observed if self._current is not None else Observed
+        now = RunRecord(self._candidate.metrics).observed
+        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
+        if judgement.verdict is Verdict.REGRESSED and self._current is not None and self._split_in_halves():
+            self._progress.show(f"both answer, to see whether it is the requests: {judgement.reason}")
+            return self._judge_beside(self._current)
+        return self._ask_if_undecided(judgement, before, now)
+
+    def _split_in_halves(self) -> bool:
+        """Let both answer every other request; False: they cannot stand in for one another."""
+        try:
+            self._swap.split(50)
+        except LoadFailed:
+            return False
+        return True
+
+    def _judge_beside(self, current: Servable) -> Judgement:
+        """Judge the candidate while both answer, over the same time."""
+        before, now = RunRecord(current.metrics).observed, RunRecord(self._candidate.metrics).observed
+        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
+        return self._ask_if_undecided(judgement, before, now)
 
     def _watch(self, judge: Callable[[float], Judgement]) -> Judgement:
-        """Look until something is sure or the window is over."""
+        """Look until the judgement is certain or the window is over. judge: gets the seconds observed."""
         started_s = self._clock.monotonic_s()
         while True:
             elapsed_s = self._clock.monotonic_s() - started_s
             judgement = judge(elapsed_s)
             if judgement.verdict is not Verdict.UNDECIDED or elapsed_s >= self._thresholds.window_s:
                 return judgement
-            self._tell(judgement.reason)
-            if self._wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
+            self._progress.show(judgement.reason)
+            if self._progress.wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
                 raise Interrupted
 
-    def _ask_golden(self, servable: Servable, times: int) -> str | None:
-        """Run the golden input so many times; what is wrong with an answer, or None. Failures are counted too."""
+    def _ask_if_undecided(
+        self, judgement: Judgement, before: Callable[[], Observed], now: Callable[[], Observed]
+    ) -> Judgement:
+        """Return the judgement; where requests were too few for one, judge by the golden input, run on both."""
+        if judgement.verdict is not Verdict.UNDECIDED:
+            return judgement
+        problem = self._run_golden(self._candidate, LEAST_TO_JUDGE - now().requests)
+        if problem is not None:
+            return Judgement(Verdict.REGRESSED, problem)
+        if self._current is not None:
+            self._run_golden_for_time(self._current, LEAST_TO_JUDGE - before().requests)
+        judgement = judge_health(before(), now(), self._thresholds.window_s, self._thresholds)
+        if judgement.verdict is Verdict.UNDECIDED:
+            return Judgement(Verdict.HEALTHY, judgement.reason)
+        return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
+
+    def _run_golden(self, servable: Servable, times: int) -> str | None:
+        """Run the golden input `times` times. Returns the fault of an answer, or None; failures are counted too."""
         tolerance = self._golden.tolerance_at(servable.layouts.narrow.precision)
         for _ in range(times):
             try:
@@ -151,11 +172,11 @@ class Observation:
                 return f"its golden output is wrong: {found[0]}"
         return None
 
-    def _ask_before(self, times: int) -> None:
-        """Let the other one run as often, so that there is a time to compare; what it answers is its own affair."""
+    def _run_golden_for_time(self, current: Servable, times: int) -> None:
+        """Run the golden input on the current version, for a run time to compare with; its answers do not matter."""
         for _ in range(times):
             try:
-                infer_once(self._before, self._golden.inputs, self._clock, SELF_LIMIT_S)  # type: ignore[arg-type]
+                infer_once(current, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except EdgeRuntimeError:
                 return
 

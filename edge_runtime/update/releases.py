@@ -1,14 +1,12 @@
 """Verified releases on disk: each a folder of its own that the loader can serve, there whole or not at all.
 
 Owns: `<folder>/<sha256 of the manifest>/` with `manifest.json`, `golden.bin` and the artifacts under the names that
-their graphs know them by, all read-only; and what is asked of a manifest before its files are served: no code, no
-settings in a library's own words, every byte as it was signed. Files come from the artifact store, which gives them up
-once they lie here, because a graph's data must have one name only (backends/plain_files.py). Never fetches. Called by
-the update loop and at start.
+their graphs use, all read-only. Files come from the artifact store, which drops them once they lie here, because a
+graph's data must have one name only (backends/model_files.py). Never fetches. Called by the rollout and at start.
 
-What is hashed is what is loaded, as far as a library that opens files by name allows it: `open` hashes right before the
-load and `check_unchanged` right after it finds whatever touched a file in between, by the time that the kernel notes at
-every change and that nobody but root can set. Who has the daemon's own rights could replace the daemon as well.
+The hashed bytes are the loaded ones, as far as a library that opens files by name allows it: `open` hashes right before
+the load, and `check_unchanged` right after it finds any change in between, by the time that the kernel notes at every
+change and that only root can set. A process with the daemon's own rights could replace the daemon as well.
 """
 
 from __future__ import annotations
@@ -26,24 +24,31 @@ from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.repository.golden import GoldenTensors, read_golden
-from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Golden, Manifest
+from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
 from edge_runtime.repository.release_paths import (
     GOLDEN_FILE,
     MANIFEST_FILE,
     RESERVED_FILES,
 )
-from edge_runtime.update.download import ARTIFACT_MODE, Wanted, is_whole
+from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, is_whole
 from edge_runtime.update.journal_tables import Release
-from edge_runtime.update.release_rules import check_choice, check_manifest, check_served, decode_any, file_name
+from edge_runtime.update.release_checks import (
+    check_choice,
+    check_manifest,
+    check_served,
+    decode_any,
+    described_file,
+    file_name,
+)
 from edge_runtime.update.store import ArtifactStore, place
 
 _GRAPHS = (".onnx", ".xml")
-"""Files that are read under any number of names; all others may be a graph's data, which may have one only."""
+"""Files that may have any number of names; all others may be a graph's data, which may have one only."""
 
 _CANNOT_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP)
 
 Seal = tuple[tuple[str, int, int, int, int], ...]
-"""(name, size, inode, mtime_ns, ctime_ns) of every file: equal as long as nobody wrote to, replaced or relinked one."""
+"""(name, size, inode, mtime_ns, ctime_ns) of every file: equal as long as none was written, replaced or relinked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,21 @@ class StagedRelease:
     golden: Path
     _seal: Seal = field(repr=False)
 
+    @property
+    def version(self) -> VersionFolder:
+        """The release's only version."""
+        (version,) = self.folder.versions.values()
+        return version
+
     def golden_tensors(self) -> GoldenTensors:
-        """The golden input and output. Raises UpdateError: the file was changed, or is not what the manifest says."""
+        """Return the golden input and output. Raises UpdateError: it was changed, or does not fit the manifest."""
         data = _read(self.golden, self.manifest.golden.length)
         if hashlib.sha256(data).hexdigest() != self.manifest.golden.sha256:
             raise UpdateError(f"{self.golden}: was changed after it was verified; find out who writes there")
         return read_golden(self.manifest.golden, data)
 
     def check_unchanged(self) -> None:
-        """Raise UpdateError, naming the file, where one is not the very file that was hashed. Right after the load."""
+        """Raise UpdateError, naming the file, where one is not the hashed file. Right after the load."""
         now = {stamp[0]: stamp for stamp in _seal(self.folder.path)}
         for stamp in self._seal:
             if now.get(stamp[0]) != stamp:
@@ -74,9 +85,9 @@ class StagedRelease:
 
 
 class Releases:
-    """The folder of all releases that are here. Thread: one owner.
+    """The folder of all releases on this device. Thread: one owner.
 
-    Nothing in it is believed for lying there: `open` reads and hashes everything.
+    Its content is never trusted as it lies: `open` reads and hashes every byte.
     """
 
     def __init__(self, folder: Path, artifacts: ArtifactStore, *, disk: Disk = SYSTEM_DISK) -> None:
@@ -85,7 +96,7 @@ class Releases:
         self._disk = disk
 
     def artifacts(self) -> dict[str, Path]:
-        """By SHA-256, where an artifact of a release here lies, as its manifest says: not hashed yet."""
+        """Return the paths of the releases' artifacts by SHA-256, as their manifests say: not hashed yet."""
         found: dict[str, Path] = {}
         for folder in self._whole_folders():
             with suppress(UpdateError, OSError):
@@ -99,13 +110,13 @@ class Releases:
         """Make the folder of a release from its manifest, its golden file and the chosen artifacts. Idempotent.
 
         The files are in the artifact store, or in another release's folder. When it returns, the folder survives a
-        power cut; cut off before, there is none, and the store still has the files. Not for a release that serves: one
-        that is damaged or lacks a file is replaced. Raises UpdateError: the manifest is not the release's, its files
-        may not be served, or one is not here. StorageFailed: the disk does not take it.
+        power cut; interrupted before, there is none, and the store still has the files. A folder that is damaged or
+        lacks a file is replaced, so the release must not serve. Raises UpdateError: the manifest is not the release's,
+        its files may not be served, or one is not here. StorageFailed: the disk does not take it.
         """
         manifest = check_manifest(manifest_data, release, self._path(release))
-        files = {file_name(artifact.path): _wanted(artifact) for artifact in chosen}
-        files[GOLDEN_FILE] = _wanted(manifest.golden)
+        files = {file_name(artifact.path): described_file(artifact) for artifact in chosen}
+        files[GOLDEN_FILE] = described_file(manifest.golden)
         check_choice(manifest, set(files) - RESERVED_FILES, self._path(release))
         final = self._path(release)
         if not self._is_laid_out(final, manifest_data, files):
@@ -119,16 +130,16 @@ class Releases:
             except OSError as error:
                 raise StorageFailed(f"{final}: cannot be laid out: {error.strerror}; look at the disk") from error
         # Invariant: a release's files have no other name than the one they are loaded by.
-        self._artifacts.let_go(wanted.digest for wanted in files.values())
+        self._artifacts.remove(wanted.digest for wanted in files.values())
 
     def open(self, release: Release) -> StagedRelease:
-        """Read a release that was laid out, hashing every byte of it. Right before it is loaded.
+        """Read and hash every byte of a release that was laid out. Right before its load.
 
-        Raises UpdateError naming the file that is missing, changed, or not to be served.
+        Raises UpdateError, naming a file that is missing, changed, or may not be served.
         """
         folder = self._path(release)
         manifest = check_manifest(_read(folder / MANIFEST_FILE), release, folder)
-        described = {file_name(artifact.path): _wanted(artifact) for artifact in manifest.artifacts}
+        described = {file_name(artifact.path): described_file(artifact) for artifact in manifest.artifacts}
         self._let_go_of_links(folder, described)
         seal = _seal(folder)
         there = [stamp[0] for stamp in seal if stamp[0] not in RESERVED_FILES]
@@ -136,7 +147,10 @@ class Releases:
             if name not in described:
                 raise UpdateError(f"{folder / name}: is no file of the release; find out who writes there")
         check_choice(manifest, there, folder)
-        for name, wanted in [(GOLDEN_FILE, _wanted(manifest.golden)), *((name, described[name]) for name in there)]:
+        for name, wanted in [
+            (GOLDEN_FILE, described_file(manifest.golden)),
+            *((name, described[name]) for name in there),
+        ]:
             if not is_whole(folder / name, wanted):
                 raise UpdateError(
                     f"{folder / name}: is not the file that was signed; it was changed, or the disk lost it"
@@ -145,10 +159,10 @@ class Releases:
         return StagedRelease(release, manifest, _model_folder(manifest, folder, files), folder / GOLDEN_FILE, seal)
 
     def keep_only(self, manifests: Collection[str], *, digests: Collection[str] | None = ()) -> None:
-        """Remove every release but those with these manifests, and from the store all but these digests, None: nothing.
+        """Remove every release but those of these manifests, and from the store all but these digests; None: no file.
 
-        A folder is renamed before anything in it is removed: half of one is never taken for a release. Raises
-        StorageFailed; the next call goes on.
+        A folder is renamed before a file in it is removed: half of one never counts as a release. Raises StorageFailed;
+        the next call removes the rest.
         """
         try:
             for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
@@ -171,13 +185,13 @@ class Releases:
             return sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
         return []
 
-    def _is_laid_out(self, folder: Path, manifest_data: bytes, files: Mapping[str, Wanted]) -> bool:
+    def _is_laid_out(self, folder: Path, manifest_data: bytes, files: Mapping[str, ExpectedFile]) -> bool:
         with suppress(UpdateError):
             if _read(folder / MANIFEST_FILE) == manifest_data:
                 return all(is_whole(folder / name, wanted) for name, wanted in files.items())
         return False
 
-    def _fill(self, part: Path, manifest_data: bytes, files: Mapping[str, Wanted]) -> None:
+    def _fill(self, part: Path, manifest_data: bytes, files: Mapping[str, ExpectedFile]) -> None:
         make_folder(part, disk=self._disk)
         write_atomically(part / MANIFEST_FILE, manifest_data, mode=ARTIFACT_MODE, disk=self._disk)
         elsewhere, linked = self.artifacts(), set[str]()
@@ -185,7 +199,7 @@ class Releases:
             stored = self._artifacts.path(wanted)
             source = stored if stored.is_file() else elsewhere.get(wanted.digest)
             if source is None:
-                raise UpdateError(f"{part / name}: its bytes are not here; they are to be fetched first")
+                raise UpdateError(f"{part / name}: its bytes are not here; they must be fetched first")
             if wanted.digest in linked or (source != stored and not name.endswith(_GRAPHS)):
                 place(source, part / name, disk=self._disk)
             else:
@@ -194,7 +208,7 @@ class Releases:
         sync_folder(part, disk=self._disk)
 
     def _link(self, source: Path, file: Path) -> None:
-        """Another name for a file, or where the file system has no such thing, a copy."""
+        """Link a file; copy it where the file system has no links."""
         try:
             self._disk.link(source, file)
         except OSError as error:
@@ -202,15 +216,15 @@ class Releases:
                 raise
             place(source, file, disk=self._disk)
 
-    def _let_go_of_links(self, folder: Path, files: Mapping[str, Wanted]) -> None:
-        """The store's names of files that lie in a release: `lay_out` takes them away, and was cut off, or undone."""
+    def _let_go_of_links(self, folder: Path, files: Mapping[str, ExpectedFile]) -> None:
+        """Remove the store's names of files in a release, which an interrupted `lay_out` left."""
         for name, wanted in files.items():
             with suppress(FileNotFoundError):
                 if (folder / name).samefile(self._artifacts.path(wanted)):
-                    self._artifacts.let_go([wanted.digest])
+                    self._artifacts.remove([wanted.digest])
 
     def _put_away(self, folder: Path) -> None:
-        """Take a folder's name from it, durably, and then its files; what is no folder goes at once."""
+        """Rename a folder, durably, and then remove it; remove at once what is no folder."""
         gone = folder.with_name(f".{folder.name}.gone")
         _remove(gone)
         if not _is_folder(folder):
@@ -240,7 +254,7 @@ def _fingerprint(files: Mapping[str, Path]) -> Fingerprint:
 
 
 def _seal(folder: Path) -> Seal:
-    """Every file of a release as the kernel knows it. Raises UpdateError: one is no plain file, or none can be read."""
+    """Return the seal of a folder. Raises UpdateError: an entry is no plain file, or the folder cannot be read."""
     return tuple(sorted(_stamps(folder)))
 
 
@@ -263,16 +277,12 @@ def _read(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> bytes:
         raise UpdateError(f"{path}: cannot be read: {error.strerror}; the release is fetched again") from error
 
 
-def _wanted(file: Artifact | Golden) -> Wanted:
-    return Wanted.of(file.length, {"sha256": file.sha256})
-
-
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
 def _remove(path: Path) -> None:
-    """Whatever it is; a link, and not what it leads to. Raises OSError, unless nothing is there."""
+    """Remove a file, a folder or a link itself, if it is there. Raises OSError."""
     if not _is_folder(path):
         path.unlink(missing_ok=True)
         return

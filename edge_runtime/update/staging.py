@@ -1,16 +1,15 @@
-"""What one release needs, brought into the artifact store: what is here is not fetched, what changed is patched.
+"""Staging of a release: its files come into the artifact store; files that are here are not fetched, others patched.
 
-Owns: which files a device needs, which patch is taken, and what becomes of a patch that does not do. A patch is only a
-quicker way: the whole file's hash decides, and whatever is wrong with a patch, the whole file is fetched instead. A
-link that breaks is not the patch's fault: what came is gone on with at the next check. Called by the update loop.
+Owns: which files a device needs, which patch is used, and what happens when a patch fails. A patch only saves bytes:
+the whole file's hash decides, and after any fault of a patch the whole file is fetched instead. A link that breaks is
+no fault of the patch: the next check resumes the download. Called by the rollout.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,38 +17,38 @@ from edge_runtime.errors import DownloadError, NotPublished, TrustError, UpdateE
 from edge_runtime.repository.manifest import PATCH_ALGORITHM, Artifact, Delta, Golden, Manifest
 from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, memory_bytes
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.update.download import Progress, Wanted, is_whole
-from edge_runtime.update.fetch import Body, Fetcher, Pace
-from edge_runtime.update.release_rules import check_served, file_name
+from edge_runtime.update.download import ExpectedFile, Progress, is_whole
+from edge_runtime.update.fetch import Fetcher, Pacer
+from edge_runtime.update.release_checks import check_served, described_file, file_name
 from edge_runtime.update.store import ArtifactStore
-from edge_runtime.update.tuf_client import TufClient, wanted
+from edge_runtime.update.tuf_client import TufClient, expected_file
 
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is free: applying a patch must not take it from what serves."""
+"""Of the free memory: applying a patch must not take it from serving models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One file that is not here. delta: the patch that makes it, where one is worth trying."""
+    """One file to fetch. delta: the patch that makes it, where one is worth trying."""
 
     file: Artifact | Golden
     delta: Delta | None = None
 
     @property
     def nbytes(self) -> int:
-        """How much there is to fetch, if all goes well."""
+        """Return the bytes to fetch, if the patch does not fail."""
         return self.delta.size if self.delta is not None else self.file.length
 
 
 def choose_artifacts(
     manifest: Manifest, suffixes: Collection[str], precisions: Collection[str] = ()
 ) -> tuple[Artifact, ...]:
-    """Of a release's files, those of backends of which one can be loaded here: the graph, and the data beside it.
+    """Return the files of a release that this device needs: the graphs that a backend here loads, and their data.
 
-    suffixes: of the artifacts that backends here load (`offers.Device`). precisions: of the variants that are of use
-    here; the model itself is always taken. Empty where none can be loaded.
+    suffixes: of the artifacts that backends here load. precisions: of the variants that are useful here; the model
+    itself is always taken. Empty where no backend here loads any.
     """
     endings = tuple(suffixes)
     backends = {each.backend for each in manifest.artifacts if file_name(each.path).endswith(endings)}
@@ -64,9 +63,9 @@ def plan_fetches(
     bases: Mapping[str, int],
     memory_limit_bytes: float,
 ) -> list[Fetch]:
-    """What is to be fetched, and how: what is `here` is not, each other file once, by its smallest patch or whole.
+    """Plan the files to fetch: those that are not `here`, each once, by its smallest usable patch or whole.
 
-    bases: by digest, the length of files that a patch may begin from. memory_limit_bytes: what applying one may take.
+    bases: lengths, by digest, of files that a patch may start from. memory_limit_bytes: for applying one.
     """
     plan: dict[str, Fetch] = {}
     for file in files:
@@ -86,10 +85,7 @@ def plan_fetches(
 
 
 class Staging:
-    """Brings releases here in one check of a repository, whose client was refreshed. Thread: one owner.
-
-    fetched_bytes: what was fetched so far, broken off or not.
-    """
+    """Stages releases in one check of a refreshed repository. Thread: one owner."""
 
     def __init__(
         self,
@@ -97,21 +93,16 @@ class Staging:
         fetcher: Fetcher,
         artifacts: ArtifactStore,
         *,
-        make_pace: Callable[[], Pace],
+        pacer: Pacer,
         free_bytes: Callable[[], int | None] | None = None,
     ) -> None:
-        """make_pace: starts the time that one file may take. free_bytes: how much memory is free now."""
+        """pacer: starts the time that one file may take. free_bytes: the memory that is free now."""
         self._client = client
-        self._counted = _CountingFetcher(fetcher)
+        self._fetcher = fetcher
         self._artifacts = artifacts
-        self._make_pace = make_pace
+        self._pacer = pacer
         self._free_bytes = free_bytes or HostProbe().memory_available_bytes
         self._zstd = find_zstd()
-
-    @property
-    def fetched_bytes(self) -> int:
-        """See the class."""
-        return self._counted.fetched_bytes
 
     def stage(
         self,
@@ -125,10 +116,10 @@ class Staging:
         """Bring a release's files into the store, durably; returns the chosen artifacts, for `Releases.lay_out`.
 
         suffixes: of the artifacts that backends here load. precisions: of the variants that the profile asks for; the
-        release's own settings may ask for one too. here: by digest, files of releases that are laid out.
-        progress: told the bytes that are done and those in all, over all files. Raises UpdateError (the release may not
-        be served, or has nothing for this device), TrustError (its team does not sign what its manifest says),
-        DownloadError (the next call goes on with what came), StorageFailed.
+        release's own settings may ask for one too. here: by digest, files of releases that are laid out. progress:
+        called with the bytes done and in total, over all files. Raises UpdateError (the release may not be served, or
+        has no file for this device), TrustError (its team signs other files than its manifest describes), DownloadError
+        (the next call resumes), StorageFailed.
         """
         settings = check_served(manifest, f"release {manifest.release_counter} of {manifest.model}")
         chosen = choose_artifacts(manifest, suffixes, {*precisions, settings.precision or ""})
@@ -138,19 +129,19 @@ class Staging:
         free_bytes = self._free_bytes()
         limit_bytes = math.inf if free_bytes is None else free_bytes * MEMORY_SHARE
         plan = plan_fetches(manifest, files, self._whole(files, here), self._bases(manifest, here), limit_bytes)
-        tally = _Tally(sum(fetch.nbytes for fetch in plan), progress)
+        count = _ByteCount(sum(fetch.nbytes for fetch in plan), progress)
         for fetch in plan:
-            if fetch.delta is None or not self._patch(fetch.file, fetch.delta, here[fetch.delta.from_sha256], tally):
-                self._fetch(fetch.file.path, fetch.file, tally)
+            if fetch.delta is None or not self._patch(fetch.file, fetch.delta, here[fetch.delta.from_sha256], count):
+                self._fetch(fetch.file.path, fetch.file, count)
         return chosen
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _whole(self, files: Sequence[Artifact | Golden], here: Mapping[str, Path]) -> set[str]:
-        """Digests of the files that need no fetching: their bytes are here, in the store or in a release."""
+        """Return the digests of the files whose bytes are here, in the store or in a release."""
         found: set[str] = set()
         for file in files:
-            want = _wanted(file)
+            want = described_file(file)
             places = (self._artifacts.path(want), here.get(file.sha256))
             if any(place is not None and is_whole(place, want) for place in places):
                 found.add(file.sha256)
@@ -163,21 +154,21 @@ class Staging:
             return {}
         return {digest: path.stat().st_size for digest, path in here.items() if digest in named and path.is_file()}
 
-    def _patch(self, file: Artifact | Golden, delta: Delta, base: Path, tally: _Tally) -> bool:
-        """Make a file from an old one and a patch; false where that does not do, for whatever reason."""
+    def _patch(self, file: Artifact | Golden, delta: Delta, base: Path, count: _ByteCount) -> bool:
+        """Make a file from an old one and a patch; False: the patch cannot be used, for any reason."""
         try:
-            want = self._fetch(delta.target, delta, tally)
+            want = self._fetch(delta.target, delta, count)
             try:
                 self._apply(file, self._artifacts.path(want).read_bytes(), base)
             finally:
-                self._artifacts.let_go([want.digest])
+                self._artifacts.remove([want.digest])
         except (UpdateError, OSError, MemoryError) as error:
             if isinstance(error, DownloadError) and not isinstance(error, NotPublished):
                 raise
-            # A stick has no patches, and needs none.
+            # A stick has no patches: whole files are as near.
             level = logging.DEBUG if isinstance(error, NotPublished) else logging.WARNING
             log.log(level, "%s cannot be used, so the whole file is fetched: %s", delta.target, error)
-            tally.add_in_all(file.length)
+            count.add_to_total(file.length)
             return False
         return True
 
@@ -185,71 +176,41 @@ class Staging:
         assert self._zstd is not None
         with base.open("rb") as source:
             old = source.read(MAX_PATCHED_BYTES)
-        self._artifacts.adopt(_wanted(file), apply_patch(self._zstd, old, patch, file.length))
+        self._artifacts.adopt(described_file(file), apply_patch(self._zstd, old, patch, file.length))
 
-    def _fetch(self, path: str, file: Artifact | Golden | Delta, tally: _Tally) -> Wanted:
-        """A target's bytes into the store, if its team signs what the manifest says of it."""
+    def _fetch(self, path: str, file: Artifact | Golden | Delta, count: _ByteCount) -> ExpectedFile:
+        """Fetch a target into the store, if its team signs the length and hash in the manifest."""
         target = self._client.look_up(path)
         if target is None:
             raise TrustError(f"{path}: the manifest names it, and no team that may speak of it signs it")
-        want, said = wanted(target), _wanted(file)
+        want, said = expected_file(target), described_file(file)
         if (want.length, want.hashes.get("sha256")) != (said.length, said.digest):
             raise TrustError(f"{path}: its team signs {want}, its manifest says {said}; both must be the same")
         self._artifacts.fetch(
-            self._counted, self._client.file_path(target), want, pace=self._make_pace(), progress=tally.tell
+            self._fetcher, self._client.file_path(target), want, pace=self._pacer.start(), progress=count.tell
         )
-        tally.finish(want.length)
+        count.finish(want.length)
         return want
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _wanted(file: Artifact | Golden | Delta) -> Wanted:
-    length = file.size if isinstance(file, Delta) else file.length
-    return Wanted.of(length, {"sha256": file.sha256})
+class _ByteCount:
+    """The bytes of finished files, and of all files. Thread: one owner."""
 
-
-class _Tally:
-    """Bytes of files that are done, and of all. Thread: one owner."""
-
-    def __init__(self, in_all: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: Progress | None) -> None:
         self._done = 0
-        self._in_all = in_all
+        self._total = total
         self._progress = progress
 
     def tell(self, done_of_file: int, _: int) -> None:
         if self._progress is not None:
-            self._progress(self._done + done_of_file, self._in_all)
+            self._progress(self._done + done_of_file, self._total)
 
     def finish(self, nbytes: int) -> None:
         self._done += nbytes
         self.tell(0, 0)
 
-    def add_in_all(self, nbytes: int) -> None:
-        self._in_all += nbytes
-
-
-class _CountingFetcher:
-    """Counts what really came, whatever became of it."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self.fetched_bytes = 0
-        self._fetcher = fetcher
-
-    @contextmanager
-    def open(self, path: str, *, start_bytes: int, deadline_s: float) -> Iterator[Body]:
-        with self._fetcher.open(path, start_bytes=start_bytes, deadline_s=deadline_s) as body:
-            yield _CountedBody(body, self)
-
-
-class _CountedBody:
-    def __init__(self, body: Body, counter: _CountingFetcher) -> None:
-        self.start_bytes = body.start_bytes
-        self._body = body
-        self._counter = counter
-
-    def read(self, limit: int) -> bytes:
-        piece = self._body.read(limit)
-        self._counter.fetched_bytes += len(piece)
-        return piece
+    def add_to_total(self, nbytes: int) -> None:
+        self._total += nbytes

@@ -1,7 +1,7 @@
-"""The life of one release on a device, as a table, with what a restart makes of each state (DESIGN 8).
+"""The states of a release on a device, as one table: what follows each, and what a restart makes of it.
 
-Pure. Owns: which state follows which, and how often a release may be tried. The effects are the rollout's, the memory
-is the journal's: a state is written down before what it stands for is begun, so that a restart finds it.
+Pure. Owns: the table, and how often a release may be tried. The effects are the rollout's, the memory is the journal's,
+which has a state before the step that it stands for begins, so that a restart finds it.
 
     IDLE -> VERIFYING -> STAGING -> WARMING -> OBSERVING -> IDLE (committed)
                  |          |          |           '-> ROLLING_BACK -> REJECTING
@@ -10,6 +10,8 @@ is the journal's: a state is written down before what it stands for is begun, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 MAX_TRIES = 3
@@ -17,8 +19,8 @@ MAX_TRIES = 3
 is no crash of the model, and looks like one."""
 
 
-class State(Enum):
-    """Where a release stands."""
+class ReleaseState(Enum):
+    """The state of a release under way."""
 
     IDLE = "idle"
     VERIFYING = "verifying"
@@ -30,10 +32,10 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happened to it. SWAPPED: it is loaded in the daemon and about to run requests, copies, some or all of them.
+    """What happens to a release. SWAPPED: it is loaded in the daemon and about to run requests, or copies of them.
 
     HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own. WITHDRAWN: an operator does
-    not want it, which is as good as a fault: the next check must not bring it again.
+    not want it; that counts as a fault, since the next check must not bring it again.
     """
 
     OFFERED = "offered"
@@ -48,52 +50,74 @@ class Event(Enum):
     NOTED = "noted"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.IDLE, Event.OFFERED): State.VERIFYING,
-    # What cannot be verified is somebody else's word: nothing is held against the release that it claims to be.
-    (State.VERIFYING, Event.VERIFIED): State.STAGING,
-    (State.VERIFYING, Event.HINDERED): State.IDLE,
-    (State.VERIFYING, Event.WITHDRAWN): State.REJECTING,
-    # Bytes are fetched again at the next check; their parts stay.
-    (State.STAGING, Event.STAGED): State.WARMING,
-    (State.STAGING, Event.HINDERED): State.IDLE,
-    (State.STAGING, Event.WITHDRAWN): State.REJECTING,
-    # Loaded in a child and run on its golden input, then beside the old one, then swapped in.
-    (State.WARMING, Event.SWAPPED): State.OBSERVING,
-    (State.WARMING, Event.HINDERED): State.IDLE,
-    (State.WARMING, Event.WITHDRAWN): State.REJECTING,
-    (State.WARMING, Event.FAILED): State.REJECTING,
-    # It serves, and the old one is at hand; the pointer to the active release is still the old one's.
-    (State.OBSERVING, Event.PASSED): State.IDLE,
-    (State.OBSERVING, Event.WITHDRAWN): State.ROLLING_BACK,
-    (State.OBSERVING, Event.FAILED): State.ROLLING_BACK,
-    (State.ROLLING_BACK, Event.REVERTED): State.REJECTING,
-    (State.REJECTING, Event.NOTED): State.IDLE,
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One row of the table. after: the next state by event. restart: the state after the process begins again.
+
+    counts_tries: the release may have ended a process that ends in this state; the MAX_TRIES-th time it is rejected.
+    """
+
+    after: Mapping[Event, ReleaseState]
+    restart: ReleaseState
+    counts_tries: bool = False
+
+
+# The version before serves after every restart: the pointer to the active release changes in the commit alone.
+STATES: dict[ReleaseState, StateRow] = {
+    ReleaseState.IDLE: StateRow({Event.OFFERED: ReleaseState.VERIFYING}, restart=ReleaseState.IDLE),
+    # Metadata that does not verify says nothing about the release that it claims to be: nothing is held against that.
+    ReleaseState.VERIFYING: StateRow(
+        {
+            Event.VERIFIED: ReleaseState.STAGING,
+            Event.HINDERED: ReleaseState.IDLE,
+            Event.WITHDRAWN: ReleaseState.REJECTING,
+        },
+        restart=ReleaseState.IDLE,
+    ),
+    # The next check fetches what is missing; parts of files stay.
+    ReleaseState.STAGING: StateRow(
+        {
+            Event.STAGED: ReleaseState.WARMING,
+            Event.HINDERED: ReleaseState.IDLE,
+            Event.WITHDRAWN: ReleaseState.REJECTING,
+        },
+        restart=ReleaseState.STAGING,
+    ),
+    # Loaded in a child and run on its golden input, then loaded beside the version before.
+    ReleaseState.WARMING: StateRow(
+        {
+            Event.SWAPPED: ReleaseState.OBSERVING,
+            Event.HINDERED: ReleaseState.IDLE,
+            Event.WITHDRAWN: ReleaseState.REJECTING,
+            Event.FAILED: ReleaseState.REJECTING,
+        },
+        restart=ReleaseState.STAGING,
+        counts_tries=True,
+    ),
+    # It serves, the version before stays loaded, and the pointer to the active release still names that one.
+    ReleaseState.OBSERVING: StateRow(
+        {
+            Event.PASSED: ReleaseState.IDLE,
+            Event.WITHDRAWN: ReleaseState.ROLLING_BACK,
+            Event.FAILED: ReleaseState.ROLLING_BACK,
+        },
+        restart=ReleaseState.STAGING,
+        counts_tries=True,
+    ),
+    ReleaseState.ROLLING_BACK: StateRow({Event.REVERTED: ReleaseState.REJECTING}, restart=ReleaseState.REJECTING),
+    ReleaseState.REJECTING: StateRow({Event.NOTED: ReleaseState.IDLE}, restart=ReleaseState.REJECTING),
 }
 
-COUNTS_A_TRY = frozenset((State.WARMING, State.OBSERVING))
-"""A process that ends in one of these may have been ended by the release."""
 
-
-def next_state(state: State, event: Event) -> State:
-    """What follows. Raises ValueError for what cannot happen: a bug, never a release's fault."""
+def next_state(state: ReleaseState, event: Event) -> ReleaseState:
+    """Return the state that follows. Raises ValueError: the event cannot happen, which is a bug of ours."""
     try:
-        return TRANSITIONS[state, event]
+        return STATES[state].after[event]
     except KeyError:
         raise ValueError(f"{event.value} cannot happen to a release that is {state.value}") from None
 
 
-def after_restart(state: State, tries: int) -> State:
-    """Where a release goes on when the process begins again; `tries` counts those that ended without a word.
-
-    The old release serves after every restart: the pointer changes only at the end, in the commit.
-    """
-    match state:
-        case State.IDLE | State.VERIFYING:
-            return State.IDLE
-        case State.STAGING:
-            return State.STAGING
-        case State.WARMING | State.OBSERVING:
-            return State.STAGING if tries < MAX_TRIES else State.REJECTING
-        case State.ROLLING_BACK | State.REJECTING:
-            return State.REJECTING
+def after_restart(state: ReleaseState, tries: int) -> ReleaseState:
+    """Return the state in which a release goes on after a restart. tries: how many had no result."""
+    row = STATES[state]
+    return ReleaseState.REJECTING if row.counts_tries and tries >= MAX_TRIES else row.restart

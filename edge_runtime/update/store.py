@@ -1,8 +1,8 @@
-"""What was verified, on disk: metadata by role, artifacts by hash. All of it survives a power cut, whole or not at all.
+"""Verified files on disk: metadata by role, artifacts by hash. Each survives a power cut, whole or not at all.
 
-Owns: the two folders and their names. Nothing that another host chose becomes a path: roles are URL-quoted, artifacts
-are named by a checked hash. Never verifies metadata: it keeps what `trust` has accepted. Only one process uses a folder
-at a time, which `lock` ensures.
+Owns: the two folders and their names. No text from another host becomes a path: roles are URL-quoted, artifacts are
+named by a checked hash. Never verifies metadata: it keeps what `trust` accepted. Only one process uses a folder at a
+time, which `lock` ensures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edge_runtime.repository.durable import (
     remove_parts,
     write_atomically,
 )
-from edge_runtime.update.download import ARTIFACT_MODE, Check, Progress, Wanted, download, is_whole
+from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, HashCheck, Progress, download, is_whole
 from edge_runtime.update.fetch import PIECE_BYTES, Fetcher, Pace
 
 ANCHOR_BYTES = 64
@@ -49,7 +49,7 @@ class MetadataStore:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the folder's only user; remove what one that was killed left half written.
+        """Lock the folder for this process, and remove the parts that a killed one left.
 
         Raises UpdateError: another process has it. StorageFailed: it cannot be written to.
         """
@@ -66,7 +66,7 @@ class MetadataStore:
             os.close(fd)
 
     def load(self, role: str, max_bytes: int) -> bytes | None:
-        """What was kept for a role; None: nothing, or nothing readable of at most `max_bytes`."""
+        """Return the kept bytes of a role; None: none, unreadable, or more than `max_bytes`."""
         try:
             data = read_kept(self._path(role), max_bytes)
         except (OSError, ValueError):
@@ -74,18 +74,18 @@ class MetadataStore:
         return data if len(data) <= max_bytes else None
 
     def save(self, role: str, data: bytes) -> None:
-        """Keep what was accepted for a role. Raises StorageFailed; what was kept before is untouched."""
+        """Keep the accepted bytes of a role. Raises StorageFailed; those kept before are untouched."""
         write_atomically(self._path(role), data, disk=self._disk)
 
     def load_anchor(self) -> str | None:
-        """The SHA-256 of the root file that the kept root was reached from; None: not known."""
+        """Return the SHA-256 of the root file from which the kept root was reached; None: unknown."""
         try:
             return read_kept(self._folder / "anchor", ANCHOR_BYTES).decode("ascii")
         except (OSError, ValueError):
             return None
 
     def save_anchor(self, digest: str) -> None:
-        """Note the SHA-256 of the root file that the kept root was reached from. Raises StorageFailed."""
+        """Keep the SHA-256 of the root file from which the kept root was reached. Raises StorageFailed."""
         write_atomically(self._folder / "anchor", digest.encode("ascii"), disk=self._disk)
 
     def _take(self, fd: int) -> None:
@@ -102,7 +102,7 @@ class MetadataStore:
 
 
 class ArtifactStore:
-    """A folder that holds verified files, each named by its hash, read-only; their parts lie in `parts/`.
+    """A folder of verified files, each named by its hash, read-only; their parts lie in `parts/`.
 
     Thread: one owner.
     """
@@ -122,62 +122,62 @@ class ArtifactStore:
         self._disk = disk
         self._free_bytes = free_bytes or _free_bytes
 
-    def path(self, wanted: Wanted) -> Path:
-        """Where the file is, or would be."""
-        return self._folder / wanted.digest
+    def path(self, expected: ExpectedFile) -> Path:
+        """Return the path of the file, whether it is there or not."""
+        return self._folder / expected.digest
 
     def fetch(
-        self, fetcher: Fetcher, path: str, wanted: Wanted, *, pace: Pace, progress: Progress | None = None
+        self, fetcher: Fetcher, path: str, expected: ExpectedFile, *, pace: Pace, progress: Progress | None = None
     ) -> Path:
-        """The wanted file, from here if it is here and right, else from `path` of the fetcher, going on with its part.
+        """Return the wanted file, fetched from `path` of the fetcher unless it is here and right. Resumes its part.
 
-        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would be
-        left with less than its reserve); nothing of that name is there then.
+        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would have
+        less free than its reserve); no file of that name is there then.
         """
-        final = self.path(wanted)
-        if is_whole(final, wanted):
+        final = self.path(expected)
+        if is_whole(final, expected):
             return final
         make_folder(self._parts, disk=self._disk)
-        part = self._parts / f"{wanted.digest}{PART_SUFFIX}"
+        part = self._parts / f"{expected.digest}{PART_SUFFIX}"
         try:
-            self._check_reserve(wanted, part)
-            # What lies there under this name is not the file; nobody is to find it meanwhile.
+            self._check_reserve(expected, part)
+            # The file of this name is not the wanted one; no reader may find it meanwhile.
             final.unlink(missing_ok=True)
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be prepared: {error.strerror}; look at the disk") from error
-        download(fetcher, path, wanted, part, final, pace=pace, progress=progress, disk=self._disk)
+        download(fetcher, path, expected, part, final, pace=pace, progress=progress, disk=self._disk)
         return final
 
-    def adopt(self, wanted: Wanted, pieces: Iterable[bytes]) -> Path:
-        """Keep a file that was made here from something else, with what `fetch` promises of one.
+    def adopt(self, expected: ExpectedFile, pieces: Iterable[bytes]) -> Path:
+        """Store a file that was made here, with the promises of `fetch`.
 
-        Takes no piece after the one that makes it too long. Raises TrustError (it is not the wanted file) and
-        StorageFailed; whatever is raised, nothing of it stays.
+        Stops at the piece that makes it too long. Raises TrustError (it is not the wanted file) and StorageFailed; none
+        of its bytes stay then.
         """
-        final = self.path(wanted)
-        # Not the part of a download: what is made wrongly must not be gone on with.
-        part = self._parts / f"{wanted.digest}.made{PART_SUFFIX}"
+        final = self.path(expected)
+        # Not the part of a download: a bad patch result must never be resumed.
+        part = self._parts / f"{expected.digest}.made{PART_SUFFIX}"
         make_folder(self._parts, disk=self._disk)
-        self._check_reserve(wanted, part)
-        check = Check(wanted)
+        self._check_reserve(expected, part)
+        check = HashCheck(expected)
         try:
             with growing(part, keep=False, disk=self._disk) as file:
                 for piece in pieces:
                     check.update(piece)
-                    if check.length > wanted.length:
+                    if check.length > expected.length:
                         break
                     file.write(piece)
                 mismatch = check.mismatch()
                 if mismatch is not None:
-                    raise TrustError(f"{final}: what was made of the files here is another file: {mismatch}")
+                    raise TrustError(f"{final}: the file made here is another file: {mismatch}")
                 file.commit(final, mode=ARTIFACT_MODE)
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
         return final
 
-    def let_go(self, digests: Iterable[str]) -> None:
-        """Take the names of files away that have another place now; absent ones are passed over. Raises StorageFailed.
+    def remove(self, digests: Iterable[str]) -> None:
+        """Remove files that have another place now; ignores absent ones. Raises StorageFailed.
 
         A power cut may bring a name back; nothing depends on its absence.
         """
@@ -196,10 +196,10 @@ class ArtifactStore:
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
 
-    def _check_reserve(self, wanted: Wanted, part: Path) -> None:
+    def _check_reserve(self, expected: ExpectedFile, part: Path) -> None:
         have_bytes = part.stat().st_size if part.is_file() else 0
         free_bytes = self._free_bytes(self._folder)
-        needed_bytes = max(0, wanted.length - have_bytes) + self._reserve_bytes
+        needed_bytes = max(0, expected.length - have_bytes) + self._reserve_bytes
         if free_bytes < needed_bytes:
             raise StorageFailed(
                 f"{self._folder}: {free_bytes} bytes are free, wanted {needed_bytes}, {self._reserve_bytes} of them to "
@@ -208,7 +208,7 @@ class ArtifactStore:
 
 
 def target_file(folder: Path, path: str) -> Path:
-    """The one file that a target has in a folder of a person's own: its path, URL-quoted; too long a name is cut.
+    """Return the file of a target in a person's folder: its path, URL-quoted; too long a name is cut.
 
     Two targets never share a file, no target leaves the folder, and none is hidden in it.
     """

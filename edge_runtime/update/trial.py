@@ -1,37 +1,78 @@
-"""A release tried in a child process before the daemon loads it, and whose fault it is when that does not go well.
+"""A release tried in a child process before the daemon loads it, and the judgement of how that went.
 
-Owns: the judgement of how a child ended. Loads nothing in this process: a native abort, an endless load or a hunger for
-memory ends the child, and what serves never notices. Called by the update loop's thread, which waits here.
+Owns: what a trial does, and which ending is the release's fault. Loads nothing in the daemon's process: a native abort,
+an endless load or a hunger for memory ends the child only. Called by the update loop's thread, which waits here.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import Struct
 
-from edge_runtime.serving.loading import Candidate
-from edge_runtime.serving.trial_process import Ended, run_child
+from edge_runtime.backends.base import Backend, Instance, LoadOptions
+from edge_runtime.backends.registry import backend
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.repository.golden import GoldenTensors, differences, not_finite, read_golden
+from edge_runtime.repository.manifest import Golden, TensorForm
+from edge_runtime.sandbox.child import ChildFunction, run_child
+from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
+from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
+from edge_runtime.serving.engine_cache import EngineCache
+from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.update import trial_child
-from edge_runtime.update.releases import StagedRelease
-from edge_runtime.update.trial_child import Attempt, Finding, Request
+
+if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
+    from edge_runtime.serving.loading import LoadPlan
+    from edge_runtime.update.releases import StagedRelease
+
+GOLDEN_RUNS = 10
+GOLDEN_RUNS_S = 5.0
+"""A slow model is run less often: one run tells whether it is right."""
+
+NICENESS = 10
+"""Beside 0, the daemon's: a tenth of a core where all are busy."""
+
+STACK_BYTES = 8 << 20
+"""Of each thread that a library makes; it counts as memory though hardly any of it is touched."""
+
+LIBRARY_BYTES = 128 << 20
+"""What a library takes for itself with its first model, most of it untouched: OpenVINO some 50 MB for a tiny one."""
 
 
 class Outcome(Enum):
-    """PASSED: it may be loaded. FAILED: by its own fault, on this device. HINDERED: nothing was found out.
+    """PASSED: the release may be loaded. FAILED: by its own fault, on this device. HINDERED: nothing was found out.
 
-    UNCLEAR: the child ended without a word, most likely killed for want of memory; whose fault it is shows in time.
+    UNCLEAR: the child ended without a result, most likely for want of memory; more trials show whose fault it is.
     """
 
     PASSED = "passed"
     FAILED = "failed"
     UNCLEAR = "unclear"
     HINDERED = "hindered"
+
+
+_OUTCOMES = {
+    Cause.RETURNED: Outcome.PASSED,
+    Cause.RAISED: Outcome.FAILED,
+    Cause.STOPPED: Outcome.HINDERED,
+    Cause.TIMED_OUT: Outcome.FAILED,
+    Cause.TOO_LARGE: Outcome.FAILED,
+    # The kernel kills when the device runs out of memory, below the limit that the release has.
+    Cause.KILLED: Outcome.UNCLEAR,
+    Cause.CRASHED: Outcome.FAILED,
+    # An installation that changes meanwhile ends a child so; no model does.
+    Cause.SILENT: Outcome.UNCLEAR,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +83,75 @@ class TrialLimits:
     limit_s: float
 
 
+class TrialAttempt(Struct, frozen=True):
+    """One backend, the artifact that it loads, and how."""
+
+    backend: str
+    artifact: str
+    options: LoadOptions
+
+
+class TrialTask(Struct, frozen=True):
+    """What the child tries: the first attempt that loads. memory_bytes: what the model may take beyond its library.
+
+    engines: the folder of engines that were built for the release; the child builds none.
+    """
+
+    attempts: tuple[TrialAttempt, ...]
+    settings: ModelSettings
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    golden: Golden
+    golden_file: str
+    memory_bytes: int
+    engines: str = ""
+
+
+class TrialResult(Struct, frozen=True):
+    """What a trial measured. run_s: a usual golden run, at a low priority beside what serves.
+
+    note: which attempts failed before, and why.
+    """
+
+    backend: str
+    precision: str
+    peak_memory_bytes: int
+    run_s: float
+    note: str
+
+
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """How a trial went. reason: in words, "" when it passed. finding: what was measured, where the child said so.
-
-    finding.run_s: a usual golden run, in seconds, at a low priority beside what serves.
-    """
+    """How a trial went. reason: in words, "" when it passed. result: present when it passed."""
 
     outcome: Outcome
     reason: str = ""
-    finding: Finding | None = None
+    result: TrialResult | None = None
 
 
 def try_release(
     staged: StagedRelease,
-    candidates: Sequence[Candidate],
+    plans: Sequence[LoadPlan],
     limits: TrialLimits,
     *,
     stop: threading.Event | None = None,
-    free_bytes: Callable[[], int | None] | None = None,
-    child: str = trial_child.__name__,
+    free_bytes: int | None = None,
+    child: ChildFunction[TrialTask, TrialResult] | None = None,
     engines: Path | None = None,
 ) -> TrialReport:
-    """Load the first candidate that can be loaded and run the golden input on it, in a child process.
+    """Load the first plan that can be loaded and run the golden input on it, in a child process.
 
-    candidates: of `VersionLoader`, in its order. stop: set when the daemon stops; ends the trial. free_bytes: how much
-    memory is free now. child: the module that is run. engines: the folder of those that were built for it. Raises
-    UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
+    plans: of `VersionLoader`, in its order. stop: set when the daemon stops; ends the trial. free_bytes: free
+    memory, measured where it is None. child: the function that the child calls. engines: the folder of those built for
+    the release. Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
-    free = (free_bytes or HostProbe().memory_available_bytes)()
+    free = HostProbe().memory_available_bytes() if free_bytes is None else free_bytes
     needed = min(staged.manifest.peak_memory_bytes, limits.memory_bytes)
     if free is not None and free < needed:
         return TrialReport(Outcome.HINDERED, f"it needs {needed} bytes of memory to be tried; {free} are free")
     staged.golden_tensors()
-    request = Request(
-        attempts=tuple(_attempt(each) for each in candidates),
+    task = TrialTask(
+        attempts=tuple(TrialAttempt(each.backend, str(each.artifact.absolute()), each.options) for each in plans),
         settings=staged.folder.settings,
         inputs=staged.manifest.inputs,
         outputs=staged.manifest.outputs,
@@ -86,57 +161,113 @@ def try_release(
         engines=str(engines or ""),
     )
     try:
-        ended = run_child(child, msgspec.json.encode(request), limit_s=limits.limit_s, stop=stop)
+        ending = run_child(
+            child or try_in_child,
+            task,
+            limit_s=limits.limit_s,
+            niceness=NICENESS,
+            reads=[*{plan.artifact.parent for plan in plans}, staged.golden, *([] if engines is None else [engines])],
+            stop=stop,
+        )
     except OSError as error:
         return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
-    return judge(ended, limits)
+    return judge(ending)
 
 
-def judge(ended: Ended, limits: TrialLimits) -> TrialReport:
-    """What the end of a child says of the release. Pure."""
-    finding = _finding(ended)
-    if ended.is_stopped:
-        return TrialReport(Outcome.HINDERED, "the daemon stopped while it was tried")
-    if ended.is_late:
-        return TrialReport(Outcome.FAILED, f"was not loaded and run within {limits.limit_s:g} s")
-    if ended.signal and ended.signal != "SIGKILL":
-        return TrialReport(Outcome.FAILED, _with_words(f"ended the process that tried it ({ended.signal})", ended.said))
-    if finding is None:
-        # Killed, not by us: the kernel does that when the device runs out of memory, below the limit that the release
-        # has. Or an end without a signal or a word: an installation that changes meanwhile does that, no model.
-        return TrialReport(
-            Outcome.UNCLEAR, _with_words("the process that tried it ended without a finding", _why(ended))
-        )
-    if finding.fault:
-        return TrialReport(Outcome.FAILED, finding.fault, finding)
-    return TrialReport(Outcome.PASSED, finding=finding)
+def judge(ending: Ending[TrialResult]) -> TrialReport:
+    """What a child's ending says of the release. Pure."""
+    reason = "the daemon stopped during the trial" if ending.cause is Cause.STOPPED else ending.reason
+    return TrialReport(_OUTCOMES[ending.cause], reason, ending.result)
 
 
-def _finding(ended: Ended) -> Finding | None:
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str], Backend] | None = None) -> TrialResult:
+    """Try the attempts in their order. Raises LoadFailed, RunFailed, MemoryError."""
+    golden = read_golden(task.golden, Path(task.golden_file).read_bytes())
+    reasons: list[str] = []
+    for attempt in task.attempts:
+        try:
+            if make_backend is not None:
+                library = make_backend(attempt.backend)
+            else:
+                library = backend(attempt.backend, engines=EngineCache(Path(task.engines)))
+            library.probe()  # imports the library, which is not the model's memory
+            stacks_bytes = attempt.options.threads * attempt.options.concurrency * STACK_BYTES
+            with limited_memory(task.memory_bytes, besides=data_bytes() + LIBRARY_BYTES + stacks_bytes):
+                return _try_one(library, attempt, task, golden, "; ".join(reasons))
+        except (BackendUnavailable, LoadFailed) as error:
+            reasons.append(f"{attempt.backend}: {error.message}")
+    raise LoadFailed(f"no backend here can load it: {'; '.join(reasons)}")
+
+
+def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: GoldenTensors, note: str) -> TrialResult:
+    """Raises LoadFailed and BackendUnavailable: the next attempt may do; RunFailed: no attempt follows."""
+    before_bytes = start_peak()
+    instance = library.load(Path(attempt.artifact), attempt.options)
     try:
-        return msgspec.json.decode(ended.answer, type=Finding)
-    except msgspec.DecodeError:
-        return None
+        try:
+            warm_up(instance, task.settings)
+        except RunFailed as error:
+            raise LoadFailed(error.message) from error
+        run_s = _run_golden(instance, task, golden)
+        peak = max(peak_bytes() - before_bytes, 0)
+        return TrialResult(
+            backend=instance.backend,
+            precision=instance.precision,
+            peak_memory_bytes=peak,
+            run_s=run_s,
+            note=note,
+        )
+    finally:
+        instance.close()
 
 
-def _why(ended: Ended) -> str:
-    return "it was killed; is the device out of memory?" if ended.signal else ended.said
+def _run_golden(instance: Instance, task: TrialTask, golden: GoldenTensors) -> float:
+    """Return the seconds of a usual run. Raises RunFailed: the model is not as described, or answers wrongly."""
+    _check_specs("input", instance.spec.inputs, task.inputs)
+    _check_specs("output", instance.spec.outputs, task.outputs)
+    tolerance = golden.tolerance_at(instance.precision)
+    names = [spec.name for spec in instance.spec.outputs]
+    times: list[float] = []
+    began_s = time.perf_counter()
+    while len(times) < GOLDEN_RUNS and (not times or time.perf_counter() - began_s < GOLDEN_RUNS_S):
+        started_s = time.perf_counter()
+        outputs = instance.run(golden.inputs)
+        times.append(time.perf_counter() - started_s)
+        got = dict(zip(names, outputs, strict=True))
+        bad = not_finite(golden.forms, got)
+        if bad is not None:
+            raise RunFailed(f"its output {bad!r} has NaN or infinite values for its golden input")
+        found = differences(golden.forms, golden.outputs, got, tolerance)
+        if found:
+            raise RunFailed(f"its golden output is wrong at precision {instance.precision}: {'; '.join(found)}")
+    return median(times)
 
 
-def _attempt(candidate: Candidate) -> Attempt:
-    options = candidate.options
-    return Attempt(
-        backend=candidate.backend,
-        artifact=str(candidate.artifact.absolute()),
-        threads=options.threads,
-        precision=options.precision,
-        device=options.device,
-        spin=options.spin,
-        extra=dict(options.extra),
-        concurrency=options.concurrency,
-        max_rows=options.max_rows,
+def _check_specs(what: str, specs: Sequence[TensorSpec], forms: Sequence[TensorForm]) -> None:
+    """Raise RunFailed unless a model's tensors are those that its manifest describes.
+
+    Backends differ in which lengths they call open, so an open length fits any; they agree on ranks, except that an
+    output's may be unknown.
+    """
+    described = {form.name: form for form in forms}
+    found = {spec.name: spec for spec in specs}
+    if set(found) != set(described):
+        raise RunFailed(f"its {what}s are {', '.join(found)}; its manifest says {', '.join(described)}")
+    for name, form in described.items():
+        spec = found[name]
+        if spec.datatype != form.datatype or not _is_shape(spec.shape, form.shape, may_be_unknown=what == "output"):
+            raise RunFailed(
+                f"its {what} {name!r} is {spec.datatype} {list(spec.shape)}; "
+                f"its manifest says {form.datatype} {list(form.shape)}"
+            )
+
+
+def _is_shape(found: tuple[int, ...], described: tuple[int, ...], *, may_be_unknown: bool) -> bool:
+    if may_be_unknown and not (found and described):
+        return True
+    return len(found) == len(described) and all(
+        got == wanted or -1 in (got, wanted) for got, wanted in zip(found, described, strict=True)
     )
-
-
-def _with_words(sentence: str, said: str) -> str:
-    return f"{sentence}: {said}" if said else sentence

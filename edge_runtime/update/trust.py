@@ -1,14 +1,16 @@
-"""What is to be believed of what a repository says: the rules of TUF 1.0.34, section 5, and no I/O.
+"""The rules that make metadata trusted: TUF 1.0.34, section 5, without I/O.
 
 Owns: the order root -> timestamp -> snapshot -> targets -> delegated targets, and for each the signatures, versions,
 hashes and expiry. Each `accept_*` either takes the bytes, which may then be kept, or raises TrustError and changes
-nothing. What was kept earlier comes back by `recall_*`: it guards against rollback, and serves again while it is the
-current one. Signatures are checked by tuf's metadata API. Called by the client.
+nothing. Metadata kept earlier comes back by `recall_*`: it guards against rollback, and is used again while it is
+current. The journal's marks guard against rollback where those files were lost. tuf's metadata API checks signatures.
+Called by the client and the updater.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -17,27 +19,28 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
 
 from edge_runtime.errors import MetadataExpired, TrustError
+from edge_runtime.repository.names import MAX_VERSION
 
 Role = TypeVar("Role", Root, Timestamp, Snapshot, Targets)
 
 
 def update_start(floor_utc: datetime | None = None) -> datetime:
-    """The instant that expiry is judged by during one check: now, or the floor where the clock is behind it.
+    """Return the instant that expiry is judged by during one check: now, or the floor where the clock is behind it.
 
-    A clock that fell back to 1970 would find everything fresh. floor_utc: an instant that has surely passed; None: the
-    clock is believed.
+    By a clock that fell back to 1970 nothing would expire. floor_utc: an instant that has surely passed; None: trust
+    the clock.
     """
     now_utc = datetime.now(timezone.utc)
     return now_utc if floor_utc is None else max(now_utc, floor_utc)
 
 
 class TrustedSet:
-    """The top-level metadata that one check believes so far. Thread: one owner."""
+    """The top-level metadata that one check trusts so far. Thread: one owner."""
 
     def __init__(self, root: bytes, now_utc: datetime) -> None:
         """Start from a root that is trusted already; it may be expired, but must be signed by its own keys.
 
-        Raises TrustError: it is not.
+        Raises TrustError: its own keys did not sign it.
         """
         self._now_utc = now_utc
         self._root, signed = _parse(Root, "root", root)
@@ -48,23 +51,23 @@ class TrustedSet:
 
     @property
     def root(self) -> Root:
-        """The newest root accepted."""
+        """Return the newest root accepted."""
         return self._root
 
     @property
     def timestamp(self) -> Timestamp:
-        """The timestamp accepted last. Only after it was."""
+        """Return the timestamp accepted last. Only after `accept_timestamp`."""
         assert self._timestamp is not None
         return self._timestamp
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot accepted last. Only after it was."""
+        """Return the snapshot accepted last. Only after `accept_snapshot` or `recall_snapshot`."""
         assert self._snapshot is not None
         return self._snapshot
 
     def accept_root(self, data: bytes) -> None:
-        """Take the next root (5.3): its version is one more, a threshold of the old keys and of its own signed it.
+        """Accept the next root (5.3): its version is one more, a threshold of the old keys and of its own signed it.
 
         It may be expired: only the last one must not be (`check_last_root`).
         """
@@ -76,9 +79,9 @@ class TrustedSet:
         self._root = new
 
     def check_last_root(self, now_utc: datetime) -> None:
-        """Raise MetadataExpired where the newest root there is has expired (5.3.10).
+        """Raise MetadataExpired where the newest root has expired (5.3.10).
 
-        now_utc: what expiry is judged by from here on: which instant that is may depend on the root.
+        now_utc: the instant that expiry is judged by from here on; it may depend on the root.
         """
         self._now_utc = now_utc
         self._check_expiry("root", self._root)
@@ -86,16 +89,16 @@ class TrustedSet:
     def recall_timestamp(self, data: bytes) -> None:
         """Remember a timestamp kept earlier, expired or not.
 
-        Raises TrustError: the keys of the root, which may have been changed since, do not vouch for it. Then it is
-        forgotten, which is how a repository recovers from versions that a thief has raised (5.3.11).
+        Raises TrustError: the keys of the root, which may have changed since, did not sign it. Then it is forgotten,
+        which is how a repository recovers from versions that a thief raised (5.3.11).
         """
         self._timestamp = self._parse_top(Timestamp, "timestamp", data)
         self._timestamp_data = data
 
     def accept_timestamp(self, data: bytes) -> bool:
-        """Take the repository's timestamp (5.4). False: its version is the one that is here, which stays.
+        """Accept the repository's timestamp (5.4). False: its version is the one that is here, which stays.
 
-        Raises TrustError: it, or the snapshot that it names, is older than what was seen. MetadataExpired.
+        Raises TrustError: it, or the snapshot that it names, is older than one seen before. MetadataExpired.
         """
         old = self._timestamp
         if old is not None and data == self._timestamp_data:
@@ -122,7 +125,7 @@ class TrustedSet:
         return self._snapshot.version == self.timestamp.snapshot_meta.version and not self._is_expired(self._snapshot)
 
     def accept_snapshot(self, data: bytes) -> None:
-        """Take the snapshot that the timestamp names (5.5).
+        """Accept the snapshot that the timestamp names (5.5).
 
         Raises TrustError: it is another one, or a role in it is missing or older than it was. MetadataExpired.
         """
@@ -139,10 +142,10 @@ class TrustedSet:
         self._snapshot = new
 
     def accept_targets(self, data: bytes, role: str, delegator: Root | Targets) -> Targets:
-        """Take the metadata of `targets` or of a delegated role (5.6), as `delegator` vouches for it.
+        """Accept the metadata of `targets` or of a delegated role (5.6), with the keys that `delegator` gives it.
 
-        Nothing is remembered: what one delegator vouches for is no answer for another. Raises TrustError: the snapshot
-        names another one, or none, or the delegator's keys did not sign it. MetadataExpired.
+        Nothing is remembered: one delegator's keys say nothing about another's. Raises TrustError: the snapshot names
+        another one, or none, or the delegator's keys did not sign it. MetadataExpired.
         """
         wanted = self.meta(role)
         _check_hashes(role, wanted, data)
@@ -153,7 +156,7 @@ class TrustedSet:
         return new
 
     def meta(self, role: str) -> MetaFile:
-        """What the snapshot says of a role. Raises TrustError: nothing."""
+        """Return the snapshot's entry of a role. Raises TrustError: it has none."""
         meta = self.snapshot.meta.get(f"{role}.json")
         if meta is None:
             raise TrustError(f"{role}: it was delegated to, but the snapshot does not name it")
@@ -175,11 +178,50 @@ class TrustedSet:
         return signed.is_expired(self._now_utc)
 
 
+def marks_of(root: Root, timestamp: Timestamp, snapshot: Snapshot) -> dict[str, int]:
+    """Return the version of each role, by its name and a digest of its keys; targets roles as the snapshot names them.
+
+    A mark belongs to a role and the keys that sign it: when root gives the role other keys, it starts again, which is
+    how a repository recovers from a stolen key that raised versions without bound (5.3.11).
+    """
+    found = {
+        "root": root.version,
+        _name(root, "timestamp"): timestamp.version,
+        _name(root, "snapshot"): snapshot.version,
+    }
+    signer = signer_of(root, "snapshot")
+    for file, meta in snapshot.meta.items():
+        found[f"{file.removesuffix('.json')} {signer}"] = meta.version
+    return found
+
+
+def check_marks(marks: Mapping[str, int], known: Mapping[str, int]) -> None:
+    """Raise TrustError where a role is behind its mark, or beyond the highest version that a mark can hold."""
+    for name, version in marks.items():
+        seen = known.get(name, 0)
+        if version > MAX_VERSION:
+            raise TrustError(
+                f"{name.partition(' ')[0]}: got version {version}, wanted at most {MAX_VERSION}; a thief has its key: "
+                "give the role another one"
+            )
+        if version < seen:
+            raise TrustError(
+                f"{name.partition(' ')[0]}: got version {version}, but version {seen} was seen here; somebody "
+                "replays old files, or the repository was restored from an old copy (sign anew, with higher versions)"
+            )
+
+
+def signer_of(root: Root, role: str) -> str:
+    """Return a digest of the keys that root gives a role: another one when they change."""
+    keys = "\n".join(sorted(root.roles[role].keyids))
+    return hashlib.sha256(keys.encode()).hexdigest()[:16]
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
 def _parse(kind: type[Role], role: str, data: bytes) -> tuple[Role, Metadata[Role]]:
-    """The content of metadata of one type, not yet to be believed. Raises TrustError."""
+    """Parse metadata of one type, not yet trusted. Raises TrustError."""
     with _refusing(role):
         metadata = Metadata[Role].from_bytes(data)
     if not isinstance(metadata.signed, kind):
@@ -215,3 +257,7 @@ def _refusing(role: str) -> Iterator[None]:
     except (RepositoryError, ValueError, KeyError, TypeError) as error:
         cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
         raise TrustError(f"{role}: {error}{cause}") from error
+
+
+def _name(root: Root, role: str) -> str:
+    return f"{role} {signer_of(root, role)}"

@@ -1,9 +1,9 @@
 """The TUF client by hand: `python -m edge_runtime.update.tuf_cli`, in the form that TUF's conformance suite drives.
 
-Owns: flags, the layout of the two folders, exit status: 0, and exactly 1 for every failure. It is the client, store and
-downloader of the daemon's updater, without the floor under the clock. Commands:
+Owns: flags, the layout of the two folders, exit status: 0, and exactly 1 for every failure. It uses the client, store
+and downloader of the daemon's updater, without the floor under the clock. Commands:
 
-    --metadata-dir D init ROOT                                    trust a root file; asks nobody
+    --metadata-dir D init ROOT                                    trust a root file; fetches nothing
     --metadata-url U --metadata-dir D refresh                     bring the metadata in D up to date
     --metadata-url U --metadata-dir D --target-name P --target-dir T --target-base-url B download
                                                                   the same, then the artifact P (may be said again) to T
@@ -22,15 +22,15 @@ from typing import NoReturn
 from edge_runtime.errors import EdgeRuntimeError, TrustError
 from edge_runtime.repository.durable import make_folder
 from edge_runtime.update.download import is_whole
-from edge_runtime.update.fetch import Fetcher, Limits, Pace
+from edge_runtime.update.fetch import Fetcher, FetchLimits, Pace
 from edge_runtime.update.folder_fetch import FolderFetcher
 from edge_runtime.update.http_fetch import HttpFetcher
 from edge_runtime.update.store import ArtifactStore, MetadataStore, place, target_file
 from edge_runtime.update.trust import TrustedSet, update_start
-from edge_runtime.update.tuf_client import Bounds, TufClient, wanted
+from edge_runtime.update.tuf_client import Bounds, TufClient, expected_file
 
-ARTIFACT_LIMITS = Limits(total_s=6 * 3600.0)
-"""For one artifact: 4 GiB in this time is 200 kB/s, and who waits at a terminal may always end it and go on later."""
+ARTIFACT_LIMITS = FetchLimits(total_s=6 * 3600.0)
+"""For one artifact: 4 GiB in this time is 200 kB/s. A person at a terminal can stop it and resume later."""
 
 NEEDED = {
     "init": (),
@@ -73,13 +73,13 @@ def _init(store: MetadataStore, root: Path) -> None:
 def _download(client: TufClient, given: argparse.Namespace) -> None:
     fetcher = _fetcher(given.target_base_url)
     make_folder(given.target_dir)
-    # Beside the metadata, not in T: what is not whole must not be seen there. Parts stay, for the next try.
+    # Beside the metadata, not in T: no partial file may appear there. Parts stay, for the next try.
     artifacts = ArtifactStore(given.metadata_dir / "artifacts")
     for name in given.target_name:
         target = client.look_up(name)
         if target is None:
             raise TrustError(f"{name}: no role that may speak of it names it; look at the spelling")
-        want = wanted(target)
+        want = expected_file(target)
         file = target_file(given.target_dir, name)
         if is_whole(file, want):
             continue
@@ -94,7 +94,7 @@ def _fetcher(address: str) -> Fetcher:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong; argparse itself would exit with 2."""
+        """Print the error and exit with 1; argparse itself would exit with 2."""
         self.print_usage(sys.stderr)
         self.exit(1, f"{self.prog}: {message}\n")
 

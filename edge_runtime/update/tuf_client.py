@@ -1,4 +1,4 @@
-"""The TUF client: asks a repository for as little as it can, believes only `trust`, keeps what was believed.
+"""The TUF client: fetches as little metadata as possible, has `trust` verify it, and keeps what was verified.
 
 Owns: the workflow of TUF 1.0.34, section 5: which file is fetched when, under which name and bound, and the search
 through delegations. Rules are `trust`'s, bytes `fetch`'s, files the store's. One object is one check. Called by the
@@ -17,22 +17,22 @@ from urllib.parse import quote
 from tuf.api.metadata import Root, TargetFile, Targets
 
 from edge_runtime.errors import NotPublished, TrustError
-from edge_runtime.update.download import Wanted
-from edge_runtime.update.fetch import Fetcher, Limits, Pace, fetch_bytes
+from edge_runtime.update.download import ExpectedFile
+from edge_runtime.update.fetch import Fetcher, FetchLimits, Pace, Pacer, fetch_bytes
 from edge_runtime.update.store import MetadataStore
 from edge_runtime.update.trust import TrustedSet
 
-METADATA_LIMITS = Limits(total_s=300.0, min_bytes_per_s=0.0)
-"""For all metadata of one check. A device years behind walks through every root, one request each; what it has got is
-kept, so that the next check goes on. No slowest rate: small files over a long way are slow in bytes per second."""
+METADATA_LIMITS = FetchLimits(total_s=300.0, min_bytes_per_s=0.0)
+"""For all metadata of one check. A device years behind fetches every root, one request each; accepted ones are kept, so
+that the next check goes on from there. No slowest rate: small files over a long way are slow in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much of a repository one check looks at: bytes of each file, and numbers of files.
+    """How much of a repository one check reads: bytes of each file, and numbers of files.
 
-    The sizes are python-tuf's (`ngclient/config.py`), which repositories are made for. A length that signed metadata
-    names may only narrow them: one stolen online key must not fill the memory of a device.
+    The sizes are python-tuf's (`ngclient/config.py`), for which repositories are made. A length in signed metadata may
+    only narrow them: one stolen online key must not fill the memory of a device.
     """
 
     root_bytes: int = 512_000
@@ -44,10 +44,10 @@ class Bounds:
 
 
 class TufClient:
-    """One check of a repository: `refresh`, then `look_up` as often as wanted. Thread: one owner.
+    """One check of a repository: `refresh`, then any number of `look_up`. Thread: one owner.
 
-    Everything accepted is in the store, durable, before the next file is asked for; a check that fails has kept what
-    it had accepted, and a later one goes on from there.
+    Accepted metadata is in the store, durable, before the next file is fetched; after a failed check the next one goes
+    on from there.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class TufClient:
         bootstrap: bytes | None = None,
         bounds: Bounds | None = None,
         time_below: Callable[[Root], datetime] | None = None,
-        make_pace: Callable[[], Pace] = lambda: Pace(METADATA_LIMITS),
+        pacer: Pacer | None = None,
     ) -> None:
-        """Nothing is read or asked for yet.
+        """Read and fetch nothing yet.
 
-        now_utc: what expiry is judged by (`trust.update_start`). bootstrap: the root file that came with the device,
-        from which the kept root must have been reached; None: the kept one is believed. time_below: what expiry is
-        judged by instead, where that depends on the newest root. make_pace: starts the time that `refresh`, and later
-        each `look_up`, may take.
+        now_utc: the instant that expiry is judged by (`trust.update_start`). bootstrap: the root file that came with
+        the device, from which the kept root must have been reached; None: trust the kept one. time_below: the instant
+        instead, where it depends on the newest root. pacer: starts the time that `refresh`, and later each
+        `look_up`, may take.
         """
         self._fetcher = fetcher
         self._store = store
@@ -74,7 +74,7 @@ class TufClient:
         self._bootstrap = bootstrap
         self._bounds = bounds or Bounds()
         self._time_below = time_below or (lambda _: now_utc)
-        self._make_pace = make_pace
+        self._pacer = pacer or Pacer(METADATA_LIMITS)
         self._trusted: TrustedSet | None = None
         self._targets: Targets | None = None
         self._delegated: dict[tuple[int, str], Targets] = {}
@@ -85,7 +85,7 @@ class TufClient:
 
         Raises TrustError, MetadataExpired, DownloadError, StorageFailed; `look_up` is not possible then.
         """
-        pace = self._make_pace()
+        pace = self._pacer.start()
         trusted = self._start()
         self._update_root(trusted, pace)
         self._update_timestamp(trusted, pace)
@@ -95,17 +95,17 @@ class TufClient:
 
     @property
     def trusted(self) -> TrustedSet:
-        """The top-level metadata that is believed. Only after `refresh`."""
+        """Return the trusted top-level metadata. Only after `refresh`."""
         assert self._trusted is not None, "refresh first"
         return self._trusted
 
     def look_up(self, path: str) -> TargetFile | None:
-        """What the repository's most trusted role says of a target; None: no role that may speak of it names it.
+        """Return a target as the first role signs it that may; None: no such role signs it.
 
-        Searches delegations depth first, in their order, asking for roles as it gets to them. Raises as `refresh`.
+        Searches delegations depth first, in their order, and fetches roles as it reaches them. Raises as `refresh`.
         """
         assert self._targets is not None, "refresh first"
-        pace = self._make_pace()
+        pace = self._pacer.start()
         visited: set[str] = set()
         to_visit: list[tuple[str, Root | Targets]] = [("targets", self.trusted.root)]
         while to_visit and len(visited) <= self._bounds.delegations:
@@ -126,18 +126,18 @@ class TufClient:
         return None
 
     def file_path(self, target: TargetFile) -> str:
-        """Where the repository has a target's bytes: with its hash before its name, where snapshots are consistent."""
+        """Return the path of a target's bytes: with its hash before its name, where snapshots are consistent."""
         if not self.trusted.root.consistent_snapshot:
             return target.path
         folder, slash, name = target.path.rpartition("/")
         # Any of its hashes would do by the specification; some repositories have it under the first one only.
-        prefix = next(iter(wanted(target).hashes.values()))
+        prefix = next(iter(expected_file(target).hashes.values()))
         return f"{folder}{slash}{prefix}.{name}"
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> TrustedSet:
-        """Begin from the kept root; from the bootstrap where the kept one was not reached from it, or is unreadable."""
+        """Start from the kept root; from the bootstrap where the kept one was not reached from it, or is unreadable."""
         kept = self._store.load("root", self._bounds.root_bytes)
         if self._bootstrap is None:
             if kept is None:
@@ -192,7 +192,7 @@ class TufClient:
         return self._delegated[edge]
 
     def _load(self, trusted: TrustedSet, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
-        """A targets role from the store, where it is the current one, else from the repository."""
+        """Return a targets role from the store, where it is current, else from the repository."""
         kept = self._store.load(role, self._bounds.targets_bytes)
         if kept is not None:
             with contextlib.suppress(TrustError):
@@ -205,7 +205,7 @@ class TufClient:
         return targets
 
     def _version(self, trusted: TrustedSet, version: int) -> int | None:
-        """The version that a file's name begins with; none where snapshots are not consistent."""
+        """Return the version at the beginning of a file's name; None where snapshots are not consistent."""
         return version if trusted.root.consistent_snapshot else None
 
     def _fetch(self, role: str, max_bytes: int, version: int | None, pace: Pace) -> bytes:
@@ -214,6 +214,6 @@ class TufClient:
         return fetch_bytes(self._fetcher, path, max_bytes=max_bytes, pace=pace)
 
 
-def wanted(target: TargetFile) -> Wanted:
-    """What signed metadata says of a target's bytes. Raises TrustError: its hash algorithm is unknown."""
-    return Wanted.of(target.length, target.hashes)
+def expected_file(target: TargetFile) -> ExpectedFile:
+    """Return the length and hashes that metadata signs for a target. Raises TrustError: unknown hash algorithm."""
+    return ExpectedFile.of(target.length, target.hashes)

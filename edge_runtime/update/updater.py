@@ -1,17 +1,15 @@
-"""One device's updates: what the repository offers, what of it is taken, what serves because of it.
+"""One device's updates: which releases the repository offers, which of them this device takes, and which serve.
 
-Owns: the journal, the metadata and the files of releases, and the order of one check: refresh -> assignments -> for
-each model its rollout, one after another, so that what regresses is known. Serving is the loader's, asked through an
-exchange. Whatever goes wrong here leaves what serves as it is. Thread: the worker's; `status` and `history` any.
+Owns: the order of one check: refresh -> assignments -> for each model its rollout, one after another, so that a
+regression has one cause. A failure here leaves the serving versions as they are. Thread: the worker's; `board`,
+`status` and `withdraw` any.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,42 +18,40 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
-from edge_runtime.repository.manifest import Assignment, Manifest
+from edge_runtime.repository.manifest import Assignment
 from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.update.active import ActiveReleases
-from edge_runtime.update.catalogue import Catalogue
 from edge_runtime.update.device_time import DeviceTime
-from edge_runtime.update.download import Progress
-from edge_runtime.update.fetch import Limits, Pace
+from edge_runtime.update.fetch import FetchLimits, Pacer
 from edge_runtime.update.journal import Journal
 from edge_runtime.update.journal_tables import Release
-from edge_runtime.update.marks import check_marks, marks_of
-from edge_runtime.update.offers import Device, Memory, offers, why_not_fit, why_not_offered
-from edge_runtime.update.releases import Releases, StagedRelease
+from edge_runtime.update.release_checks import DeviceTraits, KnownReleases, choose_offers, why_not_fit, why_not_offered
+from edge_runtime.update.releases import Releases
 from edge_runtime.update.report import (
     AVAILABLE,
     PASSED_OVER,
     REFUSED_BEFORE,
     RUNS,
-    SHOWN_HISTORY,
-    Checked,
+    CheckResult,
     Offered,
-    Remembered,
-    Step,
+    StatusBoard,
 )
-from edge_runtime.update.rollout import INSTALLED, PUT_OFF, Means, Result, Rollout
+from edge_runtime.update.repository_view import RepositoryView, SignedRelease
+from edge_runtime.update.rollout import INSTALLED, PUT_OFF, Rollout, RolloutContext, RolloutResult
+from edge_runtime.update.rollout_progress import RolloutProgress
 from edge_runtime.update.source import Source
 from edge_runtime.update.staging import Staging
-from edge_runtime.update.states import State
+from edge_runtime.update.states import ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.trial import TrialReport
-from edge_runtime.update.trust import TrustedSet, update_start
+from edge_runtime.update.trial import TrialLimits
+from edge_runtime.update.trust import TrustedSet, check_marks, marks_of, update_start
 from edge_runtime.update.tuf_client import METADATA_LIMITS, TufClient
 
 log = logging.getLogger(__name__)
 
 DOWNLOAD_LIMIT_S = 24 * 3600.0
-"""One release over a slow link: 1 GB at 12 KB/s. What came is kept for the next try."""
+"""One release over a slow link: 1 GB at 12 KB/s. The bytes that came are kept for the next try."""
 
 MAX_ROOT_BYTES = 512_000
 
@@ -66,26 +62,25 @@ class Updater:
     def __init__(
         self,
         settings: UpdateSettings,
-        device: Device,
+        device: DeviceTraits,
         loader: Loader,
+        versions: VersionLoader,
         folder: Path,
         *,
+        engines: Path,
+        trial_limits: TrialLimits,
         clock: Clock,
-        try_release: Callable[[StagedRelease], TrialReport],
-        wait: Callable[[float], bool],
         stop: threading.Event,
         disk: Disk = SYSTEM_DISK,
         utc_clock: Callable[[], datetime] | None = None,
-        prepare: Callable[[StagedRelease], None] = lambda _: None,
     ) -> None:
-        """folder: for this object alone. wait: waits so many seconds, True when the daemon stops, as `stop` says too.
+        """folder: for this object alone. engines: the folder of engines built for it. stop: set when the daemon stops.
 
-        prepare: has built what this device runs a release with, before it is tried. Raises ConfigError: the root file
-        cannot be read, or is none.
+        Raises ConfigError: the root file cannot be read, or is no root of trust.
         """
-        self.device = device
         self._settings = settings
         self._bootstrap = _read_root(settings.root_file)
+        self._device = device
         self._loader = loader
         self._clock = clock
         self._stop = stop
@@ -93,37 +88,22 @@ class Updater:
         self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
         self._journal = Journal(folder / "journal", disk=disk)
         self._time = DeviceTime(self._journal, utc_clock)
-        self._releases = Releases(folder / "releases", self._artifacts, disk=disk)
-        self._active = ActiveReleases(self._journal, self._releases, loader, self._time)
-        self._means = Means(
-            self._journal,
-            self._releases,
-            loader,
-            settings,
-            clock,
-            self._time.now_text,
-            wait,
-            stop,
-            self._tell,
-            try_release,
-            prepare,
-        )
-        self._rollout: Rollout | None = None
-        self._step: Step | None = None
-        self._checked: Checked | None = None
-        self._remembered = Remembered()
+        releases = Releases(folder / "releases", self._artifacts, disk=disk)
+        self._active = ActiveReleases(self._journal, releases, loader, self._time)
+        self._context = RolloutContext(device, releases, loader, versions, trial_limits, engines, settings, clock)
+        self._under_way: RolloutProgress | None = None
+        self.board = StatusBoard(self._journal, self._active, settings.group, device.device_id)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def reserve(self) -> None:
-        """Keep the models folder from serving what updates serve. Before the loader starts. Thread: any."""
+        """Keep the models folder from serving the models of updates. Before the loader starts. Thread: any."""
         self._loader.reserve(release.model for release in self._journal.recorded())
 
     def open(self) -> None:
-        """Open the memory and let every active release answer that is whole.
+        """Open the journal and let every active release answer whose files are whole. May be called again.
 
-        Raises StorageFailed: the memory cannot be opened or written to now; what was active answers all the same. May
-        be called again then.
+        Raises StorageFailed: the journal cannot be opened or written to now; the active releases answer all the same.
         """
         try:
             self._journal.open()
@@ -134,109 +114,91 @@ class Updater:
         self._active.serve()  # first, since it writes nothing
         at_utc = self._time.now_text()
         for rollout in self._journal.restart(at_utc).values():
-            if rollout.state is State.REJECTING:
+            if rollout.state is ReleaseState.REJECTING:
                 log.warning("refused: it ended the process", extra={"model": rollout.release.model})
                 self._journal.reject(rollout.release, at_utc, rollout.reason)
-        self._remember()
+        self.board.read_journal()
+
+    def serve_suspects(self) -> None:
+        """Let the releases answer that `open` left, because the process ended while they were loaded before."""
+        self._active.serve_suspects()
+        self.board.read_journal()
 
     def close(self) -> None:
-        """Give the database back. Idempotent."""
+        """Close the journal. Idempotent."""
         self._journal.close()
 
     # ---- what a check does ------------------------------------------------------------------------------------------
 
-    def check(self, source: Source, *, installs: bool) -> Checked:
-        """Ask the repository, and, where it `installs`, bring every release that is meant for this device.
+    def check(self, source: Source, *, installs: bool) -> CheckResult:
+        """Ask the repository, and, where it `installs`, install every release that is meant for this device.
 
-        Never raises for what the repository or the disk does: the answer says why it did not go well.
+        Never raises for a fault of the repository or the disk: the result has the reason.
         """
         try:
             offered = self._check(source, installs=installs)
-            self._checked = Checked(self._time.now_text(), is_ok=True, source=source.name, offers=offered)
-        except Exception as error:  # noqa: BLE001 (the update loop: what nobody thought of must be told too)
+            checked = CheckResult(self._time.now_text(), is_ok=True, source=source.name, offers=offered)
+        except Exception as error:  # noqa: BLE001 (the update loop: an error that no code expects must be reported too)
             reason = self._time.explained(error) if isinstance(error, EdgeRuntimeError) else _unforeseen(error)
             log.warning("no update", extra={"source": source.name, "reason": reason})
-            self._checked = Checked(self._time.now_text(), is_ok=False, reason=reason, source=source.name)
-        finally:
-            self._step = None
-            self._remember()
-        return self._checked
+            checked = CheckResult(self._time.now_text(), is_ok=False, reason=reason, source=source.name)
+        self.board.end_check(checked)
+        return checked
 
     def roll_back(self, model: str) -> Release:
-        """See `ActiveReleases.roll_back`."""
+        """Let the previous release answer again and refuse the active one. Returns the release that serves now.
+
+        Raises UpdateError: there is none, or its files are not whole; nothing has changed then.
+        """
         try:
             return self._active.roll_back(model)
         finally:
-            self._remember()
+            self.board.read_journal()
 
     def withdraw(self, model: str) -> bool:
-        """Take back the release of a model that is under way; False where none is, or it is decided. Thread: any."""
-        rollout = self._rollout
-        if rollout is None or rollout.release.model != model:
-            return False
-        return rollout.withdraw()
-
-    # ---- what is told, from any thread, without waiting for the disk -------------------------------------------------
+        """Withdraw a model's release under way; False: none is under way, or its fate is decided. Thread: any."""
+        under_way = self._under_way
+        return under_way is not None and under_way.release.model == model and under_way.withdraw()
 
     @property
     def is_rolling_out(self) -> bool:
-        """Whether a release is under way, which may take as long as it is observed."""
-        return self._rollout is not None
-
-    def history(self, count: int) -> list[dict[str, Any]]:
-        """The last things that happened, newest first."""
-        return [asdict(entry) for entry in self._remembered.history[:count]]
+        """Return whether a release is under way, for as long as it is observed. Thread: any."""
+        return self._under_way is not None
 
     def status(self) -> dict[str, Any]:
-        """What runs, what is under way, what was refused and why, how the last check ended, what time it is here."""
-        return {**self.summary(), "clock": self._time.told()}
+        """Return what runs, the release under way, refusals with their reasons, the last check, the time. Thread: any.
 
-    def summary(self) -> dict[str, Any]:
-        """The same, but for what changes with time alone: for the state on MQTT."""
-        step, checked = self._step, self._checked
-        return {
-            "state": step.state.value if step is not None else State.IDLE.value,
-            "group": self._settings.group,
-            "device_id": self.device.device_id,
-            "under_way": step.as_json() if step is not None else None,
-            "checked": checked.as_json() if checked is not None else None,
-            **self._remembered.as_json(),
-        }
+        Waits for no disk.
+        """
+        return {**self.board.summary(), "clock": self._time.as_json()}
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _check(self, source: Source, *, installs: bool) -> tuple[Offered, ...]:
         with self._metadata.lock():
-            catalogue = self._refresh(source)
-            assignments = catalogue.assignments(self._settings.group)
-            chosen = offers(assignments, self.device.device_id)
-            memory = self._active.memory()  # of a model, which no other model's rollout changes
-            offered = [self._take(catalogue, each, memory, installs=installs) for _, each in sorted(chosen.items())]
+            repository = self._refresh(source)
+            assignments = repository.assignments(self._settings.group)
+            chosen = choose_offers(assignments, self._device.device_id)
+            known = self._active.known_releases()  # of a model, which no other model's rollout changes
+            offered = [self._take(repository, each, known, installs=installs) for _, each in sorted(chosen.items())]
             offered += [_left_out(each) for each in assignments if chosen.get(each.model) is not each]
             if installs:
                 self._active.serve_again()
                 self._active.take_away({each.model for each in assignments})
                 waiting = {each.model for each in offered if each.action == PUT_OFF}
-                self._tidy(catalogue, {chosen[model].manifest_sha256 for model in waiting})
+                self._tidy(repository, {chosen[model].manifest_sha256 for model in waiting})
         return tuple(offered)
 
-    def _tidy(self, catalogue: Catalogue, waiting: set[str]) -> None:
-        """Nobody's update waits for this: the next check goes on with it."""
-        try:
-            # What was fetched of one that waits is wanted again, whichever files those are.
-            self._active.tidy(None if waiting else catalogue.digests, waiting)
-        except StorageFailed as error:
-            log.warning("what is no longer needed stays", extra={"reason": error.message})
-
-    def _refresh(self, source: Source) -> Catalogue:
-        """Bring the metadata up to date, and remember how far it had come before anything is done with it."""
+    def _refresh(self, source: Source) -> RepositoryView:
+        """Bring the metadata up to date, and write down its versions before anything else is done with it."""
+        pacer = Pacer(METADATA_LIMITS, self._clock, self._stop)
         client = TufClient(
             source.metadata,
             self._metadata,
             now_utc=self._time.now_utc(),
             bootstrap=self._bootstrap,
             time_below=self._time.below,
-            make_pace=lambda: self._pace(METADATA_LIMITS),
+            pacer=pacer,
         )
         client.refresh()
         trusted = client.trusted
@@ -248,57 +210,51 @@ class Updater:
         self._time.learn(trusted.root, trusted.timestamp)
         if self._journal.is_state_lost:
             self._journal.found_whole()
-        return Catalogue(client, source.targets, self._artifacts, lambda: self._pace(METADATA_LIMITS))
+        return RepositoryView(client, source.targets, self._artifacts, pacer)
 
-    def _take(self, catalogue: Catalogue, assignment: Assignment, memory: Memory, *, installs: bool) -> Offered:
-        """What becomes of one assignment: its trouble is its own, and the next one is looked at."""
-        counter = assignment.release.counter
-
-        def told(action: str, reason: str = "", version: int | None = None, gap_s: float | None = None) -> Offered:
-            return Offered(assignment.model, counter, assignment.percent, action, reason, version, gap_s)
-
+    def _take(
+        self, repository: RepositoryView, assignment: Assignment, known: KnownReleases, *, installs: bool
+    ) -> Offered:
+        """Install one assignment, or say why not. An error stays with its model: the next one is looked at."""
+        version: int | None = None
+        gap_s: float | None = None
         try:
-            reason = why_not_offered(assignment, memory)
+            reason = why_not_offered(assignment, known)
             if reason is not None:
-                return told(_action(reason, assignment.manifest_sha256 in memory.refused), reason)
-            manifest, data = catalogue.manifest(assignment)
-            release = Release(manifest.model, manifest.version, manifest.release_counter, assignment.manifest_sha256)
-            reason = why_not_fit(manifest, self.device)
-            if reason is not None:
-                return told(PASSED_OVER, reason, manifest.version)
-            if not installs:
-                return told(AVAILABLE, "", manifest.version)
-            result = self._roll_out(catalogue, release, manifest, data)
-            return told(result.outcome, result.reason, manifest.version, result.gap_s)
+                action = _why_not_action(reason, assignment, known)
+            else:
+                signed = repository.release(assignment)
+                version = signed.release.version
+                reason = why_not_fit(signed.manifest, self._device)
+                if reason is not None:
+                    action = PASSED_OVER
+                elif not installs:
+                    action, reason = AVAILABLE, ""
+                else:
+                    result = self._roll_out(repository, signed)
+                    action, reason, gap_s = result.outcome, result.reason, result.gap_s
         except EdgeRuntimeError as error:
-            return told(PUT_OFF, error.message)
+            action, reason, version = PUT_OFF, error.message, None
         except Exception as error:  # noqa: BLE001 (one model's files must not keep all others from their updates)
-            return told(PUT_OFF, _unforeseen(error))
+            action, reason, version = PUT_OFF, _unforeseen(error), None
+        return Offered(assignment.model, assignment.release.counter, assignment.percent, action, reason, version, gap_s)
 
-    def _roll_out(self, catalogue: Catalogue, release: Release, manifest: Manifest, data: bytes) -> Result:
+    def _roll_out(self, repository: RepositoryView, signed: SignedRelease) -> RolloutResult:
+        release = signed.release
+        limits = FetchLimits(DOWNLOAD_LIMIT_S, cap_bytes_per_s=self._settings.cap_bytes_per_s)
         staging = Staging(
-            catalogue.client,
-            catalogue.fetcher,
-            self._artifacts,
-            make_pace=lambda: self._pace(Limits(DOWNLOAD_LIMIT_S, cap_bytes_per_s=self._settings.cap_bytes_per_s)),
+            repository.client, repository.fetcher, self._artifacts, pacer=Pacer(limits, self._clock, self._stop)
         )
-
-        def bring(progress: Progress) -> int:
-            device = self.device
-            here = self._releases.artifacts()
-            chosen = staging.stage(manifest, device.suffixes, here, progress, precisions=device.precisions)
-            self._releases.lay_out(release, data, chosen)
-            return staging.fetched_bytes
-
-        self._rollout = Rollout(release, self._means)
+        progress = RolloutProgress(release, self._journal, self._time, self.board, self._stop)
+        self._under_way = progress
         try:
-            result = self._rollout.run(bring)
+            result = Rollout(signed, staging, progress, self._context).run()
         finally:
-            self._rollout = None
+            self._under_way = None
         if result.outcome == INSTALLED:
-            self._active.noted(release)
+            self._active.mark_served(release)
         elif result.lost:
-            self._active.lost(release.model, result.lost)
+            self._active.mark_lost(release.model, result.lost)
         log.info(
             result.outcome,
             extra={
@@ -310,26 +266,18 @@ class Updater:
         )
         return result
 
-    def _pace(self, limits: Limits) -> Pace:
-        return Pace(limits, self._clock, self._stop.wait)
+    def _tidy(self, repository: RepositoryView, waiting: set[str]) -> None:
+        """Remove files that no release needs. A failure stops no update: the next check removes the rest.
 
-    def _tell(self, step: Step) -> None:
-        before, self._step = self._step, step
-        if before is None or before.state is not step.state:
-            self._remember()
+        waiting: manifests of releases put off. Their files are needed again, whichever those are.
+        """
+        try:
+            self._active.tidy(None if waiting else repository.digests, waiting)
+        except StorageFailed as error:
+            log.warning("files that no release needs stay", extra={"reason": error.message})
 
-    def _remember(self) -> None:
-        """Take a picture of the journal for whoever asks from another thread."""
-        journal = self._journal
-        with contextlib.suppress(StorageFailed):  # the last picture is better than none
-            self._remembered = Remembered(
-                journal.active(),
-                journal.previous(),
-                tuple(journal.refused().values()),
-                dict(self._active.not_served),
-                journal.is_state_lost,
-                tuple(journal.history(SHOWN_HISTORY)),
-            )
+
+# ---- private --------------------------------------------------------------------------------------------------------
 
 
 def _unforeseen(error: Exception) -> str:
@@ -337,11 +285,11 @@ def _unforeseen(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _action(reason: str, was_refused: bool) -> str:
-    """What became of an assignment that is not taken: by what `why_not_offered` said."""
+def _why_not_action(reason: str, assignment: Assignment, known: KnownReleases) -> str:
+    """The word for an assignment that `why_not_offered` passed over."""
     if not reason:
         return RUNS
-    return REFUSED_BEFORE if was_refused else PASSED_OVER
+    return REFUSED_BEFORE if assignment.manifest_sha256 in known.refused else PASSED_OVER
 
 
 def _left_out(assignment: Assignment) -> Offered:

@@ -1,8 +1,8 @@
-"""The thread that updates: looks when it is time, when somebody wakes it, and does what an operator asks.
+"""The thread of updates: it checks when a check is due, when it is woken, and when an operator asks.
 
-Owns: when a look is due, and the one thread on which everything of the updater happens. Public methods may be called
-from any thread; what an operator asks for is answered there, through `done`, and refused at once while a release is
-under way, which can take as long as it is observed.
+Owns: when a check is due, and the one thread on which the updater runs. Public methods may be called from any thread;
+an operation is answered through `done` on the worker's thread, and refused at once while a release is under way, for
+as long as that is observed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
-from edge_runtime.serving.orders import Orders
-from edge_runtime.update.schedule import Schedule
-from edge_runtime.update.source import configured_source, folder_source
-from edge_runtime.update.stick import find_repository
+from edge_runtime.serving.executor import Executor
+from edge_runtime.update.source import configured_source, find_repository, folder_source
 from edge_runtime.update.updater import Updater
 
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
-"""Between tries to open the journal, on a disk that was full, most likely. Whoever asks for something has it tried
-at once: that is who has made room."""
+"""Between tries to open the journal, on a disk that was full, most likely. An operation tries at once: its operator may
+have made room."""
 
 ONLY_IMPORTS = (
     "[update] names no repository, so there is nowhere to look: updates come by `edge-runtime update import DIR` only; "
@@ -35,7 +34,7 @@ ONLY_IMPORTS = (
 )
 
 Done = Callable[[Any], None]
-"""Gets the result as JSON can hold it, or an EdgeRuntimeError; once. Thread: the worker's, or the caller's."""
+"""Called once with the result for JSON, or an EdgeRuntimeError. Thread: the worker's, or the caller's."""
 
 
 class UpdateWorker:
@@ -49,7 +48,7 @@ class UpdateWorker:
         stop: threading.Event,
         share: Callable[[], float] = random.random,
     ) -> None:
-        """share: 0 to 1, where in a jitter this device stands. Raises ConfigError: no such repository can be."""
+        """share: draws 0 to 1, this device's place in a jitter. Raises ConfigError: the repository is invalid."""
         self.updater = updater
         self.has_opened = threading.Event()
         self._settings = settings
@@ -57,7 +56,7 @@ class UpdateWorker:
         self._stop = stop
         self._share = share
         self._source = configured_source(settings, clock)
-        self._orders = Orders()
+        self._executor = Executor()
         self._is_woken = threading.Event()
         self._trouble: EdgeRuntimeError | None = None
         self._reopen_due_s = math.inf
@@ -67,11 +66,11 @@ class UpdateWorker:
         )
 
     def reserve(self) -> None:
-        """Keep the models folder from serving what updates serve. Before the loader starts."""
+        """Keep the models folder from serving the models of updates. Before the loader starts."""
         self.updater.reserve()
 
     def start(self) -> None:
-        """Start the thread: it lets what was active serve, sets `has_opened`, and looks for the first time."""
+        """Start the thread: it serves the active releases, sets `has_opened`, and checks for the first time."""
         if self._source is None:
             log.info("no repository is named: updates come by `edge-runtime update import` only")
         else:
@@ -80,17 +79,17 @@ class UpdateWorker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop what is under way where it can be gone on with, and wait for the thread."""
+        """Stop a rollout where it can be resumed, and wait for the thread."""
         self._stop.set()
-        self._orders.give(lambda: None)
+        self._executor.submit(lambda: None)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    # ---- told, from any thread --------------------------------------------------------------------------------------
+    # ---- status, from any thread ------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What runs, what is under way, what was refused and why, how the last check ended, when the next is due."""
+        """Return `Updater.status`, with the repository and the time of the next check."""
         if self._trouble is not None:
             return {"state": "broken", "reason": self._trouble.message}
         if not self.has_opened.is_set():
@@ -99,40 +98,40 @@ class UpdateWorker:
         return {"source": name, "next_check_s": self._next_check_s(), **self.updater.status()}
 
     def summary(self) -> dict[str, Any]:
-        """The same, but for what changes with time alone: for the state on MQTT. Never blocks."""
+        """Return the status without what changes with time alone: for the state on MQTT. Never blocks."""
         if self._trouble is not None or not self.has_opened.is_set():
             return self.status()
-        return self.updater.summary()
+        return self.updater.board.summary()
 
     def history(self, count: int) -> list[dict[str, Any]]:
-        """The last things that happened, newest first; at most `report.SHOWN_HISTORY`. Never blocks."""
-        return self.updater.history(count)
+        """Return the last entries of the history, newest first; at most KEPT_HISTORY. Never blocks."""
+        return self.updater.board.history(count)
 
-    # ---- asked for, from any thread ---------------------------------------------------------------------------------
+    # ---- operations, from any thread --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """There may be something new: look soon. Never blocks, and a thousand of these are one look.
+        """Wake the worker: check soon. Never blocks, and a thousand calls are one check.
 
         Nothing happens where no repository is named.
         """
         if self._source is not None and not self._is_woken.is_set():
             self._is_woken.set()
-            self._orders.give(self._woken)
+            self._executor.submit(self._woken)
 
     def check(self, done: Done) -> None:
-        """Look now and tell what is offered; nothing is installed by it."""
+        """Check now what is offered, and install nothing."""
         self._ask(done, lambda: self._look(installs=False))
 
     def apply(self, done: Done) -> None:
-        """Look now and install what is meant for this device; answers when it is over."""
+        """Check now and install what is meant for this device; `done` is called at the end."""
         self._ask(done, lambda: self._look(installs=True))
 
     def import_folder(self, folder: str, done: Done) -> None:
-        """The same from a folder, for example a USB stick. It is believed no more than any other place."""
+        """Install from a folder, for example a USB stick, which is verified like any other place."""
         self._ask(done, lambda: self._import(folder))
 
     def roll_back(self, model: str, done: Done) -> None:
-        """Let the release before serve again, and refuse the one that does; one that is under way is taken back."""
+        """Serve the release before again, and refuse the active one; or withdraw the one under way."""
         if self.updater.withdraw(model):
             done({"model": model, "withdrawn": True})
             return
@@ -146,11 +145,11 @@ class UpdateWorker:
             while not self._stop.is_set():
                 self._step()
         finally:
-            self._orders.end()
+            self._executor.end()
             self.updater.close()
 
     def _open(self) -> bool:
-        """Whether the updater has its memory; what it can let serve without it serves."""
+        """Open the updater's journal; returns whether it is open. Active releases serve in any case."""
         try:
             self.updater.open()
         except StorageFailed as error:
@@ -165,19 +164,23 @@ class UpdateWorker:
             self._reopen_due_s = self._clock.monotonic_s() + REOPEN_S
             self.has_opened.set()
         self._trouble = None
+        try:
+            self.updater.serve_suspects()  # nothing waits for these any more
+        except Exception:
+            log.exception("a release that ended the daemon before is not served")
         return True
 
     def _next_check_s(self) -> float | None:
-        """None: there is none."""
+        """Return the seconds until the next check; None: there is none."""
         if self._source is None:
             return None
         return round(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0), 1)
 
     def _step(self) -> None:
-        """Do what was asked for, or look (or open) when it is time, however often somebody wakes this."""
+        """Run the next operation, or check (or open) when it is due, however often the worker is woken."""
         is_open = self._trouble is None
         left_s = (self._schedule.due_s if is_open else self._reopen_due_s) - self._clock.monotonic_s()
-        step = self._orders.next(min(left_s, threading.TIMEOUT_MAX)) if left_s > 0 else None
+        step = self._executor.next(min(left_s, threading.TIMEOUT_MAX)) if left_s > 0 else None
         try:
             if step is not None:
                 step()
@@ -219,4 +222,32 @@ class UpdateWorker:
                 result = UpdateError(f"{type(error).__name__}: {error}")
             done(result)
 
-        self._orders.give(answer, done)
+        self._executor.submit(answer, done)
+
+
+@dataclass(slots=True)
+class Schedule:
+    """When the next check is due: at intervals, soon after a wake, and at most once each `min_check_s`.
+
+    Instants are the clock's seconds; share is a number from 0 to 1, this device's place in a jitter, so that a fleet
+    that was woken at once spreads. Thread: one owner.
+    """
+
+    poll_s: float
+    poll_jitter: float
+    wake_jitter_s: float
+    min_check_s: float
+    due_s: float
+    looked_s: float | None = None
+
+    def woken(self, now_s: float, share: float) -> None:
+        """Make a check due soon, at a share of the jitter: there may be something new."""
+        earliest_s = now_s + share * self.wake_jitter_s
+        if self.looked_s is not None:
+            earliest_s = max(earliest_s, self.looked_s + self.min_check_s)
+        self.due_s = min(self.due_s, earliest_s)
+
+    def looked(self, now_s: float, share: float) -> None:
+        """Note the end of a check; the next is due after poll_s, more or less."""
+        self.looked_s = now_s
+        self.due_s = now_s + self.poll_s * (1 + (2 * share - 1) * self.poll_jitter)

@@ -1,1 +1,1 @@
-"""Wire v1: bytes to values and back. No sockets."""
+"""Converts between wire v1 bytes and values. No sockets."""

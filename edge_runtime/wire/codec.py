@@ -1,115 +1,238 @@
-"""Wire v1 frames: header maps to values and back. The only user of msgpack, and the door to the JSON form beside it.
+"""Wire v1 in msgpack: header maps to values and back, and the checks that JSON headers (json_codec.py) pass too.
 
-Over MQTT, which has one payload where ZeroMQ has frames, a request or reply is a msgpack array of the same header and
-one `bin` a tensor: `unpack_array` and `pack_array` cut and join, so that a header is the same bytes on both.
+The only user of msgpack. Over MQTT, which has one payload where ZeroMQ has frames, a request or reply is a msgpack
+array of the same header and one `bin` for each tensor: `unpack_array` and `pack_array` cut and join it, so a header is
+the same bytes on both.
 
-Pure: bytes in, values out; whatever the bytes, what is raised is an EdgeRuntimeError. Limits of a request: a header is
-at most 64 KiB and an id at most 64 bytes (DESIGN 5), because objects take up to 70 times the bytes that make them; the
-JSON form has its own. A reply comes from a daemon that the caller chose to trust, and may be larger.
-
-Where a map names a key twice, the last one counts, in both forms.
+Pure: bytes in, values out; any bytes raise an EdgeRuntimeError at most. A request's header has at most 64 KiB and its
+id at most 64 bytes, because objects take up to 70 times the bytes that make them; JSON has limits of its own. A reply
+comes from a daemon that the caller chose to trust, and may be larger. When a map has a key twice, the last one counts.
 """
 
 from __future__ import annotations
 
+import math
+import reprlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from struct import pack as pack_struct
 from typing import Any, NoReturn
 
 import msgpack
 
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.wire.headers import (
-    MAX_DIMENSION,
-    MAX_HEADER_BYTES,
-    MAX_ID_BYTES,
-    MAX_RANK,
-    MAX_VERSION,
-    PROTOCOL_VERSION,
-    ReplyHeader,
-    RequestHeader,
-    TensorHeader,
-    check_id,
-    check_protocol,
-    error_fields,
-    frame_sizes,
-    request_from_fields,
-    short,
-    tensor_fields,
-    tensor_header,
-    typed,
-)
-from edge_runtime.wire.json_form import (
-    JSON_FIRST_BYTE,
-    MAX_JSON_BYTES,
-    JsonRequest,
-    json_id,
-    json_reply_fields,
-    pack_json_answer,
-    pack_json_error,
-    pack_json_result,
-    unpack_json_request,
-)
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch, Unsupported
+from edge_runtime.messages import RegionPlace, RequestHeader, TensorHeader
+from edge_runtime.tensors import datatype, element_count
 
-__all__ = [
-    "ARRAY_FIRST_BYTES",
-    "JSON_FIRST_BYTE",
-    "MAX_ARRAY_FRAMES",
-    "MAX_DIMENSION",
-    "MAX_HEADER_BYTES",
-    "MAX_HEADER_ENTRIES",
-    "MAX_HEADER_ITEMS",
-    "MAX_ID_BYTES",
-    "MAX_JSON_BYTES",
-    "MAX_RANK",
-    "MAX_REPLY_HEADER_BYTES",
-    "MAX_VERSION",
-    "PROTOCOL_VERSION",
-    "JsonRequest",
-    "ReplyHeader",
-    "RequestHeader",
-    "TensorHeader",
-    "check_id",
-    "error_fields",
-    "frame_sizes",
-    "json_id",
-    "json_reply_fields",
-    "pack_answer",
-    "pack_array",
-    "pack_error",
-    "pack_json_answer",
-    "pack_json_error",
-    "pack_json_result",
-    "pack_request",
-    "pack_result",
-    "request_from_fields",
-    "short",
-    "reply_fields",
-    "reply_id",
-    "unpack_array",
-    "unpack_json_request",
-    "unpack_reply",
-    "unpack_request",
-    "with_id",
-    "with_reply_fields",
-]
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 64 * 1024
+MAX_ID_BYTES = 64
+MAX_RANK = 32
+"""Axes of one tensor: what every supported numpy can hold."""
+
+MAX_DIMENSION = 1 << 48
+MAX_VERSION = (1 << 63) - 1
 
 MAX_HEADER_ENTRIES = 64
-"""Entries of one map in a header; every field that wire v1 knows, and room."""
+"""Entries of one map in a header: every field of wire v1, and room for more."""
 
 MAX_HEADER_ITEMS = 4096
 """Entries of one list in a header: inputs, outputs, a shape."""
 
 MAX_ARRAY_FRAMES = 1 + MAX_HEADER_ITEMS
-"""Elements of a request in array form: the header and as many tensors as it can name."""
+"""Elements of a request as one array: the header and as many tensors as it can name."""
 
 ARRAY_FIRST_BYTES = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
-"""What a msgpack array begins with."""
+"""First bytes of a msgpack array."""
 
 _BIN_FIRST_BYTES = frozenset((0xC4, 0xC5, 0xC6))
 
 MAX_REPLY_HEADER_BYTES = 16 << 20
-"""A reply's frame 0 as a client reads it: `models` and `stats` of thousands of versions stay under it."""
+"""Limit of a reply's header in a client: `models` and `stats` of thousands of versions stay under it."""
+
+
+# ---- header maps as values: what msgpack and JSON share --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHeader:
+    """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three)."""
+
+    model: str = ""
+    version: int = 0
+    outputs: tuple[TensorHeader, ...] = ()
+    timing: Mapping[str, float] | None = None
+    result: Any = None
+    error: Mapping[str, Any] | None = None
+
+
+def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
+    """Check the fields of a header map, from msgpack or JSON.
+
+    Raises DecodeFailed naming the field, TensorMismatch when an input or output is named twice.
+    """
+    outputs, output_places = _outputs(typed(fields, "outputs", list, None))
+    priority = typed(fields, "priority", int, 0)
+    if not 0 <= priority <= 9:
+        raise DecodeFailed(f"priority: got {short(priority)}, wanted 1 (first) to 9, or 0 for the model's default")
+    number = typed(fields, "version", int, None)
+    if number is not None and not 1 <= number <= MAX_VERSION:
+        raise DecodeFailed(f"version: got {short(number)}, wanted a positive integer, or none for the newest")
+    header = RequestHeader(
+        op=typed(fields, "op", str, "infer"),
+        model=typed(fields, "model", str, ""),
+        version=number,
+        inputs=tuple(tensor_header(item) for item in typed(fields, "inputs", list, [])),
+        outputs=outputs,
+        output_places=output_places,
+        timeout_ms=_timeout_ms(fields.get("timeout_ms")),
+        priority=priority,
+        timing=typed(fields, "timing", bool, False),
+        parameters=typed(fields, "parameters", dict, {}),
+    )
+    _refuse_twice("input", [tensor.name for tensor in header.inputs])
+    _refuse_twice("output", header.outputs or ())
+    if header.parameters:
+        _refuse_foreign(header.parameters)
+    return header
+
+
+def _outputs(listed: list[Any] | None) -> tuple[tuple[str, ...] | None, tuple[RegionPlace | None, ...]]:
+    """Names of the outputs, and their places where any has one."""
+    if listed is None:
+        return None, ()
+    names: list[str] = []
+    places: list[RegionPlace | None] = []
+    for item in listed:
+        name, place = (item.get("name"), _place(item)) if isinstance(item, dict) else (item, None)
+        if not isinstance(name, str) or (isinstance(item, dict) and place is None):
+            raise DecodeFailed("outputs: wanted a list of names, or of maps with name, region and offset")
+        names.append(name)
+        places.append(place)
+    return tuple(names), tuple(places) if any(places) else ()
+
+
+def _place(item: Mapping[str, Any]) -> RegionPlace | None:
+    """Where a map says that a tensor lies in shared memory; None: in a frame. Raises DecodeFailed."""
+    region = item.get("region")
+    if region is None and item.get("offset") is None:
+        return None
+    offset, nbytes = item.get("offset"), item.get("nbytes")
+    for field, value in (("region", region), ("offset", offset), ("nbytes", 0 if nbytes is None else nbytes)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
+            raise DecodeFailed(f"tensor {short(item.get('name'))}: {field}: got {short(value)}, wanted 0 or more")
+    assert isinstance(region, int)
+    assert isinstance(offset, int)
+    return RegionPlace(region, offset, nbytes)
+
+
+def check_id(frame: bytes) -> None:
+    """Raise DecodeFailed when an id is over 64 bytes."""
+    if len(frame) > MAX_ID_BYTES:
+        raise DecodeFailed(f"the id is {len(frame)} bytes; at most {MAX_ID_BYTES} are echoed")
+
+
+def frame_sizes(inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
+    """Exact length of each tensor as on the wire; -1 for BYTES, whose length is not in the header."""
+    return tuple(
+        -1 if tensor.datatype == "BYTES" else element_count(tensor.shape) * datatype(tensor.datatype).itemsize
+        for tensor in inputs
+    )
+
+
+def error_fields(error: EdgeRuntimeError) -> dict[str, Any]:
+    """The `error` map, in msgpack and JSON: code, message, retryable and, as a forecast, retry_after_ms."""
+    fields: dict[str, Any] = {"code": error.code, "message": error.message, "retryable": error.retryable}
+    if error.retry_after_ms is not None:
+        fields["retry_after_ms"] = round(error.retry_after_ms, 3)
+    return fields
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 80
+
+
+def short(value: Any) -> str:
+    """Any value as text for a message, bounded in length and depth."""
+    return _repr.repr(value)
+
+
+def check_protocol(version: Any, who: str) -> None:
+    """Raise Unsupported for a protocol version other than 1; `who` reads it, daemon or client."""
+    if version != PROTOCOL_VERSION or isinstance(version, bool):
+        raise Unsupported(f"protocol version {short(version)}; this {who} speaks v {PROTOCOL_VERSION}")
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise TensorMismatch(f"{what} {short(twice)} is named twice")
+
+
+def _refuse_foreign(parameters: Mapping[str, Any]) -> None:
+    """Raise DecodeFailed for a value that only msgpack has, such as its timestamp."""
+    waiting: list[Any] = [parameters]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif value is not None and not isinstance(value, str | bytes | int | float):
+            raise DecodeFailed(f"parameters: a {type(value).__name__} is not a type of wire v1")
+
+
+def typed(fields: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    """A field of this very type, or the default when it is absent or null. Raises DecodeFailed; a bool is no int."""
+    value = fields.get(key, default)
+    if value is default or value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise DecodeFailed(f"{key}: got {type(value).__name__}, wanted {kind.__name__}")
+    return value
+
+
+def _timeout_ms(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            timeout_ms = float(value)  # OverflowError: JSON's integers have no bound
+            if math.isfinite(timeout_ms) and timeout_ms >= 0:
+                return timeout_ms
+    except OverflowError:
+        pass
+    raise DecodeFailed(f"timeout_ms: got {short(value)}, wanted milliseconds, 0 or more")
+
+
+def tensor_fields(tensor: TensorHeader) -> dict[str, Any]:
+    """The map that describes one tensor on the wire."""
+    fields: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    if tensor.place is not None:
+        fields |= _place_fields(tensor.place)
+    return fields
+
+
+def _place_fields(place: RegionPlace) -> dict[str, int]:
+    fields = {"region": place.region, "offset": place.offset}
+    if place.nbytes is not None:
+        fields["nbytes"] = place.nbytes
+    return fields
+
+
+def tensor_header(item: Any) -> TensorHeader:
+    """What a map says of one tensor. Raises DecodeFailed for anything but name, datatype and a shape within bounds."""
+    if not isinstance(item, dict):
+        raise DecodeFailed("a tensor is described by a map of name, datatype and shape")
+    name, kind, shape = item.get("name"), item.get("datatype"), item.get("shape")
+    if not isinstance(name, str) or not isinstance(kind, str) or not isinstance(shape, list) or len(shape) > MAX_RANK:
+        wanted = f"name (text), datatype (text), shape (at most {MAX_RANK} integers)"
+        raise DecodeFailed(f"tensor {short(name)}: wanted {wanted}")
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_DIMENSION:
+            raise DecodeFailed(f"tensor {short(name)}: shape {short(shape)}; wanted integers of 0 or more")
+    return TensorHeader(name, kind, tuple(shape), _place(item))
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -128,7 +251,11 @@ def pack_request(header: RequestHeader) -> bytes:
     if header.op == "infer":
         fields["inputs"] = [tensor_fields(tensor) for tensor in header.inputs]
     if header.outputs is not None:
-        fields["outputs"] = list(header.outputs)
+        places = header.output_places or (None,) * len(header.outputs)
+        fields["outputs"] = [
+            name if place is None else {"name": name, **_place_fields(place)}
+            for name, place in zip(header.outputs, places, strict=True)
+        ]
     if header.timeout_ms is not None:
         fields["timeout_ms"] = header.timeout_ms
     if header.priority:
@@ -193,13 +320,13 @@ def unpack_reply(frame: bytes) -> ReplyHeader:
     )
 
 
-# ---- the array form, for transports that carry one payload ----------------------------------------------------------
+# ---- one array, for transports that carry one payload ---------------------------------------------------------------
 
 
 def unpack_array(payload: bytes, max_header_bytes: int = MAX_HEADER_BYTES) -> tuple[bytes, list[bytes]]:
     """Cut `[header map, bin, …]` into the header's own bytes and the tensors. Raises DecodeFailed.
 
-    The header is not decoded: the same bytes mean the same request, which is what a cache of headers lives on.
+    The header is not decoded: equal bytes mean equal requests, which the cache of headers relies on.
     """
     unpacker = msgpack.Unpacker(
         max_buffer_size=0, max_array_len=MAX_ARRAY_FRAMES, max_map_len=max_header_bytes, ext_hook=_refuse_extension

@@ -1,4 +1,4 @@
-"""Properties of an MQTT 5 PUBLISH as bytes. Pure.
+"""Packs properties of an MQTT 5 PUBLISH. Pure.
 
 paho packs them attribute by attribute, which takes longer than all else in a reply: a bare echo through a broker makes
 a fifth more round trips with properties packed here.

@@ -1,6 +1,6 @@
-"""MQTT names: what a device listens to, what it tells, and where a reply may go (DESIGN 5).
+"""MQTT topics: those a device subscribes to and publishes on, and those a reply may go to.
 
-Pure: text in, text out; whatever the text, what is raised is an EdgeRuntimeError. Nothing here names a path or a URL.
+Pure: text in, text out; any text raises an EdgeRuntimeError at most. Nothing here names a path or a URL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_runtime.errors import ConfigError, DecodeFailed, Forbidden
-from edge_runtime.wire.headers import MAX_VERSION, short
+from edge_runtime.wire.codec import MAX_VERSION, short
 
 MAX_REPLY_TOPIC_BYTES = 512
 """Far above any sane topic; a topic may have 65 535 bytes, and each request in the queue keeps its own."""
@@ -22,8 +22,8 @@ ID_RULE = "1 to 64 letters, digits, '_' or '-'"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 _FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f+#\ud800-\udfff]")
-_SPOKEN_FOR = frozenset(("infer", "command", "status", "state", "error", "result"))
-"""Below a device: what others rely on to come from that device, or to be meant for it."""
+_RESERVED = frozenset(("infer", "command", "status", "state", "error", "result"))
+"""Levels below a device that carry its own messages, or messages to it."""
 
 
 def is_id(text: str) -> bool:
@@ -33,7 +33,7 @@ def is_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the topic of a request asks for. No model: an op of the daemon itself."""
+    """Model and version that a request's topic names. No model: an op of the daemon itself."""
 
     model: str = ""
     version: int | None = None
@@ -48,7 +48,7 @@ class DeviceTopics:
 
     @property
     def base(self) -> str:
-        """What all topics of this device begin with."""
+        """The beginning of all topics of this device."""
         return f"{self.prefix}/{self.device_id}"
 
     @property
@@ -73,7 +73,7 @@ class DeviceTopics:
 
     @property
     def check_update(self) -> str:
-        """Where this device alone is told to look for updates."""
+        """The command that makes this device alone look for updates."""
         return f"{self.base}/command/check-update"
 
     def infer(self, model: str = "", version: int | None = None) -> str:
@@ -108,15 +108,15 @@ class DeviceTopics:
 
 
 def wake_topic(group: str) -> str:
-    """Where a group of devices is told to look for updates."""
+    """The command that makes a group of devices look for updates."""
     return f"fleet/{group}/wake"
 
 
 def check_reply_topic(topic: str, prefixes: Sequence[str], device_prefix: str = DEFAULT_PREFIX) -> None:
     """Raise Forbidden for a topic that a request may not have its reply sent to.
 
-    It lies under one of `prefixes`, has no wildcard or control character, and names nothing that others rely on to
-    come from somebody else: no device's requests, commands, status, state or results, no wake, no `$` topic.
+    An allowed one lies under one of `prefixes`, has no wildcard or control character, and is no device's topic for
+    requests, commands, status, state or results, no wake and no `$` topic.
     """
     length = len(topic.encode("utf-8", "surrogatepass"))
     if length > MAX_REPLY_TOPIC_BYTES:
@@ -128,8 +128,17 @@ def check_reply_topic(topic: str, prefixes: Sequence[str], device_prefix: str = 
             f"reply topic {short(topic)} is not allowed; wanted one that begins with {' or '.join(prefixes)} "
             "(mqtt.reply_prefixes)"
         )
-    if _is_spoken_for(topic, device_prefix):
+    if _is_reserved(topic, device_prefix):
         raise Forbidden(f"reply topic {short(topic)}: devices listen to it or speak on it, so no reply goes there")
+
+
+def reply_owner(topic: str, prefixes: Sequence[str]) -> str:
+    """The client that an allowed reply topic belongs to: its prefix and the one level below, `reply/<client>`.
+
+    A broker says of no message who published it, but its rules can say who reads below `reply/<client>/`.
+    """
+    prefix = max((each for each in prefixes if topic.startswith(each)), key=len, default="")
+    return prefix + topic[len(prefix) :].partition("/")[0]
 
 
 def check_result_topic(key: str, topic: str, topics: DeviceTopics) -> str:
@@ -143,15 +152,15 @@ def check_result_topic(key: str, topic: str, topics: DeviceTopics) -> str:
         raise ConfigError(f"{key}: got {topic!r}, {wanted}")
     if len(topic.encode()) > MAX_REPLY_TOPIC_BYTES:
         raise ConfigError(f"{key}: got {len(topic.encode())} bytes, wanted at most {MAX_REPLY_TOPIC_BYTES}")
-    if not topic.startswith(f"{topics.base}/result/") and _is_spoken_for(topic, topics.prefix):
+    if not topic.startswith(f"{topics.base}/result/") and _is_reserved(topic, topics.prefix):
         raise ConfigError(f"{key}: got {topic!r}, which devices listen to or speak on; {wanted}")
     return topic
 
 
-def _is_spoken_for(topic: str, device_prefix: str) -> bool:
-    """Whether others rely on a topic to come from, or go to, somebody else."""
+def _is_reserved(topic: str, device_prefix: str) -> bool:
+    """Whether a topic carries a device's own messages, or messages to one."""
     below = topic.removeprefix(f"{device_prefix}/").split("/")
-    is_devices = topic.startswith(f"{device_prefix}/") and len(below) > 1 and below[1] in _SPOKEN_FOR
+    is_devices = topic.startswith(f"{device_prefix}/") and len(below) > 1 and below[1] in _RESERVED
     return is_devices or topic.startswith(("$", "fleet/"))
 
 

@@ -1,27 +1,35 @@
-"""The project's own Python files, parsed, and what each imports. Shared by the tests beside it."""
+"""The project's own Python files, and what each imports. Shared by the tests beside it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "edge_runtime"
 
-OWN_FOLDERS = (PACKAGE, "converters", "deploy", "examples", "scripts", "tests", "tools", "cross", "demo")
-"""Folders that hold our own Python; those that are not there (yet) are passed over."""
+OWN_FOLDERS = (PACKAGE, "converters", "deploy", "tests", "bench", "cross", "demo")
+"""Folders that hold our own Python."""
+
+IMPORT_ROOTS = (ROOT, ROOT / "converters")
+"""What an editable install puts on the path (pyproject.toml, dev-mode-dirs); the deepest one above a file names it."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """One Python file: its dotted name, its path and its syntax tree."""
+    """One Python file: its dotted name, its path and its text."""
 
     name: str
     path: Path
-    tree: ast.Module
+    source: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree, made when a test asks: many list the files only to name their cases."""
+        return ast.parse(self.source)
 
     @property
     def package(self) -> str:
@@ -39,7 +47,7 @@ class Import:
 
 def parse(name: str, source: str, path: Path | None = None) -> Module:
     """A module from its text; tests use it for sources that break a rule on purpose."""
-    return Module(name, path or Path(name.replace(".", "/") + ".py"), ast.parse(source))
+    return Module(name, path or Path(name.replace(".", "/") + ".py"), source)
 
 
 @cache
@@ -70,7 +78,8 @@ def imports_of(module: Module) -> Iterator[Import]:
 def _modules() -> Iterator[Module]:
     files = [*ROOT.glob("*.py"), *(file for folder in OWN_FOLDERS for file in (ROOT / folder).rglob("*.py"))]
     for file in sorted(files):
-        parts = file.relative_to(ROOT).with_suffix("").parts
+        root = next(root for root in reversed(IMPORT_ROOTS) if file.is_relative_to(root))
+        parts = file.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         yield parse(name, file.read_text(encoding="utf-8"), file)
 

@@ -1,4 +1,4 @@
-"""Nothing of ours turns bytes into code (DESIGN 9): no pickle, marshal or shelve, no arrays with pickling on."""
+"""Nothing of ours turns bytes into code: no pickle, marshal or shelve, no arrays with pickling on."""
 
 from __future__ import annotations
 

@@ -1,19 +1,43 @@
-"""Modules, classes and functions are named for what they are; every public name of the package says what it does."""
+"""Names say what they name, in the glossary's words; a class name is used once; every public name has a docstring."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.source_tree import Module, own_modules, package_modules, parse
+from tests.architecture.source_tree import PACKAGE, ROOT, Module, own_modules, package_modules, parse
 
 DRAWERS = frozenset(
     ("manager", "managers", "helper", "helpers", "util", "utils", "utility", "common", "misc", "info", "tools", "stuff")
 )
-"""Words that say "things live here" (STYLE, "Not used")."""
+"""Words that say "things live here"."""
+
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+NOT_USED = frozenset(
+    word.strip()
+    for words in re.findall(r"^\| ([a-z, ]+) \|", GLOSSARY.partition("| not used |")[2], re.MULTILINE)
+    for word in words.split(",")
+)
+
+MEANT_OTHERWISE = {
+    "exchange": r"backends\.python_backend",  # of messages with a child process
+    "info": r"pytorch_archives|mqtt_connection",  # zipfile's ZipInfo, paho's MQTTMessageInfo
+    "manager": r"openvino_from_onnx",  # OpenVINO's pass manager
+    "outcome": r"update\.(rollout|trial)",  # the word that a result has for how it ended
+    "settle": r"repository\.watch|serving\.sources",  # files come to rest
+}
+"""Words that mean another thing in the modules whose names the pattern finds."""
+
+ONE_MEANING = {
+    "session": r"onnxruntime|ort_from_onnx|mqtt|config\.settings",  # ONNX Runtime's; MQTT's own `session expiry`
+    "engine": r"tensorrt|engine|promotions|backends\.(registry|host)|daemon\.|update\.|conversion$",
+    "bench": r"cli\.bench",
+}
+"""Words that name one thing only, and the modules that have to do with it."""
 
 
 def drawer_names(module: Module) -> Iterator[str]:
@@ -28,6 +52,34 @@ def drawer_names(module: Module) -> Iterator[str]:
             r"process|_*do_[a-z].*", node.name
         ):
             yield f"{module.path}:{node.lineno} function {node.name}"
+
+
+def product_modules() -> tuple[Module, ...]:
+    """The package and the converters."""
+    return tuple(each for each in own_modules() if each.name.split(".")[0] in (PACKAGE, f"{PACKAGE}_converters"))
+
+
+def given_names(module: Module) -> Iterator[tuple[str, int]]:
+    """Every name that a file gives: its own, and of classes, functions, parameters, variables and attributes."""
+    yield module.name.rpartition(".")[2], 0
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def unused_words(module: Module) -> Iterator[str]:
+    """Names with a word that the glossary says is not used, or that means something else, singular or plural."""
+    for name, line in given_names(module):
+        for word in {found for each in _words(name) for found in (each, each.removesuffix("s"))}:
+            places = MEANT_OTHERWISE.get(word, "$^") if word in NOT_USED else ONE_MEANING.get(word, "")
+            if not re.search(places, module.name):
+                yield f"{module.path}:{line} {name}: {word}"
 
 
 def undocumented(module: Module) -> Iterator[str]:
@@ -69,6 +121,39 @@ def _words(name: str) -> list[str]:
 @pytest.mark.parametrize("module", own_modules(), ids=lambda module: module.name)
 def test_no_name_is_a_drawer(module: Module) -> None:
     assert list(drawer_names(module)) == []
+
+
+def test_a_class_name_is_used_once_in_the_product() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in product_modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module.name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_the_glossary_lists_words_that_are_not_used() -> None:
+    assert {"lot", "inquiry", "incumbent", "newcomer", "lobby", "wish"} <= NOT_USED
+
+
+@pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
+def test_no_name_has_a_word_that_is_not_used(module: Module) -> None:
+    assert list(unused_words(module)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Inquiry: ...",
+        "def wish(): ...",
+        "def a(newcomers): ...",
+        "a.lobby = 1",
+        "session = 1",
+        "class ABench: ...",
+    ],
+)
+def test_each_kind_of_name_with_such_a_word_is_found(source: str) -> None:
+    assert len(list(unused_words(parse("edge_runtime.x", source)))) == 1
 
 
 @pytest.mark.parametrize("module", package_modules(), ids=lambda module: module.name)

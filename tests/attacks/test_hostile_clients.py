@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from edge_runtime.config.settings import ZmqSettings
-from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
+from tests.contract.running_daemon import RawClient, error_code, floats, header, put_model, running_daemon
 from tests.models import onnx_models
 
 X = floats(1, 16).tobytes()
@@ -140,3 +140,42 @@ def test_a_deaf_flood_is_bounded_and_others_are_answered(daemon, good):
                 answers(good)
         answers(good)
         assert resident_bytes() - before < ZmqSettings().send_bound_bytes + GROWTH_BYTES
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param([b"."] * 400_000, id="many frames"),
+        pytest.param([bytes(48 << 20)] * 3, id="many bytes"),
+    ],
+)
+def test_a_message_that_is_too_large_is_refused_and_costs_nobody_else_an_answer(daemon, good, tensors):
+    with RawClient(daemon.endpoints[1]) as greedy:
+        greedy.send(header(), b"first", X)
+        greedy.send(header(), b"large", *tensors)
+        greedy.send(header(), b"last", X)
+        answers(good)
+        replies = [greedy.receive() for _ in range(3)]
+    assert [reply[1] for reply in replies] == [b"first", b"large", b"last"]
+    assert error_code(replies[1]) == "decode_failed"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\x80" * (60 << 20), id="header of 60 MB"),
+        pytest.param(
+            header(inputs=[{"name": "x", "datatype": "FP32", "shape": [1]}] * 1_500), id="one input 1 500 times"
+        ),
+        pytest.param(b"\x81\xa1v\xdc\x10\x00" + b"\x9f" * 60_000, id="deep nesting"),
+        pytest.param(b'{"model":"mlp","inputs":' + b"[" * 1_000_000, id="JSON that nests for ever"),
+        pytest.param(b'{"a":' + b"[[]," * 1_000_000 + b"[]" + b"]" * 1_000_000 + b"}", id="JSON that nests oddly"),
+    ],
+)
+def test_an_odd_header_is_refused_and_costs_nobody_else_an_answer(daemon, good, frame):
+    with RawClient(daemon.endpoints[1]) as odd:
+        for _ in range(10):
+            odd.send(frame, b"odd") if frame[:1] != b"{" else odd.send(frame)
+        answers(good)
+        for _ in range(10):
+            odd.receive()

@@ -110,7 +110,7 @@ def test_whatever_is_asked_is_answered_once_and_changes_nothing(attacker, daemon
     assert attacker.next().properties.CorrelationData == correlation
     assert is_served(attacker)
     assert attacker.is_silent(0), "a second reply"
-    assert [entry["state"] for entry in daemon.stats()["models"]] == ["ready", "ready"]
+    assert [entry["state"] for entry in daemon.status.stats()["models"]] == ["ready", "ready"]
     assert counted(daemon, "mqtt_errors") == 0
 
 
@@ -134,9 +134,8 @@ def test_whatever_the_reply_topic_only_allowed_ones_are_published_to(attacker, d
 def test_a_flood_beyond_the_queue_is_refused_by_message(broker, tmp_path):
     models, gate = tmp_path / "models", tmp_path / "gate"
     body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)"
-    put_model(
-        models, "held", python_models.on_first_value, body=body, toml="max_queue_rows = 4\nbatch = false\n"
-    )  # fmt: skip
+    toml = "max_queue_rows = 4\nbatch = false\n[limits]\nrun_limit_ms = 300_000\n"
+    put_model(models, "held", python_models.on_first_value, body=body, toml=toml)
     gate.touch()
     mqtt = MqttSettings(url=f"{broker.url}/held", reconnect_min_s=0.05)
     payload = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0]}]})
@@ -155,7 +154,7 @@ def test_a_flood_beyond_the_queue_is_refused_by_message(broker, tmp_path):
         assert {error_of(reply) for reply in refused} == {"queue_full"}
         assert all("outputs" in json.loads(reply.payload) for reply in answered)
         assert len({reply.properties.CorrelationData for reply in (*refused, *answered)}) == 200
-        assert daemon.stats()["mqtt"]["connected"]
+        assert daemon.status.stats()["mqtt"]["connected"]
 
 
 def flooded(peer):

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from edge_runtime.config.settings import MqttSettings
-from edge_runtime.daemon.assemble import Core
+from edge_runtime.daemon.core import Core
 from tests.attacks.test_hostile_clients import GROWTH_BYTES, resident_bytes
 from tests.contract.running_daemon import floats, header, put_model
 from tests.contract.running_door import Looks, running_door
@@ -54,7 +54,7 @@ class Victim:
     def all_there_is(self) -> object:
         """What no message may change: files, models, and what it is subscribed to."""
         files = [(str(path), path.stat().st_mtime_ns) for path in sorted(self.folder.rglob("*")) if path.is_file()]
-        return files, self.core.servables.listing()
+        return files, self.core.table.listing()
 
     def looked(self) -> int:
         """So often, when all that was sent so far has been heard: a request came after it."""
@@ -80,7 +80,7 @@ def victim(broker, tmp_path_factory) -> Iterator[Victim]:
     settings = MqttSettings(
         url=f"{broker.url}/dev1", reconnect_min_s=0.05, groups=("line-1",), max_packet_bytes=LIMIT_BYTES
     )
-    with running_door(folder / "models", folder, settings, look=looks.look) as core, Peer(broker.url) as peer:
+    with running_door(folder / "models", folder, settings, updates=looks) as core, Peer(broker.url) as peer:
         looks.wait(1)
         yield Victim(core, looks, peer, folder)
 
@@ -126,7 +126,7 @@ def test_a_retained_wake_wakes_whoever_listens_now_and_nobody_who_comes_later(br
     looks = Looks()
     (tmp_path / "models").mkdir()
     settings = MqttSettings(url=f"{broker.url}/later", reconnect_min_s=0.05, groups=("later",))
-    with running_door(tmp_path / "models", tmp_path, settings, look=looks.look) as core:
+    with running_door(tmp_path / "models", tmp_path, settings, updates=looks) as core:
         looks.wait(1)
         attacker.publish("fleet/later/wake", b"now", 1)  # after the retained ones on its way
         looks.wait(2)

@@ -82,7 +82,7 @@ def test_a_device_that_says_it_is_another_is_told_that_the_broker_refuses_it(fle
 )
 def test_a_connection_that_tls_refuses_is_explained(fleet, models, tmp_path, options, reason):  # noqa: F811
     with running_daemon(models, tmp_path, mqtt=settings(fleet, "cam-7", **options)) as daemon:
-        eventually(lambda: reason in daemon.stats()["mqtt"]["reason"])
+        eventually(lambda: reason in daemon.status.stats()["mqtt"]["reason"])
 
 
 def test_a_certificate_of_somebody_elses_authority_is_refused(fleet, models, tmp_path):  # noqa: F811
@@ -94,7 +94,7 @@ def test_a_certificate_of_somebody_elses_authority_is_refused(fleet, models, tmp
     )  # fmt: skip
     with running_daemon(models, tmp_path / "run", mqtt=mqtt) as daemon:
         eventually(lambda: counted(daemon, "mqtt_connect_failures") >= 2)
-        assert not daemon.stats()["mqtt"]["connected"]
+        assert not daemon.status.stats()["mqtt"]["connected"]
 
 
 def test_an_answer_that_the_broker_would_not_take_becomes_an_error_that_says_so(models, tmp_path):

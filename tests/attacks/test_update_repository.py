@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import DownloadError, EdgeRuntimeError, NotPublished, UpdateError
-from edge_runtime.update.fetch import Limits, Pace, fetch_bytes
+from edge_runtime.update.fetch import FetchLimits, Pace, Pacer, fetch_bytes
 from edge_runtime.update.folder_fetch import FolderFetcher
 from edge_runtime.update.http_fetch import HttpFetcher
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.tuf_client import TufClient, wanted
+from edge_runtime.update.tuf_client import TufClient, expected_file
 from tests.fakes.clock import FakeClock
 from tests.fakes.http_server import Answer
 from tests.fakes.tuf_device import Site, new_site
@@ -129,7 +129,7 @@ def test_a_slow_server_ends_a_check_within_its_deadline(site: Site) -> None:
         HttpFetcher(f"{site.server.url}metadata/", clock=clock),
         MetadataStore(site.device.metadata_dir),
         now_utc=NOW,
-        make_pace=lambda: Pace(Limits(total_s=300.0, min_bytes_per_s=0.0), clock),
+        pacer=Pacer(FetchLimits(total_s=300.0, min_bytes_per_s=0.0), clock),
     )
     with pytest.raises(DownloadError):
         client.refresh()
@@ -180,7 +180,7 @@ def test_five_thousand_hostile_names_open_nothing_outside_a_stick(tmp_path: Path
     for _ in range(5000):
         path = "/".join(chance.choice(parts) for _ in range(chance.randrange(1, 6)))
         with pytest.raises(NotPublished):
-            fetch_bytes(FolderFetcher(stick), path, max_bytes=100, pace=Pace(Limits(total_s=100.0)))
+            fetch_bytes(FolderFetcher(stick), path, max_bytes=100, pace=Pace(FetchLimits(total_s=100.0)))
 
 
 def _names(repository: TufRepository) -> dict[str, str]:
@@ -212,4 +212,6 @@ def _check(stick: Path, device: Path, bootstrap: bytes) -> Path:
     if target is None:
         raise EdgeRuntimeError("not found")
     store = ArtifactStore(device / "artifacts")
-    return store.fetch(FolderFetcher(stick), client.file_path(target), wanted(target), pace=Pace(Limits(total_s=100.0)))
+    return store.fetch(
+        FolderFetcher(stick), client.file_path(target), expected_file(target), pace=Pace(FetchLimits(total_s=100.0))
+    )

@@ -28,12 +28,14 @@ class Life:
     """What was seen of one. served: what was added to zeros, from the start on, each change; None: nothing served.
 
     checked: the answer to `update apply`; None: the process had ended. calls: how many durable calls it made.
+    changes: the numbers of those before which the state had changed, where that was asked for.
     """
 
     served: list[float | None] = field(default_factory=list)
     checked: dict[str, Any] | None = None
     status: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
+    changes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,11 @@ class Home:
             shutil.copytree(self.folder / "state", folder / "state")
         return replace(self, folder=folder, mirror=mirror or self.mirror)
 
-    def live(self, at: int = 0, *, after: bool = False) -> Life:
+    def live(self, at: int = 0, *, watches: bool = False) -> Life:
         """Start, serve, and bring what is assigned, answering all the time. at: SIGKILL at that durable call."""
         context = forking_from(*WARM)
         ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_live, args=(theirs, self, at, after))
+        child = context.Process(target=_live, args=(theirs, self, at, watches))
         with closing(ours):
             start(child)
             theirs.close()
@@ -117,9 +119,9 @@ def _told(pipe: Connection) -> Iterator[tuple[str, Any]]:
     raise TimeoutError(f"the device said nothing for {LIMIT_S:g} s")
 
 
-def _live(pipe: Connection, home: Home, at: int, after: bool) -> None:
+def _live(pipe: Connection, home: Home, at: int, watches: bool) -> None:
     settings = update_settings(home.folder, home.root, folder=str(home.mirror))
-    disk = DyingDisk(at, kill_process, after=after, syncs=home.syncs)
+    disk = DyingDisk(at, kill_process, syncs=home.syncs, watched=home.folder / "state" if watches else None)
     with updated_device(home.folder, settings, disk=disk) as device:
         last = _adds(device)
         pipe.send(("served", last))
@@ -133,6 +135,7 @@ def _live(pipe: Connection, home: Home, at: int, after: bool) -> None:
                 last = now
         pipe.send(("checked", answers[0]))
         pipe.send(("status", device.status()))
+    pipe.send(("changes", disk.changes))
     pipe.send(("calls", len(disk.calls)))
 
 

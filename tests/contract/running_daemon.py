@@ -13,8 +13,8 @@ import numpy as np
 import zmq
 
 from edge_runtime.config.settings import Config, ZmqSettings
-from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
+from edge_runtime.daemon.daemon import Daemon
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.updates import FakeUpdates
 
@@ -34,7 +34,7 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
     core = assemble_core(config)
     if updates is not None:
         core.updates = updates
-    daemon = Daemon(config, core)
+    daemon = assemble_daemon(config, core)
     try:
         daemon.start()
         yield daemon

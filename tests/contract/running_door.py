@@ -6,27 +6,33 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from edge_runtime.config.settings import Config, MqttSettings
-from edge_runtime.daemon.assemble import Core, assemble_core
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.mqtt_door import MqttDoor
-from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.telemetry.host import HostProbe
 from tests.contract.running_daemon import ANSWER_S
 
 
 class Looks:
-    """What a wake calls; counts."""
+    """Updates as a wake sees them: counts its looks. state: the summary, a test's to change."""
 
-    def __init__(self) -> None:
+    def __init__(self, **state: str) -> None:
         self.count = 0
+        self.state = state or {"state": "off"}
         self._changed = threading.Condition()
 
     def look(self) -> None:
         with self._changed:
             self.count += 1
             self._changed.notify_all()
+
+    def summary(self) -> dict[str, str]:
+        return self.state
 
     def wait(self, count: int) -> None:
         """Until it was called so often in all."""
@@ -38,8 +44,8 @@ class Looks:
 def running_door(models: Path, folder: Path, settings: MqttSettings, **words) -> Iterator[Core]:
     """Serve a folder of models behind a broker, and nowhere else. words: MqttDoor's."""
     core = assemble_core(Config(models=str(models), state=str(folder / "state"), mqtt=settings, calibrate=False))
-    control = ControlFrontend(core.servables, core.loader, core.lobby, stats=dict, is_ready=lambda: True)
-    infer = InferFrontend(core.servables, core.infer, control, core.clock, core.metrics)
+    control = OperationHandlers(core.table, core.loader, core.pending_loads, SimpleNamespace(is_ready=True, stats=dict))
+    infer = InferFrontend(core.table, core.infer, control, core.clock, core.metrics)
     door = MqttDoor(settings, (), core, infer, HostProbe(), **words)
     core.start()
     try:

@@ -137,7 +137,7 @@ def test_a_device_that_will_not_answer_is_an_error_at_once(broker, daemon, devic
 
 def test_no_broker_is_one_paragraph(capsys):
     text = shown(["status", "--connect", "mqtt://127.0.0.1:1/dev1"], capsys, 1)
-    assert "mqtt://127.0.0.1:1: nobody listens there" in text
+    assert "mqtt://127.0.0.1:1: nothing listens there" in text
     assert len(text.splitlines()) == 1
     assert main(["status", "--json", "--connect", "mqtt://127.0.0.1:1/dev1"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "no_daemon"
@@ -170,7 +170,7 @@ def test_an_unknown_model_names_the_nearest(connect, capsys):
     [
         (["--connect", "mqtt://h/d", "--control", "/x/y"], "--control is for ZeroMQ"),
         (["--connect", "mqtt://h/d", "--curve-keys", "/x"], "--curve-keys is for ZeroMQ"),
-        (["--connect", "/x/y.sock", "--ca-file", "/x"], "--ca-file is for mqtt://"),
+        (["--connect", "/x/y.sock", "--ca-file", "/x"], "--ca-file is for MQTT"),
         (["--connect", "mqtt://h/d", "--ca-file", "/nowhere"], "there is no file '/nowhere'"),
         (["--connect", "mqtt://alice:secret@h/d"], "password_file"),
         (["--connect", "mqtt://h/d", "--prefix", "#"], "prefix"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edge_runtime import Client
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.daemon import Daemon
 from tests.contract.running_daemon import ANSWER_S, running_daemon
 from tests.fakes.updates import STATUS, STEP, FakeUpdates, checked, offered
 
@@ -107,7 +107,7 @@ def test_ctrl_c_leaves_the_daemon_at_work_and_says_so(daemon: Daemon, updates: F
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=ANSWER_S)
         assert child.returncode == 130
-    assert "The daemon goes on with it; `edge-runtime update status` tells how it does." in err
+    assert "The daemon continues; `edge-runtime update status` shows its progress." in err
     assert out == ""
     assert "Traceback" not in err
     order.done(checked())

@@ -16,7 +16,7 @@ import pytest
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import (
     DeadlineExceeded,
     DeadlineUnmeetable,

@@ -142,11 +142,7 @@ def test_an_active_release_that_ends_the_process_at_every_start_leaves_its_place
         for number in (1, 2):
             fleet.release(number)
             device.outcome()
-    journal = Journal(fleet.folder / "state" / "update" / "journal")
-    journal.open()
-    for _ in range(MAX_STARTS):
-        journal.begin_start(journal.active()["adder"])  # and the process ends
-    journal.close()
+    _end_starts(fleet, MAX_STARTS)
     with fleet.device() as device:
         assert device.adds() == 1.0
         assert "the process ended 5 times" in device.status()["models"]["adder"]["not_served"]
@@ -154,6 +150,39 @@ def test_an_active_release_that_ends_the_process_at_every_start_leaves_its_place
         assert device.adds() == 2.0
     with fleet.device() as device:
         assert device.adds() == 2.0
+
+
+def test_a_release_that_was_being_loaded_when_the_process_ended_is_served_after_all_others(fleet: Fleet) -> None:
+    """The power may have failed: it is served all the same, after the daemon is ready."""
+    with fleet.device() as device:
+        fleet.release(1)
+        device.outcome()
+    _end_starts(fleet, 1)
+    with fleet.device() as device:
+        assert device.adds() == 1.0
+    with fleet.device() as device:
+        assert device.adds() == 1.0
+
+
+def test_a_release_that_ends_the_process_at_every_start_and_has_none_before_it_is_left_out(fleet: Fleet) -> None:
+    with fleet.device() as device:
+        fleet.release(1)
+        device.outcome()
+    _end_starts(fleet, MAX_STARTS)
+    with fleet.device() as device:
+        assert "the process ended 5 times" in device.status()["models"]["adder"]["not_served"]
+        (listed,) = device.runtime.models()
+        assert listed["state"] == "failed"
+        assert "the process ended 5 times" in listed["reason"]
+
+
+def _end_starts(fleet: Fleet, count: int) -> None:
+    """So often the process ended while it loaded the active release."""
+    journal = Journal(fleet.folder / "state" / "update" / "journal")
+    journal.open()
+    for _ in range(count):
+        journal.begin_start(journal.active()["adder"])
+    journal.close()
 
 
 def test_an_import_from_where_the_daemon_cannot_look_says_so(fleet: Fleet) -> None:

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 import edge_runtime
+from edge_runtime.client.in_flight import Call, InFlight
 from edge_runtime.client.mqtt_client import Device, MqttClient
-from edge_runtime.client.mqtt_in_flight import InFlight
 from edge_runtime.client.mqtt_link import MqttLink
-from edge_runtime.client.mqtt_requests import Request
 from edge_runtime.config.broker import broker_access
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
@@ -256,9 +255,10 @@ def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
     clock = FakeClock()
 
     class LateSlots(InFlight):
-        def take_slot(self, wait_s, may_wait):
-            super().take_slot(wait_s, may_wait)
-            clock.advance(0.9 * wait_s)
+        @property
+        def is_full(self) -> bool:
+            clock.advance(0.9e6)
+            return super().is_full
 
     link = MqttLink(
         broker_access(MqttSettings(url=mute.url)),
@@ -266,11 +266,13 @@ def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
         "reply/late/1",
         DeviceTopics("mute"),
         qos=0,
-        in_flight=LateSlots(1),
+        in_flight=LateSlots(1, looks=1),
         monotonic_s=clock.monotonic_s,
     )
     with closing(link):
-        future = link.submit(Request("edge/mute/infer/m", msgpack.packb({"v": 1})), 1e6, len)
+        call = Call(msgpack.packb({"v": 1}), (), 1e6, len)
+        call.topic = "edge/mute/infer/m"
+        future = link.submit(call)
         clock.advance(0.9e6)
         for _ in range(2):
             link.beat()
@@ -452,10 +454,10 @@ def test_a_request_to_a_daemon_that_has_yet_to_connect_is_answered(models, own_b
 def test_no_broker_is_an_error_at_once_that_says_why():
     with MqttClient("mqtt://127.0.0.1:1/dev1") as client:
         for _ in range(2):
-            with pytest.raises(ConnectionError, match="nobody listens there"):
+            with pytest.raises(ConnectionError, match="nothing listens there"):
                 client.infer("m", {"x": X})
         assert not client.is_live()
-        with pytest.raises(ConnectionError, match="nobody listens there"):
+        with pytest.raises(ConnectionError, match="nothing listens there"):
             client.devices()
         with pytest.raises(TimeoutError, match="not ready"):
             client.wait_ready(0.2)
@@ -563,6 +565,52 @@ def test_threads_that_all_come_first_share_one_connection(url):
 
 def test_a_client_that_was_never_closed_does_not_keep_its_process(url):
     program = f"import edge_runtime; c = edge_runtime.MqttClient({url!r}); assert c.is_live()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "c.infer('mlp', {'x': X}, timeout_ms=100)",
+        "c.submit('mlp', {'x': X}, timeout_ms=100)",
+        "c.models()",
+        "c.is_live()",
+        "c.devices()",
+    ],
+)
+def test_a_client_in_use_says_in_the_child_of_a_fork_that_it_is_the_parents(url, call):
+    program = f"""
+import os, signal, warnings, edge_runtime, numpy as np
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12, of every fork
+X = np.zeros((1, 16), np.float32)
+c = edge_runtime.MqttClient({url!r})
+c.infer("mlp", {{"x": X}})
+if (pid := os.fork()) == 0:
+    signal.alarm(10)
+    try:
+        {call}
+    except RuntimeError as error:
+        c.close()
+        os._exit(0 if "make a new one" in str(error) else 4)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+c.infer("mlp", {{"x": X}})
+c.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_client_in_a_reference_cycle_does_not_keep_its_process(url):
+    program = f"""
+import gc, edge_runtime
+c = edge_runtime.MqttClient({url!r})
+assert c.is_live()
+c.itself = c
+del c
+gc.collect()
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -736,3 +784,12 @@ def test_the_package_offers_it_and_imports_it_only_when_it_is_used():
     assert edge_runtime.MqttClient is MqttClient
     program = "import sys, edge_runtime; edge_runtime.Client; sys.exit('paho' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_arrays_that_a_client_allocates_give_the_same_answers(client):
+    frame, scores = client.allocate((1, 16), np.float32), client.allocate((1, 4), np.float32)
+    frame[:] = 0.5
+    result = client.infer("mlp", {"x": frame}, outputs={"y": scores})
+    assert result["y"] is scores
+    assert result.shared == ()
+    np.testing.assert_array_equal(client.infer("mlp", {"x": np.full((1, 16), 0.5, np.float32)})["y"], scores)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgpack
 import pytest
 
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.frontend.control_frontend import ControlFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.mqtt_frontend import MqttFrontend
-from edge_runtime.transports.mqtt_connection import NO_LIMIT
-from edge_runtime.transports.mqtt_packets import Inbound
+from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.transports.mqtt_packets import MAX_PACKET_BYTES, Inbound
 from edge_runtime.wire.topics import DeviceTopics
 from tests.contract.running_daemon import floats, header, put_model
 from tests.models import onnx_models
@@ -23,7 +24,7 @@ REQUEST = msgpack.packb([msgpack.unpackb(header("mlp")), floats(1, 16).tobytes()
 class KeptMessages:
     """A transport as far as the frontend sees it: keeps what is posted."""
 
-    packet_limit = NO_LIMIT
+    packet_limit = MAX_PACKET_BYTES
 
     def __init__(self):
         self.posted = []
@@ -33,6 +34,21 @@ class KeptMessages:
 
     def call(self, function):
         function()
+
+
+class FailingListener:
+    """Listens to site/news, and fails."""
+
+    topics = ("site/news",)
+    takes_retained = False
+
+    def message(self, message):
+        raise RuntimeError("a bug")
+
+    def online(self):
+        pass
+
+    beat = online
 
 
 @pytest.fixture
@@ -47,8 +63,8 @@ def core(tmp_path):
 
 @pytest.fixture
 def frontend(core):
-    control = ControlFrontend(core.servables, core.loader, core.lobby, stats=dict, is_ready=lambda: True)
-    infer = InferFrontend(core.servables, core.infer, control, core.clock, core.metrics)
+    control = OperationHandlers(core.table, core.loader, core.pending_loads, SimpleNamespace(is_ready=True, stats=dict))
+    infer = InferFrontend(core.table, core.infer, control, core.clock, core.metrics)
     return MqttFrontend(infer, TOPICS, TOPICS.reply_prefixes(), core.clock, core.metrics, max_packet_bytes=1 << 20)
 
 
@@ -57,10 +73,7 @@ def asked(number):
 
 
 def test_a_message_that_meets_a_bug_loses_no_request_gathered_beside_it(core, frontend):
-    def fail(message):
-        raise RuntimeError("a bug")
-
-    frontend.listen("site/news", fail)
+    frontend.listen([FailingListener()])
     transport = KeptMessages()
     for number in range(3):  # from the third on the header is known, and requests are gathered
         frontend.messages(transport, [asked(number)])
@@ -69,3 +82,39 @@ def test_a_message_that_meets_a_bug_loses_no_request_gathered_beside_it(core, fr
     assert len(transport.posted) == 6
     assert all(msgpack.unpackb(message.payload)[0]["model"] == "mlp" for message in transport.posted)
     assert core.metrics.counters()["mqtt_errors"] == 1
+
+
+def test_a_request_that_wants_no_outputs_is_answered_and_silences_nobody(core, frontend):
+    none_wanted = msgpack.packb([msgpack.unpackb(header("mlp", outputs=[])), floats(1, 16).tobytes()])
+    transport = KeptMessages()
+    for number in range(5):
+        odd = Inbound("edge/dev1/infer/mlp", none_wanted, 0, False, "reply/x", b"odd%d" % number)
+        frontend.messages(transport, [odd, asked(number), odd, asked(number)])
+    answers = [msgpack.unpackb(message.payload) for message in transport.posted]
+    assert sorted(len(frames) for frames in answers) == [1] * 10 + [2] * 10
+    assert all(len(frames) == 1 + len(frames[0]["outputs"]) for frames in answers)
+    assert "mqtt_errors" not in core.metrics.counters()
+
+
+def test_a_burst_that_fails_strands_no_other(core, frontend, monkeypatch):
+    two_rows = msgpack.packb([msgpack.unpackb(header("mlp", (2, 16))), floats(2, 16).tobytes()])
+    other = Inbound("edge/dev1/infer/mlp", two_rows, 0, False, "reply/x", b"two")
+    transport = KeptMessages()
+    for number in range(3):
+        frontend.messages(transport, [asked(number), other])
+    transport.posted.clear()
+    runs = []
+
+    def fail_once(parts, rows):
+        runs.append(rows)
+        if len(runs) == 1:
+            raise RuntimeError("a bug")
+        return run_single(parts, rows)
+
+    buffers = core.table.resolve("mlp", None).inline
+    run_single = buffers.run_single
+    monkeypatch.setattr(buffers, "run_single", fail_once)
+    frontend.messages(transport, [asked(3), other, asked(4), other])
+    frontend.messages(transport, [asked(5)])
+    heads = [msgpack.unpackb(message.payload)[0] for message in transport.posted]
+    assert [head.get("error", {}).get("code") for head in heads] == ["run_failed", "run_failed", None, None, None]

@@ -84,7 +84,7 @@ def error_of(reply):
 
 
 def counted(daemon, name):
-    return daemon.stats()["metrics"]["counters"].get(name, 0)
+    return daemon.status.stats()["metrics"]["counters"].get(name, 0)
 
 
 # ---- the two forms --------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def test_a_broker_that_does_not_speak_mqtt_5_is_served_with_3(models, broker, tm
         while (message := peer.next()).topic != "reply/x":
             pass
         assert json.loads(message.payload)["id"] == "a"
-        assert daemon.stats()["mqtt"]["protocol"] == "3.1.1"
+        assert daemon.status.stats()["mqtt"]["protocol"] == "3.1.1"
 
 
 def test_a_broker_that_refused_mqtt_5_once_is_asked_again_after_the_next_loss(models, broker, tmp_path):
@@ -438,7 +438,7 @@ def test_a_broker_that_refused_mqtt_5_once_is_asked_again_after_the_next_loss(mo
         settings = MqttSettings(url=f"mqtt://127.0.0.1:{old.port}/risen", reconnect_min_s=0.05, reconnect_max_s=0.1)
         with running_daemon(models, tmp_path, mqtt=settings) as daemon:
             wait_status(peer, "risen", b"online")
-            assert daemon.stats()["mqtt"]["protocol"] == "3.1.1"
+            assert daemon.status.stats()["mqtt"]["protocol"] == "3.1.1"
             old.cut()
             while peer.next().payload != b"online":
                 pass
@@ -456,7 +456,7 @@ def test_the_state_says_profile_models_versions_and_health(peer, daemon):
 
     assert message.retain
     state = json.loads(message.payload)
-    assert state["profile"] == daemon.stats()["profile"]
+    assert state["profile"] == daemon.status.stats()["profile"]
     assert state["health"] == "ok"
     assert state["models"]["mlp"]["version"] == 1
     assert state["models"]["mlp"]["versions"][0]["state"] == "ready"

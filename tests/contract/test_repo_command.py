@@ -15,7 +15,7 @@ import pytest
 
 from edge_runtime.cli.main import main
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.rotation import rotate
+from edge_runtime.publish.roles import rotate
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"

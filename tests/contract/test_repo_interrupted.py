@@ -11,11 +11,10 @@ import pytest
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.change import Change
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository
-from edge_runtime.publish.rotation import rotate
+from edge_runtime.publish.roles import add_group, add_team, rotate
 from edge_runtime.repository.release_paths import assignments_path
 from tests.fakes.dying_disk import DyingDisk, Killed
 from tests.fakes.publishing import Publisher, TufDevice
@@ -39,6 +38,7 @@ def killed_at(path: Path, number: int, make: Make) -> tuple[Publisher, bool]:
     return publisher, disk.is_dead
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

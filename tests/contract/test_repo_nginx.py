@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.publish.delegations import add_group
 from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.roles import add_group
 from tests.fakes.publishing import Publisher
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_runtime.errors import PublishError, UpdateError
 from edge_runtime.publish.assignments import assign
 from edge_runtime.publish.bundle import write_bundle
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import ReleaseWish, prepare_release
+from edge_runtime.publish.releases import ReleaseOptions, prepare_release
+from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.repository.manifest import Manifest, decode_manifest, encode_manifest
 from tests.fakes.publishing import Publisher, TufDevice
 from tests.models.onnx_models import save
@@ -50,7 +50,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 def publish(publisher: Publisher, path: Path, patches: int = 3) -> Manifest:
     with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseWish("vision", path, patches=patches))
+        prepared = prepare_release(repository, ReleaseOptions("vision", path, patches=patches))
         prepared.change.commit()
     return prepared.manifest
 
@@ -101,7 +101,7 @@ def test_an_old_file_that_somebody_changed_makes_no_patch(publisher: Publisher, 
     publish(publisher, layered(tmp_path, 1))
     blob = next((publisher.path / "targets" / "team" / "vision" / "layered" / "1").glob("*.model.onnx"))
     blob.write_bytes(bytes(blob.stat().st_size))
-    with pytest.raises(PublishError, match="was changed by somebody"):
+    with pytest.raises(PublishError, match="was changed after it was signed"):
         publish(publisher, layered(tmp_path, 2))
     assert publish(publisher, layered(tmp_path, 2), patches=0).version == 2
 

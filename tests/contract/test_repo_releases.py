@@ -20,14 +20,14 @@ from edge_runtime.publish.assignments import assign, unassign
 from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.change import Change
 from edge_runtime.publish.cleaning import sweep, withdraw
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseWish, choose_counter, prepare_release
+from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, choose_counter, prepare_release
+from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.publish.trial import try_artifact
 from edge_runtime.repository.golden import differences, unpack
 from edge_runtime.repository.manifest import Assignment, Manifest, decode_assignments, decode_manifest
 from edge_runtime.repository.release_paths import LONGEST_LEAP, ReleasePath, assignments_path
-from edge_runtime.update.offers import Memory, why_not_offered
+from edge_runtime.update.release_checks import KnownReleases, why_not_offered
 from tests.fakes.dying_disk import DyingDisk, Killed
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
 from tests.models.ir_models import from_onnx
@@ -79,7 +79,7 @@ def device(bare: Path, tmp_path: Path) -> TufDevice:
 
 def publish(publisher: Publisher, path: Path, **wish: object) -> PreparedRelease:
     with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseWish(**{"team": "vision", "path": path, **wish}))  # type: ignore[arg-type]
+        prepared = prepare_release(repository, ReleaseOptions(**{"team": "vision", "path": path, **wish}))  # type: ignore[arg-type]
         prepared.change.commit()
     return prepared
 
@@ -275,6 +275,7 @@ def test_the_process_that_tries_a_model_knows_no_passphrase_and_no_key(
     assert not {"EDGE_RUNTIME_PASSPHRASE", "MY_KEY"} & set(seen.read_text().split())
 
 
+@pytest.mark.long
 def test_a_publish_cut_off_anywhere_leaves_devices_a_whole_repository(tmp_path: Path) -> None:
     model, number, was_killed = tiny(tmp_path, 1), 0, True
     first = Publisher(tmp_path / "first").found()
@@ -378,7 +379,7 @@ def follows(highest: int, counter: int) -> bool:
     """Whether a device that had a release of a counter takes another one."""
     release = ReleasePath("vision", "tiny", counter)
     given = Assignment("tiny", release.manifest, "5" * 64, 100.0)
-    return why_not_offered(given, Memory({"tiny": highest}, {}, {})) is None
+    return why_not_offered(given, KnownReleases({"tiny": highest}, {}, {})) is None
 
 
 @pytest.mark.parametrize(
@@ -435,7 +436,7 @@ def test_what_cannot_be_assigned_is_refused_with_what_can(
 def test_a_manifest_that_somebody_changed_on_the_disk_is_not_assigned(three: Publisher) -> None:
     path = next((three.path / "targets" / "team" / "vision" / "tiny" / "2").glob("*.manifest.json"))
     path.write_bytes(path.read_bytes().replace(b'"version": 2', b'"version": 7'))
-    with pytest.raises(PublishError, match="was changed by somebody"):
+    with pytest.raises(PublishError, match="was changed after it was signed"):
         give(three, 2)
 
 
@@ -536,7 +537,7 @@ def test_a_bundle_of_a_repository_with_a_changed_blob_is_not_finished(three: Pub
     give(three, 1)
     blob = next((three.path / "targets" / "team" / "vision" / "tiny" / "1").glob("*.model.onnx"))
     blob.write_bytes(bytes(blob.stat().st_size))
-    with pytest.raises(PublishError, match="was changed by somebody"):
+    with pytest.raises(PublishError, match="was changed after it was signed"):
         bundle(three, tmp_path / "usb")
     assert not (tmp_path / "usb" / "metadata" / "timestamp.json").exists()
 

@@ -13,10 +13,9 @@ from tuf.api.metadata import Metadata, MetaFile, Root, TargetFile
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.change import Change, Draft
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository
-from edge_runtime.publish.rotation import refresh, revoke, rotate
+from edge_runtime.publish.roles import add_group, add_team, refresh, revoke, rotate
 from edge_runtime.repository.release_paths import ReleasePath, assignments_path
 from tests.fakes.publishing import Publisher, TufDevice, founding
 

@@ -17,9 +17,8 @@ from tuf.ngclient import Updater
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.bundle import write_bundle
-from edge_runtime.publish.delegations import add_group
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.rotation import rotate
+from edge_runtime.publish.roles import add_group, rotate
 from edge_runtime.publish.static_server import StaticServer
 from edge_runtime.repository.release_paths import assignments_path
 from tests.fakes.publishing import Publisher

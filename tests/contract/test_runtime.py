@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -50,6 +54,24 @@ def test_numpy_goes_in_and_numpy_comes_out(models, tmp_path, model):
     assert (result.model, result.version, result.timing.batch_rows) == (model, 1, 3)
 
 
+@pytest.mark.parametrize("model", ["mlp", "queued"])
+def test_no_outputs_are_wanted_and_none_come(models, tmp_path, model):
+    with runtime(models, tmp_path) as rt:
+        for _ in range(3):
+            assert rt.infer(model, {"x": floats(1, 16)}, outputs=[]).outputs == {}
+
+
+@pytest.mark.parametrize("model", ["mlp", "queued"])
+def test_a_worker_that_waits_keeps_nothing_of_the_request_that_it_ran_last(models, tmp_path, model):
+    x, is_gone = floats(1, 16), threading.Event()
+    weakref.finalize(x, is_gone.set)
+    with runtime(models, tmp_path, limits=LimitSettings(cores=1)) as rt:
+        rt.infer(model, {"x": x})
+        del x
+        # The request and its future name each other, so that it goes with the next collection.
+        assert any(gc.collect() >= 0 and is_gone.wait(0.05) for _ in range(100))
+
+
 def test_lists_and_big_endian_arrays_are_taken(models, tmp_path):
     x = floats(1, 16)
     with runtime(models, tmp_path) as rt:
@@ -87,7 +109,7 @@ def test_errors_are_the_wires_errors(models, tmp_path):
             rt.infer("mlp", {"x": floats(1, 16).astype(np.float64)})
         with pytest.raises(ModelNotFound, match="there are: mlp, queued"):
             rt.infer("nope", {})
-        with pytest.raises(ModelNotFound, match="no version 4"):
+        with pytest.raises(ModelNotFound, match="version 4 is not found"):
             rt.infer("mlp", {"x": floats(1, 16)}, version=4)
         with pytest.raises(DeadlineUnmeetable):
             rt.infer("mlp", {"x": floats(1, 16)}, timeout_ms=0)
@@ -279,3 +301,35 @@ def test_a_model_larger_than_the_budget_is_refused_with_the_numbers(tmp_path):
     limits = LimitSettings(memory_bytes=1_000_000)
     with runtime(models, tmp_path, limits=limits) as rt, pytest.raises(NotReady, match="memory budget of 1000000"):
         rt.infer("big", {"x": np.ones((1, 1024), np.float32)})
+
+
+def test_the_child_of_a_fork_is_told_that_the_runtime_is_its_parents(models, tmp_path):
+    program = f"""
+import os, signal
+import numpy as np
+from edge_runtime import Runtime
+from edge_runtime.config.settings import Config
+X = np.zeros((1, 16), np.float32)
+runtime = Runtime({str(models)!r}, config=Config(state={str(tmp_path / "state")!r}, watch=False, calibrate=False))
+runtime.infer("queued", {{"x": X}})
+if (pid := os.fork()) == 0:
+    signal.alarm(10)
+    told = 0
+    for name in ("infer", "load", "unload"):
+        try:
+            getattr(runtime, name)("queued", **({{"inputs": {{"x": X}}}} if name == "infer" else {{}}))
+        except RuntimeError as error:
+            told += "make a new one" in str(error)
+    runtime.close()
+    os._exit(0 if told == 3 else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+runtime.infer("queued", {{"x": X}})
+runtime.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_runtime_in_process_imports_no_door():
+    program = "import sys, edge_runtime.daemon.runtime; print(sorted({'zmq', 'paho', 'tuf'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"

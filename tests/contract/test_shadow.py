@@ -25,34 +25,34 @@ def until(is_so, ask):
 
 @pytest.fixture(params=[INLINE, WORKERS], ids=["inline", "workers"])
 def shadow(tmp_path, request):
-    """A runtime whose model adds 1, and what makes an exchange with one that adds another number."""
+    """A runtime whose model adds 1, and what makes a swap with one that adds another number."""
     put_adder(tmp_path / "models", 1, toml=request.param)
     with runtime(tmp_path / "models", tmp_path) as rt:
-        yield rt, lambda value: rt.core.loader.exchange(release(tmp_path / "r1", value, version=2, toml=request.param))
+        yield rt, lambda value: rt.core.loader.swap(release(tmp_path / "r1", value, version=2, toml=request.param))
 
 
 def test_a_release_of_the_same_model_shows_no_difference(shadow):
-    rt, exchange_with = shadow
-    mirror = exchange_with(1).mirror(1.0)
+    rt, swap_with = shadow
+    mirror = swap_with(1).mirror(1.0)
     until(lambda: mirror.read().requests >= 10, lambda: answer_of(rt))
     found = mirror.read()
     assert (found.failures, found.different) == (0, 0)
     assert found.top1_rows == found.top1_agreements == found.requests
-    assert found.incumbent_p95_s > 0
-    assert found.newcomer_p95_s > 0
+    assert found.current_p95_s > 0
+    assert found.candidate_p95_s > 0
 
 
 def test_a_release_that_answers_otherwise_is_seen_and_nobody_gets_its_answers(shadow):
-    rt, exchange_with = shadow
-    exchange = exchange_with(2)
-    mirror = exchange.mirror(1.0)
+    rt, swap_with = shadow
+    swap = swap_with(2)
+    mirror = swap.mirror(1.0)
     answers = set()
     until(lambda: mirror.read().requests >= 10, lambda: answers.add(answer_of(rt)))
     found = mirror.read()
     assert found.different == found.requests
     assert found.top1_agreements == found.top1_rows, "both columns are higher by the same"
     assert answers == {(1, 1.0)}
-    assert exchange.newcomer.metrics.requests == 0
+    assert swap.candidate.metrics.requests == 0
 
 
 def test_scores_whose_highest_changed_are_counted(tmp_path):
@@ -62,7 +62,7 @@ def test_scores_whose_highest_changed_are_counted(tmp_path):
 
     put_adder(tmp_path / "models", 0)
     with runtime(tmp_path / "models", tmp_path, python_models=True) as rt:
-        mirror = rt.core.loader.exchange(release_of(tmp_path / "r1", swapped, version=2)).mirror(1.0)
+        mirror = rt.core.loader.swap(release_of(tmp_path / "r1", swapped, version=2)).mirror(1.0)
         until(lambda: mirror.read().requests >= 5, lambda: rt.infer("m", {"x": floats(3, 2)}))
         found = mirror.read()
         assert (found.top1_rows, found.top1_agreements) == (3 * found.requests, 0)
@@ -71,8 +71,8 @@ def test_scores_whose_highest_changed_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("body", "shows"),
     [
-        ("time.sleep(0.05)", lambda found: found.newcomer_p95_s >= 0.04 and not found.failures),
-        ("raise ValueError('no')", lambda found: found.failures == found.requests and found.newcomer_p95_s is None),
+        ("time.sleep(0.05)", lambda found: found.candidate_p95_s >= 0.04 and not found.failures),
+        ("raise ValueError('no')", lambda found: found.failures == found.requests and found.candidate_p95_s is None),
     ],
     ids=["slower", "failing"],
 )
@@ -80,7 +80,7 @@ def test_a_release_that_is_slower_or_fails_is_seen(tmp_path, body, shows):
     same = lambda folder, body="": python_models.on_first_value(folder, f"if value:\n    {body or 'pass'}")  # noqa: E731
     put_model(tmp_path / "models", "m", same)
     with runtime(tmp_path / "models", tmp_path, python_models=True) as rt:
-        mirror = rt.core.loader.exchange(release_of(tmp_path / "r1", lambda f: same(f, body), version=2)).mirror(1.0)
+        mirror = rt.core.loader.swap(release_of(tmp_path / "r1", lambda f: same(f, body), version=2)).mirror(1.0)
         until(lambda: mirror.read().requests >= 3, lambda: rt.infer("m", {"x": np.ones((1, 1), np.float32)}))
         assert shows(mirror.read()), mirror.read()
 
@@ -91,8 +91,8 @@ def test_requests_are_answered_while_a_copy_takes_for_ever(tmp_path):
     put_model(tmp_path / "models", "m", lambda folder: python_models.on_first_value(folder, "pass"))
     with runtime(tmp_path / "models", tmp_path, python_models=True) as rt:
         staged = release_of(tmp_path / "r1", lambda folder: python_models.on_first_value(folder, stuck), version=2)
-        exchange = rt.core.loader.exchange(staged)
-        mirror = exchange.mirror(1.0)
+        swap = rt.core.loader.swap(staged)
+        mirror = swap.mirror(1.0)
         ask = lambda: rt.infer("m", {"x": np.ones((1, 1), np.float32)}, timeout_ms=10_000)  # noqa: E731
         answers = [ask() for _ in range(200)]
         assert {answer.version for answer in answers} == {1}
@@ -100,18 +100,18 @@ def test_requests_are_answered_while_a_copy_takes_for_ever(tmp_path):
         assert mirror.read().dropped >= 198, "one is run at a time, and none waits"
         gate.touch()
         until(lambda: mirror.read().requests >= 3, ask)
-        exchange.commit()
+        swap.commit()
         assert ask().version == 2
 
 
-@pytest.mark.parametrize("end", ["swap", "commit", "roll_back", "split"])
+@pytest.mark.parametrize("end", ["switch", "commit", "roll_back", "split"])
 def test_it_ends_with_any_decision_and_loses_no_request(shadow, end):
-    rt, exchange_with = shadow
+    rt, swap_with = shadow
     with Hammer().asking(lambda: answer_of(rt)) as hammer:
-        exchange = exchange_with(1)
-        mirror = exchange.mirror(1.0)
+        swap = swap_with(1)
+        mirror = swap.mirror(1.0)
         until(lambda: mirror.read().requests >= 3, lambda: answer_of(rt))
-        exchange.split(50) if end == "split" else getattr(exchange, end)()
+        swap.split(50) if end == "split" else getattr(swap, end)()
         found = mirror.read()
         for _ in range(20):
             answer_of(rt)
@@ -120,9 +120,9 @@ def test_it_ends_with_any_decision_and_loses_no_request(shadow, end):
 
 
 def test_a_daemon_that_stops_in_the_middle_of_it_ends_cleanly(shadow):
-    rt, exchange_with = shadow
-    exchange = exchange_with(1)
-    mirror = exchange.mirror(1.0)
+    rt, swap_with = shadow
+    swap = swap_with(1)
+    mirror = swap.mirror(1.0)
     stopped = []
 
     def ask():
@@ -136,12 +136,12 @@ def test_a_daemon_that_stops_in_the_middle_of_it_ends_cleanly(shadow):
         until(lambda: mirror.read().requests >= 3, lambda: None)
         rt.close()
     assert {type(error) for error in hammer.errors} == {Draining}
-    assert not exchange.newcomer.is_open
+    assert not swap.candidate.is_open
 
 
 def test_a_share_that_is_none_is_refused(shadow):
-    _, exchange_with = shadow
-    exchange = exchange_with(1)
+    _, swap_with = shadow
+    swap = swap_with(1)
     for share in (0, -1, 1.5):
         with pytest.raises(ValueError, match="share"):
-            exchange.mirror(share)
+            swap.mirror(share)

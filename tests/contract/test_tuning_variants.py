@@ -19,21 +19,18 @@ from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
 from edge_runtime.profiles.detect import detect
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
-from edge_runtime.tuning.applying import apply_choice, check_can_apply
-from edge_runtime.tuning.arrays_file import write_arrays
-from edge_runtime.tuning.candidates import Candidate, Engine, Layout
-from edge_runtime.tuning.conversion import convert, recipe_for
-from edge_runtime.tuning.engine_artifacts import offers_of
-from edge_runtime.tuning.objective import Objective
-from edge_runtime.tuning.results import Full
-from edge_runtime.tuning.session import opened
-from edge_runtime.tuning.wish import Device, Wish
-from edge_runtime.tuning.workbench import place
+from edge_runtime.tuning.applying import check_can_apply, place
+from edge_runtime.tuning.artifacts import make_int8, offers_of, recipe_for
+from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way
+from edge_runtime.tuning.options import Objective, TunedDevice, TuneOptions
+from edge_runtime.tuning.results import FullMeasurement
+from edge_runtime.tuning.trial import write_arrays
+from edge_runtime.tuning.tune import open_tune
 from tests.models.ir_models import from_onnx
 from tests.models.onnx_models import mlp, mlp_int8
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
-INT8 = Candidate(Engine("onnxruntime", "CPU", "int8"), Layout(1, 1, 4))
+INT8 = Candidate(Way("onnxruntime", "CPU", "int8"), ThreadLayout(1, 1, 4))
 
 
 @pytest.fixture
@@ -52,10 +49,10 @@ def recipe(name: str = "onnxruntime"):
 
 def test_an_int8_model_is_made_once(tmp_path: Path, calibration: Path) -> None:
     source = DIGITS / "1" / "model.onnx"
-    (made,) = convert(recipe(), source, calibration, tmp_path / "made")
+    (made,) = make_int8(recipe(), source, calibration, tmp_path / "made")
     assert made.name == "model.int8.onnx"
     written = made.stat().st_mtime_ns
-    assert convert(recipe(), source, calibration, tmp_path / "made") == (made,)
+    assert make_int8(recipe(), source, calibration, tmp_path / "made") == (made,)
     assert made.stat().st_mtime_ns == written
 
 
@@ -63,7 +60,7 @@ def test_an_int8_model_is_made_once(tmp_path: Path, calibration: Path) -> None:
 def test_a_broken_model_is_a_reason_and_leaves_nothing(tmp_path: Path, calibration: Path, content: bytes) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(ConversionFailed, match="no int8 model was made: "):
-        convert(recipe(), tmp_path / "model.onnx", calibration, tmp_path / "made")
+        make_int8(recipe(), tmp_path / "model.onnx", calibration, tmp_path / "made")
     assert list((tmp_path / "made").iterdir()) == []
 
 
@@ -73,11 +70,11 @@ def test_the_chosen_variant_is_put_beside_the_model_and_served_as_int8(tmp_path:
     shutil.copytree(DIGITS, tmp_path / "models" / "digits")
     model = scan(tmp_path / "models").models["digits"]
     device = _device(tmp_path)
-    wish = Wish(Objective(0.99, 5.0), drop=1.0, time_s=0.1)
-    with opened(model, model.versions[1], device, wish, lambda *_: None) as session:
-        session.run()
-        applied = apply_choice(session, model, Full(INT8, "", 1.0), ["for the test"])
-    assert [path.name for path in applied.files] == ["model.int8.onnx", "model.toml"]
+    options = TuneOptions(Objective(0.99, 5.0), drop=1.0, time_s=0.1)
+    with open_tune(model, model.versions[1], device, options) as tune:
+        tune.run(lambda *_: None)
+        written = tune.apply(FullMeasurement(INT8, "", 1.0), ["for the test"])
+    assert [path.name for path in written] == ["model.int8.onnx", "model.toml"]
     with Runtime(tmp_path / "models") as runtime:
         (served,) = runtime.models()
         assert (served["state"], served["backend"], served["precision"]) == ("ready", "onnxruntime", "int8")
@@ -201,6 +198,6 @@ def _model(models: Path, name: str) -> ModelFolder:
     return scan(models).models[name]
 
 
-def _device(folder: Path) -> Device:
+def _device(folder: Path) -> TunedDevice:
     config, facts = Config(models=str(folder / "models"), profile="x86-generic"), detect()
-    return Device(facts, effective_profile(config, facts), config, folder / "state")
+    return TunedDevice(facts, effective_profile(config, facts), config, folder / "state")

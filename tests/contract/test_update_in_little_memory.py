@@ -64,6 +64,7 @@ def test_a_bad_version_is_tried_when_the_old_one_has_left_and_the_old_one_comes_
         assert factor(device) == 1.0
 
 
+@pytest.mark.long
 def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=TWO) as device:
         assert device.outcome("wide")[0] == "installed"
@@ -73,6 +74,7 @@ def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
         assert (offer["action"], offer["gap_s"]) == ("installed", None)
 
 
+@pytest.mark.long
 def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed"

@@ -49,6 +49,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scenario]:
     }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["first", "next", "bad"])
 def test_a_device_killed_now_and_then_in_an_update_serves_the_old_release_or_the_new_and_completes(
     scenarios: dict[str, Scenario], name: str, tmp_path: Path
@@ -66,8 +67,10 @@ def test_a_device_killed_at_any_durable_call_of_an_update_serves_the_old_release
     scenarios: dict[str, Scenario], name: str, tmp_path: Path
 ) -> None:
     scenario = scenarios[name]
-    calls = scenario.before.copy(tmp_path / "whole").live().calls
-    assert troubles(scenario, [[number] for number in range(1, calls + 1)], tmp_path) == []
+    # A death at any other call leaves the same bytes as one at a call before it: a folder was opened, or synced.
+    changes = scenario.before.copy(tmp_path / "whole").live(watches=True).changes
+    assert len(changes) > 25
+    assert troubles(scenario, [[number] for number in changes], tmp_path) == []
 
 
 @pytest.mark.long

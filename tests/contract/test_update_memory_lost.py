@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.update.journal import DATABASE
-from edge_runtime.update.journal_record import RECORD
+from edge_runtime.update.journal_tables import RECORD
 from tests.contract.updated_device import Fleet
 
 JOURNAL = Path("state") / "update" / "journal"

@@ -16,13 +16,16 @@ import pytest
 from edge_runtime import AsyncClient, Client
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.config.settings import MqttSettings
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, Unsupported, UpdateError
-from edge_runtime.frontend.update_frontend import UpdateFrontend
+from edge_runtime.wire.operations import OPERATIONS, Scope
 from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, op, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.fakes.updates import ENTRY, STATUS, FakeUpdates, checked, offered
+
+UPDATE_OPS = sorted(name for name, row in OPERATIONS.items() if row.is_update)
+CONTROL_OPS = [name for name in UPDATE_OPS if OPERATIONS[name].scope is Scope.CONTROL]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def test_every_endpoint_tells_what_runs_and_what_happened(daemon: Daemon, update
     assert updates.counts == [50, 3, 50, 3]
 
 
-@pytest.mark.parametrize("name", sorted(UpdateFrontend.CONTROL_OPS))
+@pytest.mark.parametrize("name", CONTROL_OPS)
 def test_what_changes_something_is_forbidden_elsewhere(name: str, daemon: Daemon, updates: FakeUpdates) -> None:
     error = refused(daemon.endpoints[1], name, model="digits", parameters={"folder": "/media/stick"})
     assert error["code"] == "forbidden"
@@ -199,7 +202,7 @@ def test_a_daemon_without_updates_says_what_to_add(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, RawClient(daemon.endpoints[0]) as raw:
         assert raw.result("stats")["update"] is None
-        for name in sorted(UpdateFrontend.OPS):
+        for name in UPDATE_OPS:
             error = refused(daemon.endpoints[0], name)
             assert error["code"] == Unsupported.code
             assert "add [update]" in error["message"]
@@ -219,7 +222,7 @@ def test_over_mqtt_a_device_tells_but_takes_no_orders(tmp_path: Path) -> None:
             assert client.update_status() == STATUS
             assert client.update_history(5) == [ENTRY]
             with Peer(broker.url) as peer:
-                for name in sorted(UpdateFrontend.CONTROL_OPS):
+                for name in CONTROL_OPS:
                     order = {"op": name, "model": "digits", "parameters": {"folder": "/media/stick"}}
                     reply = json.loads(peer.ask("edge/dev1/infer", json.dumps(order)).payload)
                     assert reply["error"]["code"] == Forbidden.code

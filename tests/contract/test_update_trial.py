@@ -9,17 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.repository.manifest import TensorForm, Tolerance
-from edge_runtime.serving.loading import Candidate
-from edge_runtime.serving.trial_process import Ended
+from edge_runtime.sandbox.ending import ChildResult, ShowProgress, judge_ending
+from edge_runtime.serving.loading import LoadPlan
 from edge_runtime.tensors import Array
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.store import ArtifactStore
-from edge_runtime.update.trial import Outcome, TrialLimits, TrialReport, judge, try_release
+from edge_runtime.update.trial import Outcome, TrialLimits, TrialReport, TrialResult, TrialTask, judge, try_release
+from tests.fakes.odd_trial import try_odd
 from tests.fakes.releases import Made, make_release
 from tests.models import onnx_models
 
@@ -56,10 +58,10 @@ def installed(folder: Path, made: Made) -> StagedRelease:
     return releases.open(made.release)
 
 
-def candidates(release: StagedRelease, *backends: str) -> list[Candidate]:
+def candidates(release: StagedRelease, *backends: str) -> list[LoadPlan]:
     (version,) = release.folder.versions.values()
     options = LoadOptions(threads=1)
-    return [Candidate(name, version.files["model.onnx"], options) for name in backends or ("onnxruntime",)]
+    return [LoadPlan(name, version.files["model.onnx"], options) for name in backends or ("onnxruntime",)]
 
 
 def attempt(release: StagedRelease, limits: TrialLimits = LIMITS, **others: object) -> TrialReport:
@@ -67,16 +69,16 @@ def attempt(release: StagedRelease, limits: TrialLimits = LIMITS, **others: obje
 
 
 def attempt_with(release: StagedRelease, odd_backend: str) -> TrialReport:
-    return try_release(release, candidates(release, odd_backend), LIMITS, child="tests.fakes.odd_trial")
+    return try_release(release, candidates(release, odd_backend), LIMITS, child=try_odd)
 
 
 def test_a_good_release_passes_and_says_how_it_ran(tmp_path: Path) -> None:
     report = attempt(staged(tmp_path, onnx_models.added))
     assert (report.outcome, report.reason) == (Outcome.PASSED, "")
-    assert report.finding is not None
-    assert (report.finding.backend, report.finding.precision, report.finding.note) == ("onnxruntime", "f32", "")
-    assert report.finding.run_s > 0
-    assert report.finding.peak_memory_bytes < 64 * MIB
+    assert report.result is not None
+    assert (report.result.backend, report.result.precision, report.result.note) == ("onnxruntime", "f32", "")
+    assert report.result.run_s > 0
+    assert report.result.peak_memory_bytes < 64 * MIB
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
@@ -104,8 +106,8 @@ def test_the_first_backend_that_loads_is_tried_and_the_others_are_noted(tmp_path
     release = staged(tmp_path, onnx_models.added)
     report = try_release(release, candidates(release, "tensorflow", "onnxruntime"), LIMITS)
     assert report.outcome is Outcome.PASSED
-    assert report.finding is not None
-    assert report.finding.note.startswith("tensorflow: there is no backend 'tensorflow'")
+    assert report.result is not None
+    assert report.result.note.startswith("tensorflow: there is no backend 'tensorflow'")
 
 
 def test_a_release_that_is_no_model_fails_with_the_librarys_reason(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_tensors_of_other_names_fail(tmp_path: Path) -> None:
 def test_an_endless_run_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
     report = attempt(staged(tmp_path, onnx_models.endless), TrialLimits(256 * MIB, limit_s=3.0))
     assert report.outcome is Outcome.FAILED
-    assert report.reason == "was not loaded and run within 3 s"
+    assert report.reason == "it was not done within 3 s"
 
 
 def test_a_release_that_needs_more_memory_than_it_may_have_fails(tmp_path: Path) -> None:
@@ -173,8 +175,8 @@ def test_what_fits_its_memory_passes(tmp_path: Path) -> None:
     release = staged(tmp_path, lambda folder: onnx_models.hungry(folder, 64 * MIB), golden)
     report = attempt(release)
     assert report.outcome is Outcome.PASSED, report.reason
-    assert report.finding is not None
-    assert report.finding.peak_memory_bytes >= 64 * MIB
+    assert report.result is not None
+    assert report.result.peak_memory_bytes >= 64 * MIB
 
 
 # ---- crashes and hindrances: the child is a module of the tests, or runs code of theirs at its start -----------------
@@ -194,13 +196,13 @@ def test_a_native_abort_ends_the_child_alone_and_its_signal_is_said(
     at_start("import os, sys\nprint('double free', file=sys.stderr, flush=True)\nos.abort()\n")
     report = attempt(release)
     assert report.outcome is Outcome.FAILED
-    assert report.reason == "ended the process that tried it (SIGABRT): double free"
+    assert report.reason == "its process was ended by SIGABRT: double free"
 
 
 def test_a_crash_inside_a_backend_is_the_releases_fault(tmp_path: Path) -> None:
     report = attempt_with(staged(tmp_path, onnx_models.added), "crashing")
     assert report.outcome is Outcome.FAILED
-    assert report.reason.startswith("ended the process that tried it (SIGSEGV)")
+    assert report.reason.startswith("its process was ended by SIGSEGV")
 
 
 def test_what_a_library_raises_unexpectedly_is_the_releases_fault(tmp_path: Path) -> None:
@@ -253,12 +255,16 @@ def test_a_stop_ends_a_trial_early(tmp_path: Path) -> None:
     release = staged(tmp_path, onnx_models.endless)
     stop.set()
     report = attempt(release, stop=stop)
-    assert (report.outcome, report.reason) == (Outcome.HINDERED, "the daemon stopped while it was tried")
+    assert (report.outcome, report.reason) == (Outcome.HINDERED, "the daemon stopped during the trial")
+
+
+def never_called(task: TrialTask, progress: ShowProgress) -> TrialResult:
+    raise AssertionError
 
 
 def test_a_device_short_of_memory_does_not_even_begin(tmp_path: Path) -> None:
     release = staged(tmp_path, onnx_models.added, peak_memory_bytes=100 * MIB)
-    report = attempt(release, free_bytes=lambda: 99 * MIB, child="no.such.module")
+    report = attempt(release, free_bytes=99 * MIB, child=never_called)
     assert report.outcome is Outcome.HINDERED
     assert f"it needs {100 * MIB} bytes of memory to be tried" in report.reason
 
@@ -276,6 +282,6 @@ def test_what_a_library_prints_is_not_taken_for_the_answer(tmp_path: Path) -> No
     assert report.outcome is Outcome.PASSED
 
 
-def test_an_answer_that_is_half_there_is_none() -> None:
-    report = judge(Ended(b'{"fault":', ""), LIMITS)
-    assert report.outcome is Outcome.UNCLEAR
+def test_a_result_that_is_half_there_is_none() -> None:
+    ending = judge_ending(0, report=ChildResult(msgspec.Raw(b'{"backend":')), result_type=TrialResult)
+    assert judge(ending).outcome is Outcome.UNCLEAR

@@ -41,7 +41,7 @@ def settings(broker: Broker, device: str = "dev1", **more) -> MqttSettings:
 def test_a_command_and_the_wake_of_each_group_make_the_device_look(broker, models, tmp_path, protocol, qos):
     looks = Looks()
     with (
-        running_door(models, tmp_path, settings(broker, groups=GROUPS), look=looks.look) as core,
+        running_door(models, tmp_path, settings(broker, groups=GROUPS), updates=looks) as core,
         Peer(broker.url, protocol) as peer,
     ):
         looks.wait(1)  # the connection itself
@@ -55,7 +55,7 @@ def test_a_device_listens_to_its_own_prefix_and_to_further_groups_once_each(brok
     looks = Looks()
     mqtt = settings(broker, groups=("site",), prefix="plant/line1")
     with (
-        running_door(models, tmp_path, mqtt, look=looks.look, wake_groups=("site", "canary")),
+        running_door(models, tmp_path, mqtt, updates=looks, wake_groups=("site", "canary")),
         Peer(broker.url) as peer,
     ):
         looks.wait(1)
@@ -80,7 +80,7 @@ def test_a_connection_that_comes_back_is_a_wake(models, tmp_path):
     looks = Looks()
     with (
         Broker(tmp_path / "broker") as broker,
-        running_door(models, tmp_path, settings(broker, groups=GROUPS), look=looks.look),
+        running_door(models, tmp_path, settings(broker, groups=GROUPS), updates=looks),
     ):
         looks.wait(1)
         broker.kill()
@@ -94,20 +94,20 @@ def test_a_connection_that_comes_back_is_a_wake(models, tmp_path):
 def test_a_group_that_is_no_id_is_refused(broker, models, tmp_path):
     with (
         pytest.raises(ConfigError, match=r"mqtt\.groups: got '\+'"),
-        running_door(models, tmp_path, settings(broker, groups=("+",)), look=Looks().look),
+        running_door(models, tmp_path, settings(broker, groups=("+",)), updates=Looks()),
     ):
         pass
 
 
 def test_the_state_says_at_once_how_updates_go(broker, models, tmp_path):
-    update = {"state": "idle", "release": "mlp 3"}
+    updates = Looks(state="idle", release="mlp 3")
     with (
         Peer(broker.url) as peer,
-        running_door(models, tmp_path, settings(broker, state_interval_s=3600.0), update=lambda: update),
+        running_door(models, tmp_path, settings(broker, state_interval_s=3600.0), updates=updates),
     ):
         peer.subscribe("edge/dev1/state", 1)
         wait_update(peer, {"state": "idle", "release": "mlp 3"})
-        update["state"] = "staging"
+        updates.state["state"] = "staging"
         wait_update(peer, {"state": "staging", "release": "mlp 3"})
 
 

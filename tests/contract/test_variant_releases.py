@@ -12,9 +12,9 @@ from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import ConfigError, PublishError
 from edge_runtime.publish.assignments import assign
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseWish, prepare_release
+from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
+from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.update.staging import choose_artifacts
 from tests.contract.updated_device import UpdatedDevice, update_settings
 from tests.fakes.publishing import Publisher
@@ -43,7 +43,7 @@ def net(tmp_path: Path) -> Path:
 
 def publish(publisher: Publisher, path: Path) -> PreparedRelease:
     with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseWish(team="vision", path=path))
+        prepared = prepare_release(repository, ReleaseOptions(team="vision", path=path))
         prepared.change.commit()
     publisher.carry_out(lambda repository: assign(repository, "line", path.name, 1, 100.0))
     return prepared

@@ -14,7 +14,7 @@ import pytest
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
 from edge_runtime.update.journal import Journal
-from edge_runtime.update.states import State
+from edge_runtime.update.states import ReleaseState
 from tests.contract.updated_device import ANSWER_S, Fleet, UpdatedDevice
 from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.fakes.update_site import X, onnx_release
@@ -178,7 +178,7 @@ def test_a_stop_in_order_while_a_release_is_fetched_forgives_it_no_crash(fleet: 
     made = fleet.release(3)
     with journal(fleet) as known:
         for _ in range(2):
-            known.advance(made.release, State.WARMING, "2026-11-21T12:00:00Z")
+            known.advance(made.release, ReleaseState.WARMING, "2026-11-21T12:00:00Z")
     asked, is_over = threading.Event(), threading.Event()
 
     def drip(request: Request) -> Answer | None:

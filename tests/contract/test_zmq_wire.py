@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import random
+import threading
 
 import msgpack
 import numpy as np
 import pytest
 import zmq
 
+from edge_runtime.cli.main import main
+from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, Curve, ZmqSettings
-from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.errors import ConfigError, StateTaken
 from tests.contract.running_daemon import (
     RawClient,
@@ -178,6 +180,63 @@ def test_json_in_one_frame_is_answered_in_one_frame(client):
     np.testing.assert_allclose(answer["outputs"][0]["data"], expected(x)[0], rtol=1e-4, atol=1e-4)
 
 
+def json_request(model, x, request_id, **fields):
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.reshape(-1).tolist()}
+    return json.dumps({"id": request_id, "model": model, "inputs": [tensor], **fields}).encode()
+
+
+@pytest.mark.parametrize("model", ["mlp", "queued"])
+def test_pipelined_json_is_answered_each_with_its_own_id_and_rows(client, model):
+    """The header is known from the third request on: requests then share runs."""
+    inputs = [floats(1, 16, seed=seed) for seed in range(100)]
+    for index, x in enumerate(inputs):
+        client.send(json_request(model, x, index))
+        client.send(header(model), b"%d" % index, x.tobytes())
+
+    replies, frames = {}, 0
+    for _ in range(2 * len(inputs)):
+        reply = client.receive()
+        if len(reply) == 1:
+            fields = json.loads(reply[0])
+            replies[fields["id"]] = fields
+        else:
+            frames += 1
+
+    assert frames == len(inputs)
+    for index, x in enumerate(inputs):
+        (output,) = replies[index]["outputs"]
+        assert (output["name"], output["shape"], replies[index]["model_name"]) == ("y", [1, 4], model)
+        np.testing.assert_allclose([output["data"]], expected(x), rtol=1e-4, atol=1e-4)
+    assert client.is_silent()
+
+
+def test_json_with_a_known_header_and_odd_data_or_id_is_looked_at_closely(client):
+    x = floats(1, 16)
+    for _ in range(4):
+        assert json.loads(client.ask(json_request("mlp", x, None))[0])["id"] is None
+    for odd, code in (
+        (json_request("mlp", x, 1).replace(b'"data": [', b'"data": [true, '), "tensor_mismatch"),
+        (json_request("mlp", x, 1).replace(b'"data": [', b'"data": [0.0, '), "tensor_mismatch"),
+        (json_request("mlp", x, 1).replace(b'"data": [', b'"data": [1e400, '), "tensor_mismatch"),
+        (json_request("mlp", x, "x" * 65), "decode_failed"),
+        (json_request("mlp", x, 1, timeout_ms=0), "deadline_unmeetable"),
+    ):
+        assert json.loads(client.ask(odd)[0])["error"]["code"] == code
+    nested = json_request("mlp", x, "n").replace(b'"data": [', b'"data": [[').replace(b"]}]", b"]]}]")
+    named = json.loads(json_request("mlp", x, 10**40))
+    named["inputs"][0]["data"][0] = "NaN"
+    assert json.loads(client.ask(nested)[0])["id"] == "n"
+    answer = json.loads(client.ask(json.dumps(named).encode())[0])
+    assert answer["id"] == 10**40
+    assert "NaN" in answer["outputs"][0]["data"]
+
+
+def test_json_from_a_req_socket_gets_its_empty_delimiter_back(endpoint):
+    with RawClient(endpoint, zmq.REQ) as client:
+        for index in range(4):
+            assert json.loads(client.ask(json_request("mlp", floats(1, 16), index))[0])["id"] == index
+
+
 def test_json_errors_carry_the_id_and_the_same_codes(client):
     missing = client.ask_json(model="nope", id=7, inputs=[])
     assert missing["id"] == 7
@@ -191,7 +250,7 @@ def test_ops_say_what_thedaemon_here_is_and_has(client):
     assert client.result("ready") is True
     listed = {entry["name"]: entry for entry in client.result("models")}
     assert set(listed["mlp"]) == {
-        "name", "version", "state", "reason", "backend", "device", "precision", "mode", "memory_bytes",
+        "name", "version", "state", "reason", "backend", "device", "precision", "mode", "memory_bytes", "host",
     }  # fmt: skip
     assert (listed["mlp"]["mode"], listed["queued"]["mode"]) == ("inline", "workers")
     metadata = client.result("metadata", model="mlp")
@@ -404,7 +463,7 @@ def test_a_stoppingdaemon_here_answers_what_it_admitted(models, tmp_path):
 def test_a_seconddaemon_here_on_the_same_endpoint_is_refused(daemon_here, models, tmp_path):
     path = daemon_here.endpoints[1]
     config = Config(models=str(models), state=str(tmp_path), zmq=ZmqSettings(endpoints=(path,)))
-    second = Daemon(config, assemble_core(config))
+    second = assemble_daemon(config)
     try:
         with pytest.raises(ConfigError, match="another daemon serves"):
             second.start()
@@ -418,7 +477,7 @@ def test_a_second_daemon_on_the_same_state_folder_is_refused_until_the_first_has
     state = str(tmp_path / "first" / "state")
     config = Config(models=str(models), state=state, zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/second.sock",)))
     with running_daemon(models, tmp_path / "first") as first:
-        second = Daemon(config, assemble_core(config))
+        second = assemble_daemon(config)
         try:
             with pytest.raises(StateTaken, match=rf"state: '{state}' is another daemon's.*--state"):
                 second.start()
@@ -426,7 +485,7 @@ def test_a_second_daemon_on_the_same_state_folder_is_refused_until_the_first_has
             second.stop()
         with RawClient(first.endpoints[1]) as client:
             assert client.result("ready") is True
-    third = Daemon(config, assemble_core(config))
+    third = assemble_daemon(config)
     try:
         third.start()
         with RawClient(third.endpoints[1]) as client:
@@ -443,7 +502,7 @@ def test_daemons_whose_state_folder_nobody_named_share_it_and_say_so(models, tmp
         Config(models=str(models), zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/{name}/i.sock",)))
         for name in ("first", "second")
     )
-    daemons = [Daemon(first, assemble_core(first)), Daemon(second, assemble_core(second))]
+    daemons = [assemble_daemon(first), assemble_daemon(second)]
     try:
         for daemon in daemons:
             daemon.start()
@@ -476,7 +535,7 @@ def test_a_plain_file_in_the_sockets_place_is_never_removed(models, tmp_path):
     path = tmp_path / "precious"
     path.write_text("data")
     config = Config(models=str(models), state=str(tmp_path), zmq=ZmqSettings(endpoints=(f"ipc://{path}",)))
-    daemon = Daemon(config, assemble_core(config))
+    daemon = assemble_daemon(config)
     try:
         with pytest.raises(ConfigError, match="no socket"):
             daemon.start()
@@ -488,7 +547,7 @@ def test_a_plain_file_in_the_sockets_place_is_never_removed(models, tmp_path):
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:0", "tcp://*:5555", "tcp://192.0.2.1:1", "udp://127.0.0.1:1", "x"])
 def test_an_endpoint_open_to_the_network_without_keys_is_refused(models, tmp_path, address):
     config = Config(models=str(models), state=str(tmp_path), zmq=ZmqSettings(endpoints=(address,)))
-    daemon = Daemon(config, assemble_core(config))
+    daemon = assemble_daemon(config)
     try:
         with pytest.raises(ConfigError):
             daemon.start()
@@ -532,6 +591,20 @@ def test_curve_lets_listed_keys_in_and_nobody_else(models, tmp_path):
             assert controller.result("stats")["metrics"]["counters"]["curve_denied"] >= 1
 
 
+def test_a_daemon_that_serves_over_tcp_alone_has_its_control_socket_where_the_command_line_looks(
+    models, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "sockets"))
+    monkeypatch.delenv("EDGE_RUNTIME_ENDPOINT", raising=False)
+    with running_daemon(models, tmp_path / "run", zmq=ZmqSettings(endpoints=("tcp://127.0.0.1:*",))) as daemon:
+        assert daemon.endpoints[0] == f"ipc://{tmp_path}/sockets/control.sock"
+        assert main(["models", "load", "mlp"]) == 0
+        assert main(["models", "list"]) == 0
+        assert "mlp" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="give control="), Client(daemon.endpoints[1]) as client:
+            client.load("mlp")
+
+
 def test_a_frame_over_the_limit_closes_that_connection_only(models, tmp_path):
     settings = ZmqSettings(endpoints=(f"ipc://{tmp_path}/i.sock",), max_frame_bytes=100_000)
     with (
@@ -543,6 +616,15 @@ def test_a_frame_over_the_limit_closes_that_connection_only(models, tmp_path):
         greedy.send(header(), b"", bytes(200_000))
         assert greedy.is_silent(200)
         assert good.ask(header(), b"good", X)[1] == b"good"
+
+
+@pytest.mark.parametrize("timeout_ms", [1e300, 1e18, 1.7e308])
+def test_a_deadline_beyond_all_time_never_comes_and_ends_no_thread(client, timeout_ms):
+    for index in range(20):
+        client.send(header("queued", timeout_ms=timeout_ms), b"%d" % index, X)
+    for _ in range(20):
+        assert len(client.receive()) == 3
+    assert "edge-timer" in {thread.name for thread in threading.enumerate()}
 
 
 def test_infinite_floats_survive_both_forms(client):

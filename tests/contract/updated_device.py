@@ -154,6 +154,7 @@ def updated_device(
     models.mkdir(parents=True, exist_ok=True)
     core = assemble_core(
         Config(
+            isolation="never",  # these tests start hundreds of devices, and none of them is about hosts
             models=str(models),
             state=str(folder / "state"),
             watch=False,

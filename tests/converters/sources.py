@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from demo.digits import load_held_out, load_training
-from edge_runtime_converters.source_format import SourceFormat
+from edge_runtime_converters.formats import SourceFormat
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "demo" / "models" / "digits" / "1" / "model.onnx"

@@ -11,8 +11,8 @@ import pytest
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.onnx_from_pytorch import convert_module
+from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import serve
-from edge_runtime_converters.wish import Wish
 from tests.contract.running_daemon import floats
 from tests.converters.sources import FEATURES, needs, network, present
 
@@ -32,7 +32,7 @@ def test_a_program_of_fixed_rows_converts_and_the_report_says_that_it_will_not_b
 ) -> None:
     program = torch.export.export(network(torch), (torch.zeros(2, FEATURES),))
     torch.export.save(program, str(tmp_path / "model.pt2"))
-    report = convert(Wish(source=str(tmp_path / "model.pt2"), target="onnx"))
+    report = convert(ConversionOptions(source=str(tmp_path / "model.pt2"), target="onnx"))
     assert report.is_near_enough
     assert any("axis 0 is not open" in note for note in report.notes)
 
@@ -53,7 +53,9 @@ def test_several_inputs_by_name_and_several_outputs_keep_their_places(torch: Any
         tmp_path / "data.npz", left=random.random((5, 3), np.float32), right=random.random((5, 3), np.float32),
         ids=random.integers(0, 9, (5, 4)),
     )  # fmt: skip
-    report = convert(Wish(source=str(tmp_path / "model.pt2"), target="onnx", data=str(tmp_path / "data.npz")))
+    report = convert(
+        ConversionOptions(source=str(tmp_path / "model.pt2"), target="onnx", data=str(tmp_path / "data.npz"))
+    )
     assert report.is_near_enough, report.faults
     assert report.rows == 5
     assert [output.name for output in report.outputs] == ["sum", "parts_0", "parts_1"]
@@ -67,7 +69,9 @@ def test_torchscript_of_two_outputs_is_told_its_shapes(torch: Any, tmp_path: Pat
 
     torch.jit.trace(Two(), (torch.zeros(2, 3), torch.ones(3))).save(str(tmp_path / "model.pt"))
     report = convert(
-        Wish(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,3", "scale=3"), tolerance=1e-5)
+        ConversionOptions(
+            source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,3", "scale=3"), tolerance=1e-5
+        )
     )
     assert report.is_near_enough, report.faults
     assert [output.name for output in report.outputs] == ["output_0", "output_1"]
@@ -77,7 +81,7 @@ def test_torchscript_of_two_outputs_is_told_its_shapes(torch: Any, tmp_path: Pat
 def test_a_shape_that_torchscript_cannot_run_is_named_with_what_pytorch_says(torch: Any, tmp_path: Path) -> None:
     torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(2, 3)).save(str(tmp_path / "model.pt"))
     with pytest.raises(ConversionFailed, match=r"cannot run it with x=-1,5:FP32; check --shapes.*shapes cannot be mul"):
-        convert(Wish(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,5",)))
+        convert(ConversionOptions(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,5",)))
 
 
 def test_outputs_are_named_by_their_place_and_not_by_the_last_operation(torch: Any, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
-from edge_runtime_converters.source_format import SourceFormat
-from edge_runtime_converters.wish import Target, Wish
+from edge_runtime_converters.formats import SourceFormat
+from edge_runtime_converters.options import ConversionOptions, Target
 from tests.converters.sources import DIGITS, TENSORFLOW, needs, present, source_of
 
 
@@ -30,7 +30,7 @@ def refused(source: Path, match: str, target: Target = "onnx", **options: Any) -
     """Convert, and hold that it fails with these words, leaving the folder as it was."""
     before = sorted(path.name for path in Path().rglob("*"))
     with pytest.raises(ConversionFailed, match=match):
-        convert(Wish(source=str(source), target=target, output=f"out{_SUFFIX[target]}", **options))
+        convert(ConversionOptions(source=str(source), target=target, output=f"out{_SUFFIX[target]}", **options))
     assert sorted(path.name for path in Path().rglob("*")) == before
     assert not Path("canary").exists()
 

@@ -1,4 +1,4 @@
-"""Every cell of the conversion matrix is tested or empty, and the README shows the same table."""
+"""Every cell of the conversion matrix is tested or empty, and docs/convert.md shows the same table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
-from edge_runtime_converters.matrix import PRECISIONS, TARGETS, artifact_name, route, why_empty
-from edge_runtime_converters.source_format import SourceFormat
-from edge_runtime_converters.wish import Wish
+from edge_runtime_converters.formats import PRECISIONS, TARGETS, SourceFormat, artifact_name, route, why_empty
+from edge_runtime_converters.options import ConversionOptions
 from tests.converters.sources import INPUT, ROOT, images, present, source_of, write_samples
 
 CELLS = [(source, target, precision) for source in SourceFormat for target in TARGETS for precision in PRECISIONS]
@@ -41,7 +40,7 @@ def test_every_full_cell_converts_within_its_tolerance(
     if target == "openvino" and precision == "int8":
         present("nncf")
     name = INPUT.get(source, "image")
-    wish = Wish(
+    options = ConversionOptions(
         source=str(source_of(source, models)),
         target=target,  # type: ignore[arg-type]
         precision=precision,  # type: ignore[arg-type]
@@ -49,7 +48,7 @@ def test_every_full_cell_converts_within_its_tolerance(
         calibration=str(write_samples(tmp_path, name)),
         shapes=("image=-1,64",) if source is SourceFormat.TORCHSCRIPT else (),
     )
-    report = convert(wish)
+    report = convert(options)
     assert report.is_near_enough, report.faults
     assert report.rows == 64
     made = Path(report.files[0])
@@ -77,8 +76,8 @@ def test_every_empty_cell_says_why_before_anything_is_read(source: SourceFormat,
     assert why_empty(source, target, precision) in refused.value.message
 
 
-def test_the_readme_shows_the_same_matrix() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
+def test_the_convert_page_shows_the_same_matrix() -> None:
+    lines = (ROOT / "docs" / "convert.md").read_text().splitlines()
     for source in SourceFormat:
         cells = [_cell(source, target) for target in TARGETS]
         assert f"| {' | '.join([source.value, *cells])} |" in lines

@@ -13,8 +13,8 @@ from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.int8_from_onnx import quantise
 from edge_runtime_converters.openvino_from_onnx import convert as to_openvino
+from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import serve
-from edge_runtime_converters.wish import Wish
 from tests.converters.sources import DIGITS, images, needs, present
 
 
@@ -47,7 +47,7 @@ def test_a_model_of_an_old_opset_is_raised_to_one_that_has_int8(tmp_path: Path, 
 def test_weights_in_a_file_beside_the_model_are_taken_in(tmp_path: Path) -> None:
     model = onnx.load(DIGITS)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=1024)
-    report = convert(Wish(source=str(tmp_path / "model.onnx"), target="onnx", precision="fp16"))
+    report = convert(ConversionOptions(source=str(tmp_path / "model.onnx"), target="onnx", precision="fp16"))
     assert report.is_near_enough
     (tmp_path / "weights").unlink()
     serve(Path(report.files[0])).close()

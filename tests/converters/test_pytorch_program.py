@@ -13,10 +13,10 @@ import pytest
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters import conversion
+from edge_runtime_converters.formats import SourceFormat
 from edge_runtime_converters.onnx_from_pytorch import convert
-from edge_runtime_converters.pytorch_program import write_safe_program
-from edge_runtime_converters.source_format import SourceFormat
-from edge_runtime_converters.wish import Wish
+from edge_runtime_converters.options import ConversionOptions
+from edge_runtime_converters.pytorch_archives import write_safe_program
 from tests.converters.programs import PROGRAM, WEIGHTS, Json, change_program, program, write_archive, write_program
 from tests.converters.sources import needs, source_of
 
@@ -215,12 +215,12 @@ def test_pytorch_by_itself_runs_what_a_program_says_and_the_conversion_does_not(
     canary = tmp_path / "canary"
     assert canary.exists(), "the attack is one"
     canary.unlink()
-    wish = Wish(source=str(path), target="onnx")
+    options = ConversionOptions(source=str(path), target="onnx")
     if converts:
-        assert conversion.convert(wish).is_near_enough
+        assert conversion.convert(options).is_near_enough
     else:
         with pytest.raises(ConversionFailed, match="nothing of it was loaded"):
-            conversion.convert(wish)
+            conversion.convert(options)
     assert (tmp_path / "model.onnx").exists() is converts
     assert not canary.exists()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters.source_format import SourceFormat, format_of
+from edge_runtime_converters.formats import SourceFormat, format_of
 from tests.converters.sources import DIGITS, TENSORFLOW
 
 

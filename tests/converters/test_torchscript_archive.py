@@ -9,8 +9,8 @@ import pytest
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.onnx_from_torchscript import convert
-from edge_runtime_converters.torchscript_archive import write_safe_archive
-from edge_runtime_converters.wish import parse_shapes
+from edge_runtime_converters.options import parse_shapes
+from edge_runtime_converters.pytorch_archives import write_safe_archive
 from tests.converters.programs import write_archive
 from tests.converters.sources import needs
 

@@ -80,26 +80,52 @@ def test_a_drop_in_for_what_a_device_has_leaves_a_service_that_serves(device: Bo
         assert given.read_text() == "secret\n"
 
 
-def test_a_model_that_hangs_is_noticed_by_the_watchdog_and_the_others_are_served_again(
+def test_a_model_that_hangs_costs_its_own_host_and_the_service_goes_on(
     device: BootedDevice, shared: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(hanging(tmp_path / "made"), shared / "hanging.onnx")
-    device.run("install", "-D", "-m", "644", f"{HOST}/hanging.onnx", f"{MODELS}/hanging/1/model.onnx")
-    lay_over(device, "[Service]\nWatchdogSec=2\n")
-    device.run("systemctl", "restart", UNIT)
-    wait_right_answer(device)
+    put_hanging(device, shared, tmp_path)
     before = main_pid(device)
     with Client(device.endpoint) as client:
+        ask_for_ever(client)
+        wait_right_answer(device)
         client.wait_ready(LIMIT_S, "hanging")
         assert client.infer("hanging", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2.0, 2.0]]
-        with pytest.raises((EdgeRuntimeError, ConnectionError, TimeoutError)):
-            client.infer("hanging", {"x": np.full((1, 2), FOR_EVER, np.float32)})
+    assert main_pid(device) == before
+    assert device.unit("NRestarts") == "0"
+
+
+def test_a_model_that_hangs_inside_is_noticed_by_the_watchdog_and_the_others_are_served_again(
+    device: BootedDevice, shared: Path, tmp_path: Path
+) -> None:
+    lay_over(device, "[Service]\nWatchdogSec=2\n")
+    put_hanging(device, shared, tmp_path, settings='isolation = "never"\n')
+    before = main_pid(device)
+    with Client(device.endpoint) as client:
+        ask_for_ever(client)
     end_s = time.monotonic() + LIMIT_S
     while device.unit("NRestarts") == "0" and time.monotonic() < end_s:
         time.sleep(LOOK_S)
     wait_right_answer(device)
     assert main_pid(device) != before
     assert "Watchdog timeout" in device.journal()
+
+
+def put_hanging(device: BootedDevice, shared: Path, tmp_path: Path, settings: str = "") -> None:
+    """Serve a model that runs for as long as a request says."""
+    shutil.copy(hanging(tmp_path / "made"), shared / "hanging.onnx")
+    (shared / "model.toml").write_text(settings)
+    device.run("install", "-D", "-m", "644", f"{HOST}/hanging.onnx", f"{MODELS}/hanging/1/model.onnx")
+    device.run("install", "-m", "644", f"{HOST}/model.toml", f"{MODELS}/hanging/model.toml")
+    device.run("systemctl", "restart", UNIT)
+    wait_right_answer(device)
+
+
+def ask_for_ever(client: Client) -> None:
+    """See that it works, and ask for a run without an end."""
+    client.wait_ready(LIMIT_S, "hanging")
+    assert client.infer("hanging", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2.0, 2.0]]
+    with pytest.raises((EdgeRuntimeError, ConnectionError, TimeoutError)):
+        client.infer("hanging", {"x": np.full((1, 2), FOR_EVER, np.float32)})
 
 
 def lay_over(device: BootedDevice, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -14,7 +15,10 @@ from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
 Fault = Callable[[], None]
 """What happens instead of a call, or after it; it usually does not return."""
 
-CALLS = ("open", "write", "chmod", "fsync", "rename", "link", "mkdir", "commit")
+CALLS = ("open", "create", "write", "chmod", "fsync", "rename", "link", "mkdir", "commit")
+"""open: a folder, or a file that is there; create: a file that may be new."""
+
+WRITES = tuple(call for call in CALLS if call != "open")
 
 
 class Killed(BaseException):
@@ -45,7 +49,8 @@ class DyingDisk(SystemDisk):
 
     after: the call is made and then the fault happens. lasts: so it is with every call that follows. syncs: really
     sync; the death of a process loses nothing that was written, so only what cuts the power needs it. counts: which
-    calls are counted. piece_bytes: how much one write takes at most.
+    calls are counted. piece_bytes: how much one write takes at most. watched: a folder that is looked at before each
+    counted call.
     """
 
     def __init__(
@@ -58,8 +63,12 @@ class DyingDisk(SystemDisk):
         syncs: bool = False,
         counts: tuple[str, ...] = CALLS,
         piece_bytes: int = 1 << 30,
+        watched: Path | None = None,
     ) -> None:
         self.calls: list[str] = []
+        self.changes: list[int] = []
+        """The numbers of the calls that found the watched folder changed: a process that dies at another of them leaves
+        the same bytes as at the one before."""
         self._at = at
         self._fault = fault
         self._after = after
@@ -67,6 +76,8 @@ class DyingDisk(SystemDisk):
         self._syncs = syncs
         self._counts = counts
         self._piece_bytes = piece_bytes
+        self._watched = watched
+        self._seen: set[tuple[str, int, int, bytes]] | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -75,7 +86,8 @@ class DyingDisk(SystemDisk):
 
     def open(self, path: Path, flags: int, mode: int) -> int:  # type: ignore[override]
         """As Disk."""
-        return int(self._call("open", lambda: SYSTEM_DISK.open(path, flags, mode)))
+        name = "create" if flags & os.O_CREAT else "open"
+        return int(self._call(name, lambda: SYSTEM_DISK.open(path, flags, mode)))
 
     def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
         """As Disk."""
@@ -113,11 +125,25 @@ class DyingDisk(SystemDisk):
             return call()
         self.calls.append(name)
         number = len(self.calls)
+        if self._watched is not None:
+            seen, self._seen = self._seen, _contents(self._watched)
+            if seen != self._seen:
+                self.changes.append(number)
         is_struck = number == self._at or (self._lasts and 0 < self._at < number)
         if not is_struck:
             return call()
         if self._after and number == self._at:
             result = call()
-            if name == "open":
+            if name in ("open", "create"):
                 os.close(result)  # nobody learns of it
         return self._fault()
+
+
+def _contents(folder: Path) -> set[tuple[str, int, int, bytes]]:
+    """Everything in a folder: its path, mode, number of links and bytes."""
+    found = set()
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another thread's
+            seen = path.lstat()
+            found.add((str(path), seen.st_mode, seen.st_nlink, path.read_bytes() if path.is_file() else b""))
+    return found

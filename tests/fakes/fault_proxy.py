@@ -8,6 +8,7 @@ cannot be written is not read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -172,8 +173,7 @@ class FaultProxy:
 
     async def _take(self, listener: socket.socket) -> None:
         while True:
-            client, _ = await self._loop.sock_accept(listener)
-            client.setblocking(False)
+            client = await self._accept(listener)
             if self._refuses:
                 _close(client, resets=True)
             else:
@@ -184,6 +184,20 @@ class FaultProxy:
             with self._came:
                 self.connections += 1
                 self._came.notify_all()
+
+    async def _accept(self, listener: socket.socket) -> socket.socket:
+        """Accept without `sock_accept`: cancelled at the wrong moment, that loses the connection it has accepted."""
+        while True:
+            is_readable = self._loop.create_future()
+            self._loop.add_reader(listener, lambda ready=is_readable: ready.done() or ready.set_result(None))
+            try:
+                await is_readable
+            finally:
+                self._loop.remove_reader(listener)
+            with contextlib.suppress(BlockingIOError):
+                client, _ = listener.accept()
+                client.setblocking(False)
+                return client
 
     async def _carry(self, connection: _Connection) -> None:
         """Own a connection from its beginning to its end. However it ends but cleanly, both sides are reset."""
@@ -295,11 +309,11 @@ class FaultProxy:
         if pipe.direction in self._holes:
             connection.has_lost = True
             return len(part)
-        await self._loop.sock_sendall(pipe.target, part)
         if pipe.direction == "up":
-            self.bytes_up += len(part)
+            self.bytes_up += len(part)  # before it is sent: its reader may ask for the count at once
         else:
             self.bytes_down += len(part)
+        await self._loop.sock_sendall(pipe.target, part)
         return len(part)
 
     async def _reset(self, connections: set[_Connection]) -> None:

@@ -1,17 +1,17 @@
-"""The child of a trial, run as a module in the real one's place, with backends that misbehave beside the real ones."""
+"""The function of a trial's child, in the real one's place, with backends that misbehave beside the real ones."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import resource
-import sys
 from pathlib import Path
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
-from edge_runtime.update.trial_child import main
+from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.update.trial import TrialResult, TrialTask, try_in_child
 
 
 class OddBackend:
@@ -36,7 +36,7 @@ class OddBackend:
             raise LoadFailed(
                 f"MY_KEY={os.environ.get('MY_KEY')} parent={os.getppid()} niceness={os.nice(0)} core={core}"
             )
-        os.write(1, b'{"fault": "not what it seems"}')
+        os.write(1, b'{"type":"error","error":"not what it seems"}\n')
         return backend("onnxruntime").load(artifact, options)
 
 
@@ -44,5 +44,5 @@ def make_backend(name: str) -> Backend:
     return OddBackend(name) if name in ("crashing", "surprising", "telling", "printing") else backend(name)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], make_backend))
+def try_odd(task: TrialTask, progress: ShowProgress) -> TrialResult:
+    return try_in_child(task, progress, make_backend)

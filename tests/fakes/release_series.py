@@ -9,10 +9,10 @@ from pathlib import Path
 
 from edge_runtime.publish.assignments import assign
 from edge_runtime.publish.change import Change
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import ReleaseWish, prepare_release
+from edge_runtime.publish.releases import ReleaseOptions, prepare_release
 from edge_runtime.publish.repository import Repository
+from edge_runtime.publish.roles import add_group, add_team
 from tests.fakes.publishing import Publisher
 
 TEAM, GROUP = "vision", "line"
@@ -45,7 +45,7 @@ def publish_series(folder: Path, model: str, make: Callable[[Path, int], object]
 
 
 def _release(path: Path, version: int) -> Callable[[Repository], Change]:
-    return lambda repository: prepare_release(repository, ReleaseWish(TEAM, path, version=version)).change
+    return lambda repository: prepare_release(repository, ReleaseOptions(TEAM, path, version=version)).change
 
 
 def _assignment(model: str, version: int) -> Callable[[Repository], Change]:

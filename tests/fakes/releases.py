@@ -12,7 +12,7 @@ from edge_runtime.repository.golden import TOLERANCES, Packed, pack
 from edge_runtime.repository.manifest import Artifact, Delta, Golden, Manifest, TensorForm, encode_manifest
 from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath
 from edge_runtime.tensors import Array
-from edge_runtime.update.download import Wanted
+from edge_runtime.update.download import ExpectedFile
 from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.store import ArtifactStore
 
@@ -39,7 +39,7 @@ class Made:
         """Put the files where a fetch would."""
         for name in self.files if names is None else names:
             data = self.files[name]
-            artifacts.adopt(Wanted.of(len(data), {"sha256": sha256(data)}), [data])
+            artifacts.adopt(ExpectedFile.of(len(data), {"sha256": sha256(data)}), [data])
 
 
 def make_release(

@@ -2,7 +2,8 @@
 
 What it answers depends on the model's name, so that a test reads without the server:
 echo: the inputs as outputs. held: nothing until `release`. silent: never anything. busy: queue_full, retry after 12.5
-ms. garbage: frames that are no reply. short: one output fewer than announced. Everything it got is in `requests`.
+ms. patient: the same twice, then as echo. garbage: frames that are no reply. short: one output fewer than announced.
+Everything it got is in `requests`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from edge_runtime.errors import DecodeFailed, Forbidden, ModelNotFound, QueueFull
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.wire import codec
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 
@@ -42,7 +44,7 @@ class Received:
     """One request as it came."""
 
     packed: bytes
-    header: codec.RequestHeader
+    header: RequestHeader
     id: bytes
     tensors: tuple[bytes, ...]
 
@@ -64,6 +66,7 @@ class FakeServer:
             "unload": [],
         }
         self._path = path
+        self._refusals = 0
         self._is_control = is_control
         self._held: list[tuple[bytes, Received]] = []
         self._calls: list[Callable[[], None]] = []
@@ -161,10 +164,16 @@ class FakeServer:
             self._held.append((identity, received))
         elif header.model == "busy":
             self._error(identity, request_id, QueueFull("64 rows wait, as many as may", retry_after_ms=12.5))
+        elif header.model == "patient":
+            self._refusals += 1
+            if self._refusals % 3:
+                self._error(identity, request_id, QueueFull("full", retry_after_ms=12.5))
+            else:
+                self._echo(identity, received)
         elif header.model == "garbage":
             self._send(identity, b"\xc1 no msgpack", request_id, b"x")
         elif header.model == "short":
-            outputs = [codec.TensorHeader("a", "FP32", (1,)), codec.TensorHeader("b", "FP32", (1,))]
+            outputs = [TensorHeader("a", "FP32", (1,)), TensorHeader("b", "FP32", (1,))]
             self._send(identity, codec.pack_answer("short", 1, outputs), request_id, bytes(4))
         elif header.model != "silent":
             self._error(identity, request_id, ModelNotFound(f"no model {header.model!r}"))

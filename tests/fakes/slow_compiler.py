@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
+from edge_runtime.backends.host_instance import HostedBackend
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed, NotBuiltYet
 from edge_runtime.tensors import Array, Tensors
@@ -75,3 +77,7 @@ class SlowCompiler:
     def in_place_of(self, name: str, **settings: object) -> Backend:
         """What `registry.backend` is called with."""
         return self if name == self.name else backend(name, allow_python=bool(settings.get("allow_python")))  # type: ignore[return-value]
+
+    def in_place_of_hosts(self, inside: Backend, *arguments: Any, **settings: Any) -> Backend:
+        """What `HostedBackend` is called with: a host cannot have this object, so its instances live here."""
+        return inside if inside is self else HostedBackend(inside, *arguments, **settings)

@@ -192,7 +192,7 @@ def hungry(folder: Path, nbytes: int) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
 
 
-def slow(folder: Path, constant: float, size: int = 384, steps: int = 6) -> Path:
+def slow(folder: Path, constant: float, size: int = 384, steps: int = 24) -> Path:
     """x FP32 [rows, 2] -> y FP32 [rows, 2] = x + constant, after `2 * steps * size**3` operations for nothing."""
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
@@ -243,6 +243,16 @@ def moody(folder: Path, constant: float) -> Path:
         numpy_helper.from_array(np.full(2, constant, np.float32), "constant"),
     ]
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], weights)
+
+
+def crashing(folder: Path) -> Path:
+    """x INT64 [rows, 2] -> y FP32 [rows, 2, depth]: ends the process at load: OneHot reads a depth of no value."""
+    nodes = [helper.make_node("OneHot", ["x", "depth", "values"], ["y"])]
+    weights = [
+        numpy_helper.from_array(np.array([], np.int64), "depth"),
+        numpy_helper.from_array(np.array([0, 1], np.float32), "values"),
+    ]
+    return _write(folder, nodes, [("x", "INT64", ["rows", 2])], [("y", "FP32", ["rows", 2, "depth"])], weights)
 
 
 def sequence_output(folder: Path) -> Path:

@@ -14,17 +14,16 @@ from tuf.api.metadata import Metadata, Timestamp
 
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.manifest import Assignment, Manifest
-from edge_runtime.update.catalogue import Catalogue
-from edge_runtime.update.clock_rule import utc_text
-from edge_runtime.update.fetch import Limits, Pace
+from edge_runtime.update.device_time import utc_text
+from edge_runtime.update.fetch import FetchLimits, Pace, Pacer
 from edge_runtime.update.folder_fetch import FolderFetcher
 from edge_runtime.update.journal import Journal
-from edge_runtime.update.journal_tables import Release
-from edge_runtime.update.marks import check_marks, marks_of
 from edge_runtime.update.releases import Releases
-from edge_runtime.update.states import State
+from edge_runtime.update.repository_view import RepositoryView
+from edge_runtime.update.states import ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.tuf_client import TufClient, wanted
+from edge_runtime.update.trust import check_marks, marks_of
+from edge_runtime.update.tuf_client import TufClient, expected_file
 from tests.fakes.release_series import GROUP, ReleaseSeries
 
 Fact = tuple[str, str, int]
@@ -38,7 +37,7 @@ artifact by its digest · "release": one laid out, by its manifest's hash · "sw
 BAD_COUNTER = 2
 """The release that this device finds to be bad."""
 
-LIMITS = Limits(total_s=600.0)
+LIMITS = FetchLimits(total_s=600.0)
 
 
 class Device:
@@ -72,11 +71,11 @@ class Device:
     def _check(self, era: Path) -> None:
         with self._metadata.lock():
             client = self._refresh(era)
-            catalogue = Catalogue(client, FolderFetcher(era / "targets"), self._artifacts, lambda: Pace(LIMITS))
-            (assignment,) = catalogue.assignments(GROUP)
+            repository = RepositoryView(client, FolderFetcher(era / "targets"), self._artifacts, Pacer(LIMITS))
+            (assignment,) = repository.assignments(GROUP)
             passed_over = {release.manifest_sha256 for release in self._journal.active().values()}
             if assignment.manifest_sha256 not in passed_over | set(self._journal.refused()):
-                self._update(catalogue, assignment)
+                self._update(repository, assignment)
 
     def _refresh(self, era: Path) -> TufClient:
         now_utc = datetime.now(timezone.utc)
@@ -96,20 +95,20 @@ class Device:
         self._journal.found_whole()
         return client
 
-    def _update(self, catalogue: Catalogue, assignment: Assignment) -> None:
+    def _update(self, repository: RepositoryView, assignment: Assignment) -> None:
         journal = self._journal
-        manifest, manifest_data = catalogue.manifest(assignment)
-        release = Release(manifest.model, manifest.version, manifest.release_counter, assignment.manifest_sha256)
-        journal.advance(release, State.VERIFYING, _now())
-        journal.advance(release, State.STAGING, _now())
-        self._fetch_all(catalogue, manifest)
-        self._releases.lay_out(release, manifest_data, manifest.artifacts)
+        signed = repository.release(assignment)
+        release, manifest = signed.release, signed.manifest
+        journal.advance(release, ReleaseState.VERIFYING, _now())
+        journal.advance(release, ReleaseState.STAGING, _now())
+        self._fetch_all(repository, manifest)
+        self._releases.lay_out(release, signed.manifest_data, manifest.artifacts)
         self._tell(("release", release.manifest_sha256, 0))
-        journal.advance(release, State.WARMING, _now())
+        journal.advance(release, ReleaseState.WARMING, _now())
         self._releases.open(release)
-        journal.advance(release, State.OBSERVING, _now())
+        journal.advance(release, ReleaseState.OBSERVING, _now())
         if release.counter == BAD_COUNTER:
-            journal.advance(release, State.ROLLING_BACK, _now(), "bad")
+            journal.advance(release, ReleaseState.ROLLING_BACK, _now(), "bad")
             journal.reject(release, _now(), "bad")
             self._tell(("refused", release.manifest_sha256, 0))
         else:
@@ -117,14 +116,14 @@ class Device:
             self._tell(("active", release.model, release.counter))
         self._tell(("sweep", "", 0))
         kept = [each.manifest_sha256 for each in (*journal.active().values(), *journal.previous().values())]
-        self._releases.keep_only(kept, digests=catalogue.digests)
+        self._releases.keep_only(kept, digests=repository.digests)
 
-    def _fetch_all(self, catalogue: Catalogue, manifest: Manifest) -> None:
+    def _fetch_all(self, repository: RepositoryView, manifest: Manifest) -> None:
         for path in (manifest.golden.path, *(artifact.path for artifact in manifest.artifacts)):
-            target = catalogue.client.look_up(path)
+            target = repository.client.look_up(path)
             assert target is not None
-            location = catalogue.client.file_path(target)
-            file = self._artifacts.fetch(catalogue.fetcher, location, wanted(target), pace=Pace(LIMITS))
+            location = repository.client.file_path(target)
+            file = self._artifacts.fetch(repository.fetcher, location, expected_file(target), pace=Pace(LIMITS))
             self._tell(("file", file.name, 0))
 
 

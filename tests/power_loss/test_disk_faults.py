@@ -50,7 +50,7 @@ def test_a_disk_that_fails_at_any_write_is_a_clear_error_and_the_next_try_comple
         assert os.strerror(error) in told
         if state.exists():
             assert damages(state, series, facts) == []
-        Device(state, series, facts.append).live()
+        Device(state, series, facts.append, disk=DyingDisk()).live()
         assert is_at_the_end(state, series)
         shutil.rmtree(state)
 

@@ -32,10 +32,10 @@ LIMIT_S = 30.0
 PATIENCE_S = 8.0
 """For a release that may never come: one that was killed three times while it was tried is refused."""
 ANSWER_MS = 8_000.0
-PAUSE_S = 0.002
-"""Between two requests: several devices and their clients share the cores."""
+PAUSE_S = 0.01
+"""Between two requests: dozens of answers come in each life, and the cores are left to the daemons."""
 
-WARM = ("pytest", "onnxruntime", "edge_runtime.daemon.update_parts", __name__)
+WARM = ("pytest", "onnxruntime", "edge_runtime.update.worker", __name__)
 
 
 class KilledDevice:

@@ -22,8 +22,8 @@ import numpy as np
 
 from edge_runtime import Client
 from edge_runtime.config.loading import load_config
-from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.run import Daemon
+from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
+from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import ModelNotFound
 from edge_runtime.publish.static_server import StaticServer
 from tests.fakes.publishing import PASSPHRASE, Publisher
@@ -129,7 +129,7 @@ class Site:
     def start(self) -> None:
         """Start the device's daemon."""
         config = load_config(self.home / "etc" / "config.toml", {"state": str(self.home / "state")})
-        self._daemon = Daemon(config, assemble_core(config, utc_clock=self.clock))
+        self._daemon = assemble_daemon(config, assemble_core(config, utc_clock=self.clock))
         self._daemon.start()
 
     def stop(self) -> None:

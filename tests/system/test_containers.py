@@ -15,6 +15,7 @@ import yaml
 from cross.build_image import HEALTH, SOCKETS, STATE, USER
 from edge_runtime import __version__
 from edge_runtime.config.loading import load_config
+from tests.system.served_probes import daemon, free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "deploy/containers"
@@ -40,6 +41,14 @@ def kinds() -> dict[str, Any]:
 def pod(kinds: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = kinds["DaemonSet"]["spec"]["template"]["spec"]
     return found
+
+
+@pytest.fixture
+def configured(kinds: dict[str, Any], tmp_path: Path) -> Path:
+    """The daemon's configuration in Kubernetes."""
+    file = tmp_path / "config.toml"
+    file.write_text(kinds["ConfigMap"]["data"]["config.toml"])
+    return file
 
 
 def test_compose_mounts_only_what_a_clone_has_and_volumes_that_it_declares(compose: dict[str, Any]) -> None:
@@ -111,24 +120,75 @@ def test_kubernetes_runs_the_daemon_as_its_own_user_without_rights(pod: dict[str
     }  # fmt: skip
 
 
-def test_kubernetes_asks_for_readiness_as_the_image_s_health_check_does(pod: dict[str, Any]) -> None:
-    (daemon,) = pod["containers"]
-    assert daemon["readinessProbe"]["exec"]["command"] == HEALTH[1:]
-    for probe in ("startupProbe", "livenessProbe"):
-        assert daemon[probe]["exec"]["command"] == HEALTH[1:-1]
-
-
-def test_the_selector_of_kubernetes_is_the_label_of_its_pods_and_the_metrics_port_is_configured(
-    kinds: dict[str, Any], pod: dict[str, Any], tmp_path: Path
+def test_the_selectors_of_kubernetes_are_the_label_of_its_pods_and_its_ports_those_that_are_configured(
+    kinds: dict[str, Any], pod: dict[str, Any], configured: Path
 ) -> None:
     template = kinds["DaemonSet"]["spec"]["template"]
-    assert kinds["DaemonSet"]["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    label = template["metadata"]["labels"]
+    spec = kinds["Service"]["spec"]
+    assert kinds["DaemonSet"]["spec"]["selector"]["matchLabels"] == label
+    assert spec["selector"] == label
+    assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == label
     spaces = {each["metadata"].get("namespace", each["metadata"]["name"]) for each in kinds.values()}
     assert spaces == {"edge-runtime"}
-    (tmp_path / "config.toml").write_text(kinds["ConfigMap"]["data"]["config.toml"])
-    port = load_config(tmp_path / "config.toml", {}).metrics.port
-    assert pod["containers"][0]["ports"] == [{"name": "metrics", "containerPort": port}]
-    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    config = load_config(configured, {})
+    ports = {
+        "http": int(str(config.http.endpoint).rpartition(":")[2]),
+        "grpc": int(str(config.grpc.endpoint).rpartition(":")[2]),
+        "metrics": config.metrics.port,
+    }
+    assert {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]} == ports
+    assert {port["targetPort"]: port["port"] for port in spec["ports"]} == {
+        name: port for name, port in ports.items() if name != "metrics"
+    }
+    allowed = [port["port"] for rule in kinds["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]]
+    assert sorted(allowed) == sorted(ports)
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
+
+
+def test_the_doors_of_kubernetes_are_insecure_only_behind_a_policy_that_names_who_may_call(
+    kinds: dict[str, Any], configured: Path
+) -> None:
+    config = load_config(configured, {})
+    assert (config.http.insecure, config.grpc.insecure) == (True, True)
+    assert (config.http.control, config.grpc.control) == (False, False)
+    policy = kinds["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    for rule in policy["ingress"]:
+        assert rule["from"]
+        assert all({} != peer != {"namespaceSelector": {}} for peer in rule["from"])
+
+
+def test_kustomize_adds_a_pod_monitor_that_finds_the_metrics_of_the_pods(
+    kinds: dict[str, Any], pod: dict[str, Any]
+) -> None:
+    base = yaml.safe_load((CONTAINERS / "kustomization.yaml").read_text())
+    assert base["resources"] == ["kubernetes.yaml", "pod-monitor.yaml"]
+    (image,) = base["images"]
+    assert f"{image['name']}:{image['newTag']}" == pod["containers"][0]["image"]
+    monitor = yaml.safe_load((CONTAINERS / "pod-monitor.yaml").read_text())
+    labels = kinds["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"] == labels
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in pod["containers"][0]["ports"]}
+    # Alert rules and dashboard look for this job.
+    (job,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yaml").read_text())["scrape_configs"]
+    assert labels[monitor["spec"]["jobLabel"]] == job["job_name"]
+
+
+def test_a_daemon_with_kubernetes_configuration_answers_each_probe(
+    pod: dict[str, Any], configured: Path, tmp_path: Path
+) -> None:
+    ports = {str(port["containerPort"]): str(free_port()) for port in pod["containers"][0]["ports"]}
+    text = re.sub(r"\b(8000|8001|9464)\b", lambda found: ports[found[1]], configured.read_text())
+    configured.write_text(text)
+    container = pod["containers"][0]
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert {probe["port"] for probe in probes} == {"http"}
+    words = ["serve", "--config", str(configured), "--models", str(ROOT / "demo/models")]
+    with daemon(words, tmp_path) as running:
+        for probe in probes:
+            wait_for(int(ports["8000"]), probe["path"], running)
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.jetson"])

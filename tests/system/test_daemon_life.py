@@ -25,6 +25,7 @@ from edge_runtime.client.mqtt_client import MqttClient
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.models import onnx_models
+from tests.models.harmful_models import HARMFUL, looping
 
 START_S = 30.0
 """Three times what a start takes on a machine that does ten other things."""
@@ -149,8 +150,10 @@ def test_the_watchdog_is_fed_after_the_daemon_asked_its_own_models(folder):
         assert daemon.stop() == 0
 
 
-def test_a_model_that_hangs_starves_the_watchdog_though_the_daemon_still_talks(folder):
-    put_model(folder / "models", "trap", onnx_models.trap, toml='mode = "workers"\ninstances = 1\n')
+def test_a_model_that_hangs_inside_starves_the_watchdog_though_the_daemon_still_talks(folder):
+    # In a host, its run would be over its limit and be ended.
+    toml = 'isolation = "never"\nmode = "workers"\ninstances = 1\n'
+    put_model(folder / "models", "trap", onnx_models.trap, toml=toml)
     with SystemdSocket(folder) as systemd, DaemonProcess(
         folder, NOTIFY_SOCKET=systemd.path, WATCHDOG_USEC="300000"
     ) as daemon:  # fmt: skip
@@ -178,6 +181,24 @@ def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
         assert kinds <= {"answered", "draining"}
         assert daemon.log()[-1]["message"] == "stopped"
     assert not (folder / "i.sock").exists()
+
+
+def test_sigterm_ends_within_drain_s_and_a_little_though_a_run_never_ends(folder):
+    put_model(folder / "models", "looping", looping, toml='mode = "workers"\n')
+    (folder / "config.toml").write_text("drain_s = 1.0\ncalibrate = false\n")
+    endless = HARMFUL["looping"].bad
+    with DaemonProcess(folder, "--config", str(folder / "config.toml")) as daemon, RawClient(daemon.endpoint) as client:
+        inputs = [{"name": name, "datatype": datatype, "shape": list(endless[name].shape)}
+                  for name, datatype in (("x", "FP32"), ("times", "INT64"))]  # fmt: skip
+        asked = msgpack.packb({"v": 1, "op": "infer", "model": "looping", "inputs": inputs, "timeout_ms": 300.0})
+        client.send(asked, b"1", endless["x"].tobytes(), endless["times"].tobytes())
+        assert msgpack.unpackb(client.receive()[0])["error"]["code"] == "deadline_exceeded"
+        client.send(header("queued"), b"2", X)
+        assert "error" not in msgpack.unpackb(client.receive()[0])
+
+        began_s = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began_s < 3 * (1.0 + 2.0)
 
 
 def test_sighup_takes_new_settings_and_a_broken_file_changes_nothing(folder):

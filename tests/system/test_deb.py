@@ -29,7 +29,14 @@ START_LIMIT_S = 120.0
 PACKAGES = "/usr/lib/edge-runtime/lib"
 STATE = "/var/lib/edge-runtime"
 
-INPUTS = ("deploy/debian", "cross/wheels.py", "requirements.lock", "pyproject.toml", "tests/system/test_deb.py")
+INPUTS = (
+    "deploy/debian",
+    "cross/wheels.py",
+    "requirements/dev.lock",
+    "pyproject.toml",
+    "hatch_build.py",
+    "tests/system/test_deb.py",
+)
 OTHERS = sorted(DISTRIBUTIONS.keys() - {"bookworm"})
 
 UNMET = """
@@ -67,6 +74,13 @@ def package(folder: Path) -> Iterator[Path]:
         yield build("amd64", "bookworm", folder, level=0)
 
 
+@pytest.fixture(scope="module")
+def extracted(package: Path, folder: Path) -> Path:
+    """Its files, for tests that only read them."""
+    dpkg_deb("--extract", package, folder / "extracted")
+    return folder / "extracted"
+
+
 def test_the_package_is_small_and_named_for_version_distribution_and_architecture(package: Path) -> None:
     assert package.name == f"edge-runtime_{__version__}~bookworm_amd64.deb"
     assert package.stat().st_size <= LARGEST_BYTES
@@ -93,32 +107,30 @@ def test_the_package_holds_what_is_needed_to_serve_and_nothing_of_the_builders(p
     assert not [name for name in names if re.search(r"/(pip|setuptools|pytest|onnx|openvino)(-|/)", name)]
 
 
-def test_the_package_brings_a_manual_page_that_renders_without_a_warning(package: Path, tmp_path: Path) -> None:
-    dpkg_deb("--extract", package, tmp_path)
-    page = gzip.decompress((tmp_path / "usr/share/man/man1/edge-runtime.1.gz").read_bytes())
+def test_the_package_brings_a_manual_page_that_renders_without_a_warning(extracted: Path) -> None:
+    page = gzip.decompress((extracted / "usr/share/man/man1/edge-runtime.1.gz").read_bytes())
     for checker in (["groff", "-man", "-Kutf8", "-Tutf8", "-ww"], ["mandoc", "-Tlint", "-Wwarning"]):
         if shutil.which(checker[0]) is not None:
             done = subprocess.run(checker, input=page, capture_output=True, timeout=60, check=False)
             assert (done.stderr if checker[0] == "groff" else done.stdout) == b"", done
 
 
-def test_every_document_that_one_in_the_package_links_to_is_there(package: Path, tmp_path: Path) -> None:
-    dpkg_deb("--extract", package, tmp_path)
-    documents = tmp_path / "usr/share/doc/edge-runtime"
+def test_every_document_that_one_in_the_package_links_to_is_there(extracted: Path) -> None:
+    documents = extracted / "usr/share/doc/edge-runtime"
     links = {
         (page, link)
         for page in documents.rglob("*.md")
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     }
     assert (documents / "README.md", "deploy/runbook.md") in links
+    assert (documents / "README.md", "docs/configuration.md") in links
     assert [f"{page}: {link}" for page, link in sorted(links) if not (page.parent / link).exists()] == []
     assert (documents / "deploy/broker/mosquitto.conf").is_file()
     assert os.access(documents / "deploy/broker/make-certificates.sh", os.X_OK), "its README runs it"
 
 
-def test_shells_find_what_they_complete_where_they_look_for_it(package: Path, tmp_path: Path) -> None:
-    dpkg_deb("--extract", package, tmp_path)
-    shared = tmp_path / "usr/share"
+def test_shells_find_what_they_complete_where_they_look_for_it(extracted: Path) -> None:
+    shared = extracted / "usr/share"
     for shell, place in COMPLETIONS.items():
         assert (shared / place).read_text() == script_for(shell) + "\n"
     complete = 'source "$0"; COMP_WORDS=(edge-runtime prof); COMP_CWORD=1; _edge_runtime; echo "${COMPREPLY[@]}"'
@@ -176,11 +188,13 @@ def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str
     config, model = root.path("/etc/edge-runtime/config.toml"), root.path(f"{STATE}/models/digits/1/model.onnx")
     config.write_text(config.read_text() + '[log]\nlevel = "warning"\n')
     ours = config.read_text()
-    install(root, newer(first, folder / f"{suite}-newer" / "package", "9.0.0"))
-    assert root.run("edge-runtime", "--version").strip() == "9.0.0"
-    assert config.read_text() == ours
-    assert model.exists()
-    serves(root)
+    if suite == "bookworm":
+        # Once: each installation compiles every module, and the scripts and the files of others differ in nothing.
+        install(root, newer(first, folder / f"{suite}-newer" / "package", "9.0.0"))
+        assert root.run("edge-runtime", "--version").strip() == "9.0.0"
+        assert config.read_text() == ours
+        assert model.exists()
+        serves(root)
 
     root.run("dpkg", "--remove", "edge-runtime")
     assert config.read_text() == ours

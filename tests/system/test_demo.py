@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ def test_it_shows_answers_accuracy_latencies_and_a_clean_end(demo: subprocess.Po
         numbers = r"(\s+[\d.,]+){5}"
         assert re.search(rf"^  {model} +{answered_by} +{in_flight}{numbers}$", shown, re.MULTILINE), shown
     assert "every one accounted for" in shown
+    if shutil.which("curl") is not None:
+        assert re.search(r'^  \{"model_name":"digits".*\n  digit \d; the scan shows a \d$', shown, re.MULTILINE), shown
     if find_mosquitto() is not None:
         assert re.search(
             r'^  \{"id":null,"model_name":"digits".*\n  digit \d; the scan shows a \d$', shown, re.MULTILINE

@@ -38,8 +38,10 @@ they cannot be: the order of additions follows the width of the vector unit (AVX
 IMPORTS = """
 import asyncio, bz2, ctypes, decimal, hashlib, importlib.util, lzma, multiprocessing, sqlite3, ssl, sys, tomllib, uuid
 import zlib, zoneinfo
-import backports.zstd, edge_runtime, msgpack, msgspec, numpy.fft, numpy.linalg, numpy.random, onnxruntime, psutil, zmq
+import backports.zstd, edge_runtime, msgpack, msgspec, numpy.fft, numpy.linalg, numpy.random, onnxruntime
+import orjson, psutil, zmq
 import paho.mqtt.client, prometheus_client, securesystemslib, tuf.api.metadata
+import google.protobuf.message, grpc.aio, httptools
 zoneinfo.ZoneInfo("Europe/Berlin")
 assert len(ssl.create_default_context().get_ca_certs()) > 100
 from pathlib import Path
@@ -133,6 +135,10 @@ def test_its_user_owns_two_folders_and_nothing_in_it_is_privileged(built: Path, 
         if member.uid != 0:
             owned.add(member.name)
     assert owned == {"var/lib/edge-runtime", "run/edge-runtime"}
+
+
+def test_an_image_has_the_configuration_that_deploy_kserve_names(built: Path) -> None:
+    assert "etc/edge-runtime/kserve.toml" in {member.name for member in members(archive(built, "amd64"))}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,4 +1,4 @@
-"""The README's tour, as a new user runs it: its own commands and programs, against the daemon that it starts."""
+"""The tour of README and docs, as a new user runs it: its commands and programs, against the daemon it starts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from demo.broker import free_port
+from edge_runtime.config.door_access import door_access
 from edge_runtime.config.loading import load_config
+from edge_runtime.errors import NotServed
+from edge_runtime.wire import oip
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TOUR = README[README.index("\n## Five minutes") : README.index("\n## Over MQTT")]
-MQTT = README[README.index("\n## Over MQTT") : README.index("\n## Update models")]
-UPDATE = README[README.index("\n## Update models") : README.index("\n## Convert a trained model")]
+TOUR = README[README.index("\n## The tour") : README.index("\n**Through MQTT**")]
+README_MQTT = README[README.index("\n**Through MQTT**") : README.index("\n## The handbook")]
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+MQTT = (ROOT / "docs" / "mqtt.md").read_text()
+HTTP = (ROOT / "docs" / "http.md").read_text()
+UPDATE = (ROOT / "docs" / "updates.md").read_text()
 START_LIMIT_S = 60.0
 
 
@@ -37,9 +45,13 @@ def commands() -> list[str]:
     return [line for line in lines if line.startswith("edge-runtime ") and not line.startswith("edge-runtime serve")]
 
 
+def programs() -> list[str]:
+    return blocks("python") + blocks("python", CLIENTS)
+
+
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tour's folder, with its daemon running; `/tmp/tour` stands for it in the README."""
+    """The tour's folder, with its daemon running; `/tmp/tour` stands for it in the documents."""
     folder = tmp_path_factory.mktemp("tour")
     shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
     (serve,) = re.findall(r"^edge-runtime serve .+$", TOUR, re.MULTILINE)
@@ -49,7 +61,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @contextmanager
 def serving(command: list[str], folder: Path) -> Iterator[None]:
-    """A daemon that is ready, by the README's own command."""
+    """A daemon that is ready, by the documents' own command."""
     with (folder / "daemon.log").open("w") as log:
         daemon = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
     try:
@@ -84,7 +96,7 @@ def run(asked: list[str], folder: Path) -> str:
 
 def test_the_tour_has_commands_and_programs() -> None:
     assert len(commands()) >= 4
-    assert len(blocks("python")) == 3
+    assert len(programs()) == 3
 
 
 @pytest.mark.parametrize("command", commands())
@@ -99,7 +111,7 @@ def test_a_command_of_the_tour_succeeds_and_says_something(command: str, tour: P
 )
 def test_a_program_of_the_tour_prints_its_answer(block: int, says: str, tour: Path) -> None:
     # What the tour asks for in 20 ms is refused, rightly, on a machine that is busy with something else.
-    program = re.sub(r'(timeout_ms"?[=:] ?)\d+', r"\g<1>20000", blocks("python")[block].replace("/tmp/tour", str(tour)))
+    program = re.sub(r'(timeout_ms"?[=:] ?)\d+', r"\g<1>20000", programs()[block].replace("/tmp/tour", str(tour)))
     printed = run([sys.executable, "-W", "error", "-c", program], tour)
     assert re.search(says, printed.replace("\n ", " "), re.MULTILINE), printed
 
@@ -115,7 +127,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def mqtt_tour(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Path]:
-    """The tour's folder, with the daemon of the section on MQTT; a broker of our own stands for port 1883."""
+    """The tour's folder, with the daemon of docs/mqtt.md; a broker of our own stands for port 1883."""
     folder = tmp_path_factory.mktemp("mqtt")
     shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
     (serve,) = re.findall(r"^edge-runtime serve .+$", MQTT, re.MULTILINE)
@@ -148,6 +160,12 @@ def test_a_shell_command_over_mqtt_prints_its_answer(number: int, says: str, mqt
     assert re.search(says, printed), printed
 
 
+def test_the_commands_over_mqtt_of_the_readme_are_those_of_its_page() -> None:
+    lines = "".join(blocks("sh", README_MQTT)).splitlines()
+    assert len(lines) == 3
+    assert set(lines) <= set("".join(blocks("sh", MQTT)).splitlines())
+
+
 @needs_mosquitto
 def test_the_program_over_mqtt_prints_who_is_there_and_its_answer(mqtt_tour: Path, broker: Broker) -> None:
     (program,) = blocks("python", MQTT)
@@ -163,17 +181,110 @@ def test_the_configuration_of_what_is_published_is_one(tmp_path: Path) -> None:
     assert [rule.source for rule in config.publish] == ["zmq", "folder"]
 
 
+# ---- over HTTP and gRPC ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HttpTour:
+    """The tour's folder, with the daemon of docs/http.md, and ports of its own in place of the page's."""
+
+    folder: Path
+    ports: Mapping[str, str]
+
+    def mend(self, text: str) -> str:
+        """The page's text with this folder and these ports; what it wants in 20 ms waits for a busy machine."""
+        text = text.replace("/tmp/tour", str(self.folder))
+        return re.sub(r"(?<=:)(8000|8001|8010)\b", lambda found: self.ports[found[1]], text)
+
+
+@pytest.fixture(scope="module")
+def http_tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpTour]:
+    folder = tmp_path_factory.mktemp("http")
+    shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
+    tour = HttpTour(folder, {port: str(free_port()) for port in ("8000", "8001", "8010")})
+    serve, _ = re.findall(r"^edge-runtime serve .+$", HTTP, re.MULTILINE)  # the other is KServe's: test_kserve.py
+    with serving(words(tour.mend(f"{serve} --http-control 127.0.0.1:8010 --client-shared-memory"), folder), folder):
+        yield tour
+
+
+def http_lines() -> list[str]:
+    """The page's lines for a shell, but for the daemon's own."""
+    return [line for line in "".join(blocks("sh", HTTP)).splitlines() if not line.startswith("edge-runtime serve")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="apt-get install curl")
+def test_the_shell_lines_over_http_print_their_answers_in_order(http_tour: HttpTour) -> None:
+    lines = http_lines()
+    path = f"PATH={Path(sys.executable).parent}:$PATH; "
+    printed = [run(["bash", "-c", path + http_tour.mend(line)], http_tour.folder).strip() for line in lines]
+    said = dict(zip(lines, printed, strict=True))
+    wanted = {
+        "/v2/health/ready": r'\{"ready":true\}',
+        "/v2/models/digits": r'\{"name":"digits","versions":\["1"\],.*',
+        "/v2/repository/index": r'\[\{"name":"digits","version":"1","state":"READY","reason":""\}\]',
+        "/v2/models/digits/infer": r'.*\{"name":"digit","datatype":"INT64","shape":\[1\],"data":\[7\]\}\]\}',
+        "/v2/repository/models/digits/unload": r"\{\}",
+        "/v2/repository/models/digits/load": r"\{\}",
+    }
+    for path, form in wanted.items():
+        (line,) = (each for each in lines if re.search(rf":\d+{path}( |$)", each))
+        assert re.fullmatch(form, said[line]), f"{line}: {said[line]}"
+    (token,) = (printed for line, printed in said.items() if line.startswith("edge-runtime token add"))
+    assert token.startswith("ert_")
+
+
+def test_the_programs_of_tritonclient_print_metadata_and_an_answer(http_tour: HttpTour) -> None:
+    program = next(each for each in blocks("python", HTTP) if "tritonclient" in each)
+    over_grpc = program.replace("tritonclient.http", "tritonclient.grpc").replace(":8000", ":8001")
+    for each in (program, over_grpc):
+        # tritonclient's own gevent warns of itself, so warnings are no errors here.
+        printed = run([sys.executable, "-c", http_tour.mend(each)], http_tour.folder)
+        assert "digits" in printed
+        assert re.search(r"^\[\d\]$", printed, re.MULTILINE), printed
+
+
+def test_the_program_with_shared_memory_prints_an_answer(http_tour: HttpTour) -> None:
+    program = next(each for each in blocks("python", HTTP) if "shared_memory" in each)
+    program = http_tour.mend(program).replace("/camera", f"/{http_tour.folder.parent.name}-camera")
+    printed = run([sys.executable, "-c", program], http_tour.folder)
+    assert re.fullmatch(r"\[\d\]\n", printed), printed
+
+
+def test_the_configuration_of_doors_off_the_machine_is_one(tmp_path: Path) -> None:
+    (text,) = blocks("toml", HTTP)
+    for name in ("door.crt", "door.key"):
+        (tmp_path / name).touch()
+    run([*words("edge-runtime token add line-1 --file", tmp_path), str(tmp_path / "tokens.toml")], tmp_path)
+    text = text.replace("/etc/edge-runtime", str(tmp_path)).replace("/tmp/tour", str(tmp_path))
+    (tmp_path / "config.toml").write_text(text)
+    config = load_config(tmp_path / "config.toml", {})
+    for key, settings in (("http", config.http), ("grpc", config.grpc)):
+        access = door_access(settings, key)
+        assert access is not None
+        assert access.has_tokens
+
+
+def test_the_table_of_statuses_over_http_and_grpc_is_the_protocols() -> None:
+    told = re.findall(r"^\| (`.*) \| (\d{3}) \| ([A-Z_]+) \|$", HTTP, re.MULTILINE)
+    assert {code for codes, _, _ in told for code in re.findall(r"`(\w+)`", codes)} == set(oip.STATUSES)
+    for codes, status, name in told:
+        for code in re.findall(r"`(\w+)`", codes):
+            is_of_no_use = "not_ready` of" in codes and code == "not_ready"
+            wanted = oip.KIND_STATUSES[NotServed] if is_of_no_use else oip.STATUSES[code]
+            assert wanted == (int(status), name), code
+
+
 # ---- updates --------------------------------------------------------------------------------------------------------
 
 
 def update_commands(verb: str) -> list[str]:
-    """The section's lines of one verb."""
+    """The page's lines of one verb."""
     return re.findall(rf"^edge-runtime {verb} .+$", "".join(blocks("sh", UPDATE)), re.MULTILINE)
 
 
 @contextmanager
 def repository_server(command: list[str], folder: Path) -> Iterator[str]:
-    """The address of a repository that the README's own command shows, on a port of its own."""
+    """The address of a repository that the page's own command shows, on a port of its own."""
     asked = [*command, "--port", "0", "--json"]
     with subprocess.Popen(asked, env=environment(folder), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -186,7 +297,7 @@ def repository_server(command: list[str], folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_what_is_published_by_the_update_section_is_served_by_its_device(tmp_path: Path) -> None:
+def test_the_device_of_the_update_page_serves_the_release_that_the_page_publishes(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "demo" / "models" / "digits", tmp_path / "models" / "digits")
     *publishing, show = update_commands("repo")
     assert len(publishing) == 5

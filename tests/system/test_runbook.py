@@ -15,11 +15,10 @@ from demo.digit_releases import broken
 from demo.train_digits import MODEL_FILE
 from edge_runtime.publish.assignments import assign
 from edge_runtime.publish.change import Change, Draft
-from edge_runtime.publish.delegations import add_group, add_team
 from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import ReleaseWish, prepare_release
+from edge_runtime.publish.releases import ReleaseOptions, prepare_release
 from edge_runtime.publish.repository import Repository
-from edge_runtime.publish.rotation import refresh, rotate
+from edge_runtime.publish.roles import add_group, add_team, refresh, rotate
 from tests.fakes.publishing import Publisher, founding
 from tests.system.runbook_site import DAY, Section, Site, sections, site_of
 
@@ -73,7 +72,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publisher.found()
     publisher.carry_out(lambda repository: add_team(repository, "vision", NewKeys(1), 1))
     publisher.carry_out(lambda repository: add_group(repository, "line-1", NewKeys(1), 1))
-    wish = ReleaseWish("vision", folder / "models" / "digits", version=1)
+    wish = ReleaseOptions("vision", folder / "models" / "digits", version=1)
     publisher.carry_out(lambda repository: prepare_release(repository, wish).change)
     publisher.carry_out(lambda repository: assign(repository, "line-1", "digits", 1))
     return folder
@@ -389,7 +388,7 @@ def test_a_device_that_was_off_for_years_catches_up_where_all_roots_are_there(si
         site.do(*block)
     site.publisher.carry_out(
         lambda repository: prepare_release(
-            repository, ReleaseWish("vision", site.folder / "models" / "digits")
+            repository, ReleaseOptions("vision", site.folder / "models" / "digits")
         ).change
     )  # fmt: skip
     site.publisher.carry_out(lambda repository: assign(repository, "line-1", "digits", 2))

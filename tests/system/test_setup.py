@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-LOCK = (ROOT / "requirements.lock").read_text()
+LOCK = (ROOT / "requirements/dev.lock").read_text()
 
 
 @pytest.fixture
@@ -125,18 +125,26 @@ def test_the_lock_names_no_index_and_no_path() -> None:
         assert word not in LOCK
 
 
+def test_what_only_developers_need_is_no_extra_of_the_published_package() -> None:
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert not {"dev", "docs", "demo", "digits", "test"} & read["project"]["optional-dependencies"].keys()
+    assert {"dev", "docs", "digits"} <= read["dependency-groups"].keys()
+
+
 def test_everything_that_the_project_requires_is_locked() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = read["project"]
     locked = set(re.findall(r"^([a-z0-9-]+)==", LOCK, re.MULTILINE))
-    required = list(project["dependencies"])
-    for extra in ("onnxruntime", "openvino", "prometheus", "demo", "dev"):
+    required = [*project["dependencies"], *read["dependency-groups"]["dev"]]
+    for extra in ("onnxruntime", "openvino", "mqtt", "prometheus", "update", "publish"):
         required += project["optional-dependencies"][extra]
-    names = {re.split(r"[\[<>=; ]", requirement)[0] for requirement in required} - {"edge-runtime"}
+    names = {re.split(r"[\[<>=; ]", requirement)[0].replace(".", "-") for requirement in required} - {"edge-runtime"}
     assert names <= locked
 
 
 def test_set_up_is_done_again_when_the_lock_changes(tmp_path: Path) -> None:
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    (tmp_path / "requirements").mkdir()
+    for name in ("Makefile", "requirements/dev.lock", "pyproject.toml", "hatch_build.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     ready = tmp_path / ".venv" / ".ready"
     ready.parent.mkdir()
@@ -144,5 +152,5 @@ def test_set_up_is_done_again_when_the_lock_changes(tmp_path: Path) -> None:
     asked = ("--directory", str(tmp_path), "--question", ".venv/.ready")
     assert make(*asked).returncode == 0
     later = ready.stat().st_mtime + 10
-    os.utime(tmp_path / "requirements.lock", (later, later))
+    os.utime(tmp_path / "requirements/dev.lock", (later, later))
     assert make(*asked).returncode == 1

@@ -67,6 +67,11 @@ def test_no_drop_in_opens_more_than_promised(unit: Path, drop_in: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_children_may_confine_themselves() -> None:
+    allowed = {name for line in settings("SystemCallFilter") for name in line.split()}
+    assert {f"landlock_{name}" for name in ("create_ruleset", "add_rule", "restrict_self")} | {"setrlimit"} <= allowed
+
+
 def test_only_drop_ins_that_say_so_let_code_be_made_at_run_time(unit: Path) -> None:
     assert setting("MemoryDenyWriteExecute") == "yes"
     allowing = {path.stem for path in DROP_INS if "MemoryDenyWriteExecute=no" in path.read_text()}
@@ -87,6 +92,8 @@ def test_a_wrong_setting_is_not_tried_again_and_again_and_everything_else_is() -
 
 
 def setting(name: str) -> str:
-    found = re.search(rf"^{name}=(.*)$", SERVICE.read_text(), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    return settings(name)[0]
+
+
+def settings(name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", SERVICE.read_text(), re.MULTILINE)

@@ -16,18 +16,21 @@ LONGEST_CALM_S = 0.8
 """A start takes 0.1 s and an update 0.3 s where nothing else runs: kills fall into both, and after them."""
 
 
-@pytest.mark.parametrize(("devices", "kills"), [(3, 20), pytest.param(4, 125, marks=pytest.mark.long)])
+DEVICES, KILLS = 4, 80
+
+
+@pytest.mark.long
 def test_a_daemon_killed_at_random_while_it_updates_answers_right_after_every_kill_and_forgets_nothing(
-    tmp_path: Path, devices: int, kills: int
+    tmp_path: Path,
 ) -> None:
-    with ThreadPoolExecutor(devices) as pool:
+    with ThreadPoolExecutor(DEVICES) as pool:
         lives = [
-            pool.submit(suffer, tmp_path / str(number), random.Random(f"device {number}"), kills)
-            for number in range(devices)
+            pool.submit(suffer, tmp_path / str(number), random.Random(f"device {number}"), KILLS)
+            for number in range(DEVICES)
         ]
     assert [trouble for life in lives for trouble in life.result()[1]] == []
     updates = sum(life.result()[0] for life in lives)
-    assert updates > devices * kills / 20, "too few updates came to their end to say much"
+    assert updates > DEVICES * KILLS / 20, "too few updates came to their end to say much"
 
 
 def suffer(folder: Path, chance: random.Random, kills: int) -> tuple[int, list[str]]:

@@ -50,8 +50,12 @@ def test_the_wheel_holds_every_module_every_profile_the_licence_and_the_type_mar
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "edge_runtime").rglob("*.py")}
     wanted |= {f"edge_runtime/{path.relative_to(ROOT)}" for path in (ROOT / "device_profiles").glob("*.toml")}
-    wanted |= {f"edge_runtime_converters/{path.name}" for path in (ROOT / "converters").glob("*.py")}
-    wanted |= {"edge_runtime/py.typed"}
+    wanted |= {
+        f"edge_runtime_converters/{path.name}"
+        for path in (ROOT / "converters" / "edge_runtime_converters").glob("*.py")
+    }
+    wanted |= {"edge_runtime/py.typed", "edge_runtime/wire/protocols.binpb"}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "edge_runtime/wire").glob("*.proto")}
     assert wanted <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.startswith("edge_runtime/device_profiles/") for name in names)
@@ -60,7 +64,7 @@ def test_the_wheel_holds_every_module_every_profile_the_licence_and_the_type_mar
 def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     for name in zipfile.ZipFile(wheel).namelist():
         assert re.match(r"edge_runtime(_converters)?/(\w+/)*\w+\.py$|edge_runtime(_converters)?/py\.typed$|"
-                        r"edge_runtime/device_profiles/[\w.-]+$|"
+                        r"edge_runtime/device_profiles/[\w.-]+$|edge_runtime/wire/\w+\.(proto|binpb)$|"
                         r"edge_runtime-[0-9.]+\.dist-info/", name), name  # fmt: skip
 
 
@@ -68,8 +72,9 @@ def test_the_source_archive_builds_and_tests_by_itself(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as source:
         names = {name.partition("/")[2] for name in source.getnames()}
-    assert {"pyproject.toml", "requirements.lock", "Makefile", "README.md", "LICENSE", "CHANGELOG.md"} <= names
-    assert {"demo/digits.npz", "demo/models/digits/1/model.onnx", "tests/conftest.py"} <= names
+    assert {"hatch_build.py", "edge_runtime/wire/open_inference.proto"} <= names
+    assert {"pyproject.toml", "requirements/dev.lock", "Makefile", "README.md", "LICENSE", "CHANGELOG.md"} <= names
+    assert {"demo/digits.npz", "demo/models/digits/1/model.onnx", "tests/conftest.py", "bench/load.c"} <= names
     assert not [name for name in names if "mobilenetv2/" in name or name.startswith((".venv", "build", "dist"))]
 
 
@@ -78,7 +83,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel, ONNX Runtime and what these require, in the locked versions."""
     folder = tmp_path_factory.mktemp("installed")
     versions = folder / "versions.txt"
-    locked = re.findall(r"^([a-z0-9-]+==\S+ ; .+?) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    locked = re.findall(r"^([a-z0-9-]+==\S+ ; .+?) \\$", (ROOT / "requirements/dev.lock").read_text(), re.MULTILINE)
     versions.write_text("\n".join(locked))
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], timeout=120, check=True)
     subprocess.run(
@@ -98,7 +103,7 @@ def test_the_installed_wheel_requires_only_what_it_states_and_stays_small(
         for path in packages.glob(f"{name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     names = {path.name.split("-")[0].lower() for path in packages.glob("*.dist-info")}
-    stated = {"edge_runtime", "numpy", "pyzmq", "msgpack", "psutil", "msgspec", "onnxruntime"}
+    stated = {"edge_runtime", "numpy", "pyzmq", "msgpack", "psutil", "msgspec", "orjson", "onnxruntime"}
     of_onnxruntime = {"flatbuffers", "packaging", "protobuf"}
     assert stated <= names
     if sys.version_info >= (3, 11):  # the last ONNX Runtime for 3.10 still requires coloredlogs and sympy

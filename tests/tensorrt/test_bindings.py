@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.backends.onnx_files import ArtifactFiles
+from edge_runtime.backends.model_files import ArtifactFiles
 from edge_runtime.backends.tensorrt_library import FULL, RTX, Traits, installed_library, traits_of
-from edge_runtime.backends.tensorrt_precision import choose_typing
+from edge_runtime.backends.tensorrt_plan import choose_typing
 from edge_runtime.errors import EdgeRuntimeError
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ROOT / "edge_runtime" / "backends"
 KEPT = ROOT / "build" / "tensorrt-bindings"
-LOCK = Path(__file__).parent / "bindings.lock"
+LOCK = Path(__file__).parents[2] / "requirements" / "tensorrt-bindings.lock"
 
 VERSIONS = {"8.6.1": "8.6", "10.3.0": "10.3", "10.13.3.9": "10.13", "10.16.1.11": "10.16", "11.4.0.106": "11.4"}
 
@@ -40,9 +40,9 @@ CLASSES = {
 }  # fmt: skip
 """What a variable of this name is, in the files that call TensorRT."""
 
-FILES = ("tensorrt_build.py", "tensorrt_execution.py", "tensorrt_backend.py")
+FILES = ("tensorrt_build.py", "tensorrt_instance.py", "tensorrt_backend.py")
 
-OURS = frozenset(("order", "spec", "_spec", "inputs", "outputs"))
+OURS = frozenset(("plan", "spec", "_spec", "inputs", "outputs"))
 """Attributes of variables of these names that are ours: `loaded` is a LoadedEngine elsewhere."""
 
 

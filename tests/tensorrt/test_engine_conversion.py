@@ -11,11 +11,10 @@ from onnx import TensorProto, helper
 
 from demo.digits import load_training
 from edge_runtime.errors import ConversionFailed
+from edge_runtime_converters.comparison import Report
 from edge_runtime_converters.conversion import convert
-from edge_runtime_converters.matrix import PRECISIONS, why_empty
-from edge_runtime_converters.report import Report
-from edge_runtime_converters.source_format import SourceFormat
-from edge_runtime_converters.wish import Wish
+from edge_runtime_converters.formats import PRECISIONS, SourceFormat, why_empty
+from edge_runtime_converters.options import ConversionOptions
 from tests.tensorrt.real_library import needs_rtx, why_no_gpu
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits" / "1" / "model.onnx"
@@ -29,7 +28,7 @@ def converted(source: Path, folder: Path, precision: str = "fp32", gpu: str = "S
     samples = folder / "samples.npz"
     np.savez(samples, image=load_training().images[:64].astype(np.float32))
     return convert(
-        Wish(
+        ConversionOptions(
             source=str(source),
             target="tensorrt",
             precision=precision,  # type: ignore[arg-type]
@@ -80,11 +79,11 @@ def test_an_engine_holds_the_precision_that_was_asked_for(tmp_path: Path) -> Non
 def test_an_int8_model_becomes_an_engine_where_it_was_made_for_tensorrt(is_for_tensorrt: bool, tmp_path: Path) -> None:
     model = tmp_path / "model.int8.onnx"
     np.savez(tmp_path / "samples.npz", image=load_training().images[:64].astype(np.float32))
-    wish = Wish(
+    options = ConversionOptions(
         source=str(DIGITS), target="onnx", precision="int8", output=str(model),
         calibration=str(tmp_path / "samples.npz"), is_for_tensorrt=is_for_tensorrt,
     )  # fmt: skip
-    assert convert(wish).files == (str(model),)
+    assert convert(options).files == (str(model),)
     if is_for_tensorrt:
         assert converted(model, tmp_path).files
     else:

@@ -16,11 +16,11 @@ import pytest
 from edge_runtime.backends import tensorrt_backend
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.tensorrt_backend import TensorRtBackend
-from edge_runtime.backends.tensorrt_order import Gpu
+from edge_runtime.backends.tensorrt_plan import Gpu
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.serving.engine_store import EngineStore
+from edge_runtime.serving.engine_store import BuildNews, EngineStore
 from tests.contract.running_daemon import put_model
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, gpus_there, needs_rtx
@@ -31,23 +31,35 @@ no_gpu = pytest.mark.skipif(bool(gpus_there()), reason="here is a GPU: the engin
 
 
 @contextmanager
-def device(state: Path, gpu: Gpu = TARGET) -> Iterator[tuple[TensorRtBackend, SimpleQueue[tuple[str, str]], list[str]]]:
-    """A backend with its engines in a folder, what builds ended with, and what was told of them."""
-    ends: SimpleQueue[tuple[str, str]] = SimpleQueue()
-    words: list[str] = []
+def device(state: Path, gpu: Gpu = TARGET) -> Iterator[tuple[TensorRtBackend, SimpleQueue[BuildNews]]]:
+    """A backend with its engines in a folder, and the news of its builds."""
     store = EngineStore(state)
-    store.tell(lambda *said: ends.put(said), lambda _, said: words.append(said))
     try:
-        yield TensorRtBackend(store, lambda: [gpu]), ends, words
+        yield TensorRtBackend(store, lambda: [gpu]), store.news
     finally:
         store.close()
 
 
+def _end(news: SimpleQueue[BuildNews]) -> BuildNews:
+    """How the next build ends."""
+    while not (found := news.get(timeout=60)).has_ended:
+        pass
+    return found
+
+
+def _has_ended(news: SimpleQueue[BuildNews]) -> bool:
+    """Whether a build ended that nobody looked at."""
+    while not news.empty():
+        if news.get().has_ended:
+            return True
+    return False
+
+
 def build(state: Path, artifact: Path, options: LoadOptions | None = None, gpu: Gpu = TARGET) -> bool:
     """Have a model's engine there; whether it had to be built."""
-    with device(state, gpu) as (backend, ends, _):
+    with device(state, gpu) as (backend, news):
         backend.prepare(artifact, options or LoadOptions(), threading.Event())
-        return not ends.empty()
+        return _has_ended(news)
 
 
 def test_an_engine_is_built_once_and_found_by_the_next_process(tmp_path: Path) -> None:
@@ -107,22 +119,22 @@ def test_an_engine_from_elsewhere_is_refused_with_the_reason(tmp_path: Path, nam
     build(tmp_path / "state", artifact)
     (kept,) = (tmp_path / "state").glob("*.engine")
     (tmp_path / name).write_bytes(kept.read_bytes()[48:])
-    with device(tmp_path / "state") as (backend, _, _), pytest.raises(LoadFailed) as raised:
+    with device(tmp_path / "state") as (backend, _), pytest.raises(LoadFailed) as raised:
         backend.load(tmp_path / name, LoadOptions())
     assert f"{name} is refused: an engine fits one GPU, driver and version of TensorRT" in raised.value.message
     (tmp_path / "model.onnx").write_bytes(kept.read_bytes()[48:])
-    with device(tmp_path / "state") as (backend, _, _), pytest.raises(LoadFailed):
+    with device(tmp_path / "state") as (backend, _), pytest.raises(LoadFailed):
         backend.load(tmp_path / "model.onnx", LoadOptions())
 
 
 def test_what_the_library_refuses_is_told_with_its_reason_and_not_tried_again(tmp_path: Path) -> None:
     artifact = onnx_models.identity(tmp_path / "m", "BYTES")
     for _ in range(2):
-        with device(tmp_path / "state") as (backend, ends, _), pytest.raises(LoadFailed) as raised:
+        with device(tmp_path / "state") as (backend, news), pytest.raises(LoadFailed) as raised:
             backend.prepare(artifact, LoadOptions(), threading.Event())
         assert not isinstance(raised.value, NotBuiltYet)
         assert "cannot read model.onnx" in raised.value.message
-    assert ends.empty()
+    assert not _has_ended(news)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
@@ -133,10 +145,10 @@ def test_a_disk_that_was_full_is_no_reason_for_ever(tmp_path: Path) -> None:
     if mounted.returncode != 0:
         pytest.skip("this place lets nobody mount")
     try:
-        with device(state) as (backend, ends, _):
+        with device(state) as (backend, news):
             with pytest.raises(NotBuiltYet):
                 backend.load(artifact, LoadOptions())
-            assert "No space left on device" in ends.get(timeout=60)[1]
+            assert "No space left on device" in _end(news).words
         assert list(state.iterdir()) == []
         subprocess.run(["mount", "-o", "remount,size=64m", str(state)], check=True)
         assert build(state, artifact)
@@ -146,7 +158,7 @@ def test_a_disk_that_was_full_is_no_reason_for_ever(tmp_path: Path) -> None:
 
 def test_closing_leaves_no_process_and_no_half_engine(tmp_path: Path) -> None:
     artifact = onnx_models.wide(tmp_path / "m", 2048)
-    with device(tmp_path / "state") as (backend, _, _), pytest.raises(NotBuiltYet):
+    with device(tmp_path / "state") as (backend, _), pytest.raises(NotBuiltYet):
         backend.load(artifact, LoadOptions())
     assert not list((tmp_path / "state").glob("*.engine"))
     assert build(tmp_path / "state", artifact)
@@ -159,7 +171,10 @@ def test_a_daemon_serves_meanwhile_and_goes_on_where_the_engine_cannot_be_loaded
     """All real but the GPU: ONNX Runtime serves, the engine is built, and CUDA then says that there is no driver."""
     monkeypatch.setattr(tensorrt_backend, "find_gpus", lambda: (TARGET,))
     put_model(tmp_path / "models", "m", onnx_models.mlp)
-    config = Config(state=str(tmp_path / "state"), watch=False, calibrate=False, profile="nvidia-dgpu")
+    # Inside, where the GPU of this test is; a host would look for a real one.
+    config = Config(
+        state=str(tmp_path / "state"), watch=False, calibrate=False, profile="nvidia-dgpu", isolation="never"
+    )
     with Runtime(tmp_path / "models", config=config) as runtime:
         core = runtime.core
         (entry,) = runtime.models()

@@ -1,0 +1,444 @@
+# ruff: noqa: RUF001 (a table for people writes the signs of multiplication and subtraction as they are)
+"""The bars: what each figure must reach, and the table and JSON file that say whether it did."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+MAX_GENERATOR_SHARE = 0.8
+"""Above this share of its own maximum the generator may be what limits a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure and its bound. `rounds` says what stands for all rounds: losses are summed, the rest are medians."""
+
+    figure: str
+    what: str
+    sign: Literal["≥", "≤", "=", ""] = ""
+    bound: float = 0.0
+    reach: float | None = None
+    unit: str = ""
+    rounds: Literal["median", "sum"] = "median"
+
+    def is_met(self, value: float) -> bool | None:
+        """None when the figure is only reported."""
+        if not self.sign:
+            return None
+        return {"≥": value >= self.bound, "≤": value <= self.bound, "=": value == self.bound}[self.sign]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was measured: figure -> one value a round, and sentences about single scenarios."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, figure: str, value: float) -> None:
+        """One round's value."""
+        self.values.setdefault(figure, []).append(float(value))
+
+    def note(self, scenario: str, sentence: str) -> None:
+        """Something a reader should know, once."""
+        if sentence not in self.notes.setdefault(scenario, []):
+            self.notes[scenario].append(sentence)
+
+    def median(self, figure: str) -> float:
+        """Over the rounds so far."""
+        return statistics.median(self.values[figure])
+
+
+def _before_bars() -> list[Bar]:
+    depths = {"mlp": (1, 16, 64, 256), "small5ms": (1, 16, 64), "mobilenetv2": (1, 16, 64), "resnet18": (16,)}
+    return [
+        Bar(f"before.{name}.{in_flight}.{figure}", f"{name}, {in_flight} in flight: {what}, now ÷ before", sign, bound)
+        for name, every in depths.items()
+        for in_flight in every
+        for figure, what, sign, bound in (
+            ("rate_ratio", "rate", "≥", 0.98),
+            ("p50_ratio", "p50", "", 0.0),
+            ("cpu_ratio", "CPU a request", "", 0.0),
+        )
+    ]
+
+
+def _mlp_bars() -> list[Bar]:
+    bars = []
+    for in_flight, rate, rate_reach, p99, p99_reach in (
+        (1, 0.8, 0.9, 1.3, 1.1),
+        (16, 0, 0, 0, 0),
+        (64, 0.72, 0.85, 0, 0),
+        (256, 0.65, 0.8, 1.8, 1.3),
+    ):
+        name = f"mlp, {in_flight} in flight"
+        sign: Literal["≥", ""] = "≥" if rate else ""
+        bars.append(Bar(f"mlp.{in_flight}.rate_ratio", f"{name}: rate ÷ bare loop", sign, rate, rate_reach or None))
+        if in_flight == 64:
+            bars.append(Bar("mlp.64.rate", f"{name}: rate (idle machine)", "≥", 100_000, 170_000, "/s"))
+        else:
+            bars.append(Bar(f"mlp.{in_flight}.rate", f"{name}: rate", unit="/s"))
+        bars.append(
+            Bar(f"mlp.{in_flight}.p99_ratio", f"{name}: p99 ÷ bare loop's", "≤" if p99 else "", p99, p99_reach or None)
+        )
+        bars.append(Bar(f"mlp.{in_flight}.p50_ratio", f"{name}: p50 ÷ bare loop's"))
+    bars.append(Bar("generator.max", "generator's own maximum, small frames, against an echo", unit="/s"))
+    bars.append(Bar("generator.share", "highest rate measured ÷ that maximum", "≤", MAX_GENERATOR_SHARE))
+    return bars
+
+
+def _image_bars() -> list[Bar]:
+    bars = []
+    for name in ("mobilenetv2", "resnet18"):
+        for in_flight in (16, 64):
+            what = f"{name}, 600 KB frames, {in_flight} in flight: served ÷ best layout"
+            bars.append(Bar(f"images.{name}.{in_flight}.ratio", what, "≥", 0.82, 0.92))
+        what = f"{name}, one at a time: p50 ÷ raw run of the same layout"
+        bars.append(Bar(f"images.{name}.1.p50_ratio", what, "≤", 1.25, 1.10))
+    bars.append(Bar("images.generator.max", "generator's own maximum, 600 KB frames", unit="/s"))
+    bars.append(Bar("images.generator.share", "highest rate with such frames ÷ that maximum", "≤", MAX_GENERATOR_SHARE))
+    return bars
+
+
+def _shared_bars() -> list[Bar]:
+    bars = []
+    for in_flight in (16, 64):
+        what = f"mobilenetv2, 600 KB, {in_flight} in flight"
+        bars.append(Bar(f"shared.{in_flight}.frames_ratio", f"{what}, in frames: served ÷ best layout", "≥", 0.91))
+        bars.append(
+            Bar(f"shared.{in_flight}.shared_ratio", f"{what}, in shared memory: served ÷ best layout", "≥", 0.95, 0.98)
+        )
+        bars.append(Bar(f"shared.{in_flight}.gain", f"{what}: rate, shared memory ÷ frames"))
+    bars.append(Bar("shared.1.p50_gain", "mobilenetv2, 600 KB, one at a time: p50, frames ÷ shared memory"))
+    return bars
+
+
+def _host_bars() -> list[Bar]:
+    bars = []
+    for name, bound in (("small5ms", 0.95), ("mobilenetv2", 0.91), ("resnet18", 0.91)):
+        for in_flight in (16, 64):
+            key, what = f"hosts.{name}.{in_flight}", f"{name} in a host, {in_flight} in flight, frames"
+            bars.append(Bar(f"{key}.ratio", f"{what}: served ÷ best layout that batches alike", "≥", bound))
+            bars.append(Bar(f"{key}.inside_ratio", f"{what}: served ÷ inside the daemon", "≥", 1.0))
+        sign: Literal["≤", ""] = "≤" if name == "mobilenetv2" else ""
+        bars.append(Bar(f"hosts.{name}.1.p50_ratio", f"{name} in a host, one at a time: p50 ÷ raw run", sign, 1.08))
+        bars.append(Bar(f"hosts.{name}.1.added_ms", f"{name} in a host, one at a time: p50 − raw run", unit="ms"))
+    killed, memory = "hosts.killed", "hosts.memory"
+    return [
+        *bars,
+        Bar("hosts.mlp.64.inline_ratio", "mlp forced into a host, 64 in flight: rate ÷ inline", "≥", 0.65),
+        Bar("hosts.mlp.64.rate", "mlp forced into a host, 64 in flight: rate", unit="/s"),
+        Bar("hosts.mlp.1.inline_ratio", "mlp forced into a host, one at a time: rate ÷ inline"),
+        Bar(f"{killed}.lost", "a host killed under load: requests lost", "=", 0, rounds="sum"),
+        Bar(f"{killed}.failed", "the same: requests failed", "=", 0, rounds="sum"),
+        Bar(f"{killed}.others_failed", "the same: other model's requests lost or failed", "=", 0, rounds="sum"),
+        Bar(f"{killed}.back_s", "the same: until mobilenetv2 is served again, median", "≤", 0.2, None, "s"),
+        Bar(f"{killed}.worst_s", "the same: the worst", "≤", 0.6, None, "s"),
+        Bar(f"{memory}.onnxruntime.private_mib", "a host with mlp, ONNX Runtime: private", "≤", 12, None, "MiB"),
+        Bar(f"{memory}.openvino.private_mib", "a host with mlp, OpenVINO: private", "≤", 15, None, "MiB"),
+        Bar(f"{memory}.onnxruntime.pss_mib", "daemon and children, mlp in a host: PSS", unit="MiB"),
+        Bar(f"{memory}.openvino.pss_mib", "the same with OpenVINO: PSS", unit="MiB"),
+        Bar(f"{memory}.idle_pss_mib", "idle with mlp, daemon and all its children: PSS", "≤", 60, None, "MiB"),
+        Bar("hosts.cold.mlp_s", "cold start to first answer, mlp in a host", unit="s"),
+        Bar("hosts.cold.mobilenetv2_s", "cold start to first answer, mobilenetv2 in a host", "≤", 0.5, None, "s"),
+    ]
+
+
+def _tune_bars() -> list[Bar]:
+    bars = []
+    for name in ("mobilenetv2", "resnet18"):
+        key, what = f"tune.{name}", f"tune, {name}, 16 in flight"
+        bars.append(Bar(f"{key}.ratio", f"{what}: chosen ÷ ONNX Runtime f32's best layout, served", "≥", 2.2, 3.0))
+        bars.append(Bar(f"{key}.served_ratio", f"{what}: chosen, served ÷ raw", "≥", 0.78, 0.9))
+        bars.append(Bar(f"{key}.agreement", f"tune, {name}: agrees with f32 (random weights, noise)"))
+    bars.append(Bar("tune.small5ms.served_ratio", "tune, small input, 16 in flight: served ÷ raw", "≥", 0.95))
+    bars.append(Bar("tune.digits.drop", "tune, digits, 0.5 % allowed: labels given up", "≤", 0.005))
+    bars.append(Bar("tune.digits.int8_drop", "tune, digits: labels that int8 gives up on held-out images", "≤", 0.005))
+    bars.append(Bar("tune.digits.exact_is_f32", "tune, digits, nothing allowed: an f32 choice", "=", 1))
+    bars.append(Bar("tune.digits.exact_gain", "tune, digits, nothing allowed: chosen ÷ untuned", "≥", 1.0))
+    return bars
+
+
+def _poisson_bars(
+    key: str, what: str, goodput: float, goodput_reach: float, refused_ms: float, reach_ms: float
+) -> list[Bar]:
+    return [
+        Bar(f"{key}.2x.goodput_ratio", f"{what}, 2 × capacity: goodput ÷ capacity", "≥", goodput, goodput_reach),
+        Bar(f"{key}.2x.p99_ratio", f"{what}, 2 × capacity: p99 of answers ÷ deadline", "≤", 1.0),
+        Bar(f"{key}.2x.refused_p99_ms", f"{what}, 2 × capacity: p99 until a refusal", "≤", refused_ms, reach_ms, "ms"),
+        Bar(f"{key}.2x.neither", f"{what}, 2 × capacity: neither answered nor refused", "=", 0, rounds="sum"),
+        Bar(f"{key}.0.9x.goodput_ratio", f"{what}, 0.9 × capacity: goodput ÷ offered"),
+        Bar(f"{key}.0.9x.p99_ms", f"{what}, 0.9 × capacity: p99", unit="ms"),
+        Bar(f"{key}.0.5x.goodput_ratio", f"{what}, 0.5 × capacity: goodput ÷ offered"),
+        Bar(f"{key}.0.5x.p99_ms", f"{what}, 0.5 × capacity: p99", unit="ms"),
+    ]
+
+
+def _mqtt_bars() -> list[Bar]:
+    at_64 = "mqtt, QoS 0, mlp, 64 in flight"
+    bars = [
+        Bar("mqtt.64.rate_ratio", f"{at_64}: rate ÷ bare paho echo's", "≥", 0.75, 0.9),
+        Bar("mqtt.64.rate", f"{at_64}: rate", unit="/s"),
+        Bar("mqtt.64.echo_rate", f"{at_64}: rate of the echo", unit="/s"),
+        Bar("mqtt.64.lean.rate_ratio", f"{at_64}, asked by a client leaner than paho: rate ÷ echo's"),
+        Bar("mqtt.64.lean.rate", f"{at_64}, asked by it: rate", unit="/s"),
+        Bar("mqtt.64.qos1.rate_ratio", "mqtt, QoS 1, mlp, 64 in flight: rate ÷ bare paho echo's"),
+        Bar("mqtt.1.added_p50_ms", "mqtt, mlp, one at a time: p50 − bare paho echo's", "≤", 0.5, unit="ms"),
+        Bar("mqtt.1.p50_ms", "mqtt, mlp, one at a time: p50", unit="ms"),
+        Bar("mqtt.rate.failed", "requests refused, lost or answered twice over these", "=", 0, rounds="sum"),
+    ]
+    for name in ("mlp", "small5ms"):
+        key, what = f"mqtt.overload.{name}", f"mqtt, {name}, 2 × capacity"
+        bars += [
+            Bar(f"{key}.late", f"{what}: answered late", "=", 0, rounds="sum"),
+            Bar(f"{key}.lost", f"{what}: no reply, beyond what the broker dropped", "=", 0, rounds="sum"),
+            Bar(f"{key}.dropped", f"{what}: dropped by the broker (QoS 0)", rounds="sum"),
+            Bar(f"{key}.duplicated", f"{what}: answered twice", "=", 0, rounds="sum"),
+            Bar(f"{key}.offered_ratio", f"{what}: of these, what the broker took from the generator"),
+            Bar(f"{key}.goodput_ratio", f"{what}: answered ÷ capacity"),
+            Bar(f"{key}.p99_ms", f"{what}: p99 of answers, from when they were due", unit="ms"),
+        ]
+    return [
+        *bars,
+        Bar("mqtt.devices.devices", "mqtt, client devices asking once a second"),
+        Bar("mqtt.devices.lost", "their requests: lost", "=", 0, rounds="sum"),
+        Bar("mqtt.devices.duplicated", "their requests: answered twice", "=", 0, rounds="sum"),
+        Bar("mqtt.devices.refused", "their requests: refused", rounds="sum"),
+        Bar("mqtt.devices.p99_ms", "their requests: p99", unit="ms"),
+        *_wake_bars(),
+    ]
+
+
+def _wake_bars() -> list[Bar]:
+    wake, kill = "mqtt.wake", "mqtt.wake.kill"
+    return [
+        Bar(f"{wake}.devices", "mqtt, devices woken at once, that all look at once"),
+        Bar(f"{wake}.woken_s", "from the order until the last of them is woken", unit="s"),
+        Bar(f"{wake}.known_s", "from the order until the last of them knows it", "≤", 10, None, "s"),
+        Bar(f"{wake}.lost", "orders that a device never learned of", "=", 0, rounds="sum"),
+        Bar(f"{wake}.doubled", "orders that a device applied twice", "=", 0, rounds="sum"),
+        Bar(f"{kill}.woken_ratio", "the broker killed meanwhile: share that the wake reached"),
+        Bar(f"{kill}.known_s", "the same: from the order until the last knows it", unit="s"),
+        Bar(f"{kill}.lost", "the same: orders that a device never learned of", "=", 0, rounds="sum"),
+        Bar(f"{kill}.doubled", "the same: orders that a device applied twice", "=", 0, rounds="sum"),
+    ]
+
+
+def _update_bars() -> list[Bar]:
+    bars = [
+        Bar("update.patch.fetched_ratio", "46 MB model whose last 16 % changed: bytes fetched ÷ full size", "≤", 0.20),
+        Bar("update.patch.install_s", "the same: patch read, applied, hashed and laid out durably", "≤", 1.0, unit="s"),
+    ]
+    for key, what in (("good", "good updates"), ("bad", "rolled-back or refused updates")):
+        bars += [
+            Bar(f"update.{key}.done", f"{what} under load"),
+            Bar(
+                f"update.{key}.unanswered", "requests lost, failed or answered wrongly over them", "=", 0, rounds="sum"
+            ),
+            Bar(f"update.{key}.p50_ratio", "requests' p50 during them ÷ without"),
+            Bar(f"update.{key}.p99_ratio", "requests' p99 during them ÷ without"),
+            Bar(f"update.{key}.longest_ms", "the longest request during them", unit="ms"),
+            Bar(f"update.{key}.took_s", "one of them, from the order to its end", unit="s"),
+        ]
+    for key, what in (("", "check with nothing new"), (".pure", "the same without the cryptography package")):
+        bars += [
+            Bar(f"update.check{key}.requests", f"{what}: requests", "=", 2),
+            Bar(f"update.check{key}.bytes", f"{what}: bytes of answers, headers too", "≤", 2048),
+            Bar(f"update.check{key}.cpu_ms", f"{what}: CPU time of the daemon", "≤", 50, unit="ms"),
+        ]
+    return [
+        *bars,
+        Bar(
+            "update.memory.peak_mib", "10 000 targets in 33 roles: peak RSS of a check − daemon's", "≤", 40, unit="MiB"
+        ),
+        Bar("update.memory.kept_mib", "the same: RSS after it − daemon's", "≤", 40, unit="MiB"),
+        Bar("update.idle.start_s", "cold start to first answer with an installed release", unit="s"),
+        Bar("update.idle.plain_start_s", "the same model from a folder, no [update]", unit="s"),
+        Bar("update.idle.pss_mib", "idle with an installed release: PSS", unit="MiB"),
+        Bar("update.idle.plain_pss_mib", "the same model from a folder, no [update]: PSS", unit="MiB"),
+        Bar("update.crash.back_s", "abort after a swap: until the version before answers again", "≤", 2.0, unit="s"),
+    ]
+
+
+def _oip_bars() -> list[Bar]:
+    bars = []
+    for door, bound, reach in (("http", 0.75, None), ("grpc", 0.8, 0.9)):
+        for in_flight in (1, 16, 64):
+            key, what = f"{door}.{in_flight}", f"{door}, mlp, binary, {in_flight} in flight"
+            bars += [
+                Bar(f"{key}.rate_ratio", f"{what}: rate ÷ the library's own echo", "≥", bound, reach),
+                Bar(f"{key}.rate", f"{what}: rate", unit="/s"),
+                Bar(f"{key}.echo_rate", f"{what}: rate of the echo", unit="/s"),
+                Bar(f"{key}.cpu_us", f"{what}: CPU a request", unit="us"),
+                Bar(f"{key}.echo_cpu_us", f"{what}: CPU a request of the echo", unit="us"),
+                Bar(f"{key}.failed", f"{what}: refused or lost", "=", 0, rounds="sum"),
+            ]
+    for name, what, bound, reach in (
+        ("http", "HTTP", 0.95, None),
+        ("region", "HTTP, tensor in memory named by the client", 1.03, None),
+        ("grpc", "gRPC", 0.85, 0.95),
+    ):
+        for in_flight in (16, 64):
+            key, image = f"oip.images.{name}.{in_flight}", f"mobilenetv2, 600 KB, {in_flight} in flight, {what}"
+            sign: Literal["≥", ""] = "" if (name, in_flight) == ("grpc", 64) else "≥"
+            bars.append(Bar(f"{key}.ratio", f"{image}: rate ÷ ZeroMQ frames", sign, bound, reach))
+            bars.append(Bar(f"{key}.rate", f"{image}: rate", unit="/s"))
+    for door in ("http", "grpc"):
+        key, what = f"oip.overload.{door}", f"{door}, mobilenetv2, 500 ms, 2 × capacity"
+        bars += [
+            Bar(f"{key}.goodput_ratio", f"{what}: goodput ÷ capacity", "≥", 0.9, 0.95),
+            Bar(f"{key}.lost", f"{what}: neither answered nor refused", "=", 0, rounds="sum"),
+            Bar(f"{key}.p99_ms", f"{what}: p99 of answers", unit="ms"),
+        ]
+    for in_flight in (1, 16, 64):
+        what = f"ZeroMQ, mlp, {in_flight} in flight, both doors open and idle"
+        bars.append(Bar(f"oip.idle.{in_flight}.rate_ratio", f"{what}: rate ÷ without doors", "≥", 0.98))
+    return [
+        *bars,
+        Bar("oip.idle.http.above_echo_mib", "idle PSS that --http adds − what its echo adds", "≤", 5, None, "MiB"),
+        Bar("oip.idle.grpc.above_echo_mib", "idle PSS that --grpc adds − what its echo adds", "≤", 5, None, "MiB"),
+        Bar("oip.json.cpu_us", "JSON of 64 floats over ZeroMQ: daemon's CPU a request", "≤", 40, 25, "us"),
+        Bar("oip.json.frames_cpu_us", "mlp in frames, 64 in flight: daemon's CPU a request", unit="us"),
+        Bar("oip.flood.p99_ratio", "mlp over ZeroMQ beside a flood over HTTP at 2 ×: p99 ÷ alone", "≤", 1.5),
+        Bar("oip.flood.p99_ms", "the same: p99", unit="ms"),
+        Bar("oip.flood.p50_ratio", "the same: p50 ÷ alone"),
+        Bar("oip.flood.goodput_ratio", "the flooded mobilenetv2 meanwhile: goodput ÷ capacity"),
+    ]
+
+
+BARS: tuple[Bar, ...] = (
+    *_before_bars(),
+    *_mlp_bars(),
+    Bar("overload.served_ratio", "mlp offered 10 × what it can serve: served ÷ own rate at 256 in flight", "≥", 0.9),
+    Bar("overload.lost", "the same: lost", "=", 0, rounds="sum"),
+    Bar("overload.after_ratio", "the same: rate at 64 straight afterwards ÷ before", "≥", 0.9),
+    Bar("small.16.ratio", "small5ms, 16 in flight: served ÷ best layout", "≥", 0.95, 0.98),
+    Bar("small.64.ratio", "small5ms, 64 in flight: served ÷ best layout", "≥", 0.95, 0.98),
+    *_image_bars(),
+    *_shared_bars(),
+    *_host_bars(),
+    *_oip_bars(),
+    Bar("bf16.mobilenetv2.ratio", "mobilenetv2, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    Bar("bf16.resnet18.ratio", "resnet18, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    *_poisson_bars("poisson.small5ms", "small5ms", 0.95, 1.0, 8, 4),
+    *_poisson_bars("poisson.mobilenetv2", "mobilenetv2, 500 ms", 0.85, 0.92, 20, 10),
+    Bar("two.mlp.p50_ratio", "mlp beside mobilenetv2 flooded at 2 ×: p50 ÷ alone", "≤", 1.2),
+    Bar("two.mlp.p99_ms", "mlp beside it: p99", "≤", 5, 2, "ms"),
+    Bar("two.small5ms.p99_in_runs", "small5ms beside it: (p99 − p99 alone) ÷ one run of the flooded", "≤", 1.0),
+    Bar("two.flood.goodput_ratio", "the flooded mobilenetv2 meanwhile: goodput ÷ capacity"),
+    Bar(
+        "storm.goodput_ratio",
+        "resnet18, 64 in flight, 1 s, sent again when refused: answered ÷ at 8 in flight",
+        "≥",
+        0.9,
+    ),
+    Bar("storm.lost", "the same: neither answered nor refused", "=", 0, rounds="sum"),
+    Bar("storm.after_p50_ratio", "8 in flight, from 1 s after it: p50 ÷ before", "≤", 1.15),
+    Bar(
+        "polite.beside_greedy.answered_ratio", "2/s, 2 s, beside 100 in flight without a deadline: answered", "≥", 0.95
+    ),
+    Bar("polite.beside_crowd.answered_ratio", "0.15 of capacity beside 1.5, both 500 ms: answered", "≥", 0.95),
+    Bar("hostile.p99_ratio", "mlp, 16 in flight, beside a hostile client: p99 ÷ alone", "≤", 2.0),
+    Bar("hostile.rate_ratio", "the same: rate ÷ alone"),
+    Bar("hostile.failed", "the same: lost or failed", "=", 0, rounds="sum"),
+    Bar("hostile.growth_mib", "memory that a round of it left behind", "≤", 20, unit="MiB"),
+    *_mqtt_bars(),
+    *_update_bars(),
+    Bar("reloads.done", "reloads of mlp under load", unit=""),
+    Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
+    Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),
+    Bar("cold.mlp.cached_s", "cold start to first answer, mlp, calibration cached", "≤", 0.35, 0.25, "s"),
+    Bar("cold.mobilenetv2.fresh_s", "cold start to first answer, mobilenetv2, nothing calibrated", "≤", 0.5, None, "s"),
+    Bar(
+        "cold.mobilenetv2.cached_s", "cold start to first answer, mobilenetv2, calibration cached", "≤", 0.5, None, "s"
+    ),
+    *_tune_bars(),
+    Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
+    Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
+    Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),
+    Bar("size.onnxruntime_mb", "installed size with ONNX Runtime alone", "≤", 160, None, "MB"),
+    Bar("size.openvino_mb", "installed size with OpenVINO too", unit="MB"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A bar with what was measured."""
+
+    bar: Bar
+    value: float
+    rounds: tuple[float, ...]
+    is_met: bool | None
+
+
+def rows(figures: Figures) -> list[Row]:
+    """The bars that were measured, in the order of BARS."""
+    found = []
+    stands_for_all: Mapping[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "sum": sum}
+    for bar in BARS:
+        if values := figures.values.get(bar.figure):
+            value = stands_for_all[bar.rounds](values)
+            found.append(Row(bar, value, tuple(values), bar.is_met(value)))
+    return found
+
+
+def table(figures: Figures) -> str:
+    """The table as text: what, bar (and what to reach for), figure, the rounds' range, met."""
+    lines = [("", "bar", "reach", "figure", "rounds", "met")]
+    for row in rows(figures):
+        bar = row.bar
+        lines.append(
+            (
+                bar.what,
+                f"{bar.sign} {_number(bar.bound)} {bar.unit}".strip() if bar.sign else "",
+                _number(bar.reach) if bar.reach is not None else "",
+                f"{_number(row.value)} {bar.unit}".strip(),
+                f"{_number(min(row.rounds))}..{_number(max(row.rounds))}" if len(row.rounds) > 1 else "",
+                {True: "yes", False: "NO", None: ""}[row.is_met],
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text.insert(1, "  ".join("─" * width for width in widths))
+    for scenario, sentences in figures.notes.items():
+        text.extend(f"{scenario}: {sentence}" for sentence in sentences)
+    return "\n".join(text)
+
+
+def write_json(path: Path, figures: Figures, about: Mapping[str, Any]) -> None:
+    """Everything that was measured, with the machine it was measured on."""
+    content = {
+        **about,
+        "bars": [
+            {
+                "figure": row.bar.figure,
+                "what": row.bar.what,
+                "bar": f"{row.bar.sign} {_number(row.bar.bound)}" if row.bar.sign else None,
+                "reach": row.bar.reach,
+                "unit": row.bar.unit,
+                "value": row.value,
+                "rounds": row.rounds,
+                "met": row.is_met,
+            }
+            for row in rows(figures)
+        ],
+        "figures": {
+            name: {"median": statistics.median(values), "rounds": values} for name, values in figures.values.items()
+        },
+        "notes": figures.notes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1000:
+        return str(int(value))
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,0 +1,325 @@
+"""A host: the process that loads one model and runs it, for the daemon.
+
+Owns: the load, and a runner for each run that may be on at once: it waits for an order, runs on the slot in place, and
+writes the results behind the inputs. The main thread is a runner, since the code of a `model.py` may want that; a
+thread listens for interruptions, and ends the process with the daemon's side of the channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_runtime.backends.base import Instance, Interruptible
+from edge_runtime.backends.host_memory import SharedMemory, lay_out
+from edge_runtime.backends.host_messages import (
+    MAX_ERROR_CHARACTERS,
+    ChannelEnded,
+    Engine,
+    Forget,
+    Hello,
+    HostOrder,
+    HostTask,
+    Interrupt,
+    Loaded,
+    Memory,
+    NeedsMemory,
+    NoEngine,
+    NotLoaded,
+    NotRun,
+    Place,
+    Results,
+    RunnerOrder,
+    TensorLine,
+    WantsEngine,
+    close_all,
+    decode,
+    receive_bytes,
+    receive_with_descriptors,
+    send,
+    send_bytes,
+)
+from edge_runtime.backends.registry import backend
+from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, NotBuiltYet
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.tensors import DATATYPES, Array, pack_bytes, values_to_bits
+
+KEPT_ORDERS = 64
+"""Of one runner: the arrays of orders that come again and again are made once."""
+
+
+def import_backend(name: str) -> None:
+    """Import what a host of this backend needs, without starting threads where that can be. Raises nothing."""
+    with contextlib.suppress(Exception):  # the load says why it cannot be imported
+        match name:
+            case "onnxruntime":
+                from edge_runtime.backends import onnxruntime_backend
+
+                onnxruntime_backend.OnnxRuntimeBackend().prepare_import()
+            case "openvino":
+                from edge_runtime.backends import openvino_backend
+
+                openvino_backend.prepare_openvino()
+            case "tensorrt":
+                # Not TensorRT itself: CUDA, once it began, does not survive a fork.
+                from edge_runtime.backends import tensorrt_backend  # noqa: F401
+            case _:
+                from edge_runtime.backends import python_backend  # noqa: F401
+
+
+def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.socket]) -> None:
+    """Load the model, then run it until the daemon closes the channel."""
+    try:
+        send(control, Hello())
+        instance = _load(task, control)
+        if instance is None:
+            return
+        used = runners[: max(min(instance.concurrency, task.runners), 1)]
+        host = _ServedModel(instance, used, ends_softly=task.backend == "python")
+        threading.Thread(target=host.listen, args=(control,), name="host-control", daemon=True).start()
+        for index in range(1, len(used)):
+            threading.Thread(target=host.run_orders, args=(index,), name=f"host-runner-{index}", daemon=True).start()
+        host.run_orders(0)
+    except ChannelEnded:
+        pass
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if task.backend != "python":
+            os._exit(0)  # a library's own end takes time, and helps nobody
+
+
+# ---- load -----------------------------------------------------------------------------------------------------------
+
+
+def _load(task: HostTask, control: socket.socket) -> Instance | None:
+    """Load, and tell the daemon what came of it; None: it failed."""
+    try:
+        made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
+        instance = made.load(Path(task.artifact), task.options)
+    except EdgeRuntimeError as error:
+        message = error.message[:MAX_ERROR_CHARACTERS]
+        send(control, NotLoaded(message, error.code, isinstance(error, NotBuiltYet)))
+        return None
+    except ChannelEnded:
+        raise
+    except MemoryError as error:
+        send(control, NotLoaded(str(error) or "there is not enough memory for it", LoadFailed.code))
+        return None
+    except Exception as error:  # noqa: BLE001  a library's surprise is a failed load too
+        traceback.print_exc()
+        send(control, NotLoaded(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS], LoadFailed.code))
+        return None
+    spec = instance.spec
+    loaded = Loaded(
+        _lines(spec.inputs),
+        _lines(spec.outputs),
+        spec.max_rows,
+        instance.device,
+        instance.precision,
+        instance.concurrency,
+        instance.memory_bytes,
+        can_interrupt=isinstance(instance, Interruptible),
+    )
+    try:
+        send(control, loaded)
+    except ChannelEnded as error:
+        send(control, NotLoaded(f"it cannot be described: {error}", LoadFailed.code))
+        return None
+    return instance
+
+
+def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
+    return tuple(TensorLine(spec.name, spec.datatype, spec.shape) for spec in specs)
+
+
+class _EnginesOfDaemon:
+    """TensorRT's engines come from the daemon, which keeps and builds them."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def engine(self, plan: Any, key: str) -> bytes:
+        send(self._control, WantsEngine(msgspec.json.encode(plan), key))
+        data, descriptors = receive_with_descriptors(self._control)
+        try:
+            order = decode(data, HostOrder)
+            if isinstance(order, Engine) and descriptors:
+                memory = SharedMemory(descriptors.pop(), order.nbytes)
+                memory.close()
+                return memory.bytes.tobytes()
+        finally:
+            close_all(descriptors)
+        if isinstance(order, NoEngine):
+            raise (NotBuiltYet if order.is_being_built else LoadFailed)(order.message)
+        raise BackendUnavailable("the daemon has no engines")
+
+    def wait(self, key: str, stop: threading.Event) -> bool:
+        del key
+        return not stop.is_set()
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+class _ServedModel:
+    """A loaded model and its runners."""
+
+    def __init__(self, instance: Instance, channels: Sequence[socket.socket], *, ends_softly: bool) -> None:
+        self._runners = [_HostRunner(instance, channel, keeps_inputs=ends_softly) for channel in channels]
+        self._instance = instance
+        self._ends_softly = ends_softly
+
+    def run_orders(self, index: int) -> None:
+        """Run what one runner is sent, until the channel ends."""
+        if isinstance(self._instance, Interruptible):
+            self._instance.allow_interrupts()
+        with contextlib.suppress(ChannelEnded):
+            self._runners[index].serve()
+
+    def listen(self, control: socket.socket) -> None:
+        """Interrupt runs when the daemon says so; end the process when it is gone."""
+        try:
+            while True:
+                data, descriptors = receive_with_descriptors(control)
+                close_all(descriptors)
+                order = decode(data, HostOrder)
+                if isinstance(order, Interrupt) and isinstance(self._instance, Interruptible):
+                    self._runners[order.runner].interrupt(order.run, self._instance)
+        except ChannelEnded:
+            if not self._ends_softly:
+                os._exit(0)
+
+
+class _HostRunner:
+    """Runs orders of one socket, one after another, on the slot that belongs to it."""
+
+    def __init__(self, instance: Instance, channel: socket.socket, *, keeps_inputs: bool) -> None:
+        self._channel = channel
+        self._run = instance.run
+        self._inputs = instance.spec.inputs
+        self._outputs = instance.spec.outputs
+        self._keeps_inputs = keeps_inputs
+        self._memories: dict[int, SharedMemory] = {}
+        self._kept: dict[bytes, tuple[dict[str, Array], int]] = {}
+        self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[Place, ...]]] = {}
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._runs = 0
+        self._is_running = False
+
+    def serve(self) -> None:
+        """Run orders. Raises ChannelEnded."""
+        self._thread = threading.get_ident()
+        while True:
+            data = receive_bytes(self._channel)
+            kept = self._kept.get(data)
+            if kept is None:
+                kept = self._prepare(data)
+                if kept is None:
+                    continue
+            self._serve_run(*kept)
+
+    def interrupt(self, run: int, instance: Interruptible) -> None:
+        """End a run, unless it has ended. Thread: the listener's."""
+        with self._lock:
+            if self._is_running and self._runs == run:
+                instance.interrupt(self._thread)
+
+    def _prepare(self, data: bytes) -> tuple[dict[str, Array], int] | None:
+        """Return a run's inputs and where its results may begin; None for an order that is done at once."""
+        order = decode(data, RunnerOrder)
+        if isinstance(order, Memory):
+            self._take_memory(order)
+            return None
+        if isinstance(order, Forget):
+            self._memories.pop(order.region, None)
+            self._kept.clear()
+            return None
+        arrays = {
+            spec.name: self._memories[place.region].view(spec.datatype, place)
+            for spec, place in zip(self._inputs, order.inputs, strict=True)
+        }
+        if all(DATATYPES[spec.datatype].itemsize for spec in self._inputs):
+            if len(self._kept) >= KEPT_ORDERS:
+                self._kept.clear()
+            self._kept[data] = arrays, order.results_at
+        return arrays, order.results_at
+
+    def _take_memory(self, order: Memory) -> None:
+        _, descriptors = receive_with_descriptors(self._channel)
+        memory = SharedMemory(descriptors.pop(), order.nbytes)
+        memory.close()
+        close_all(descriptors)
+        self._memories[order.region] = memory
+        self._kept.clear()
+        self._replies.clear()
+
+    def _serve_run(self, arrays: dict[str, Array], results_at: int) -> None:
+        if self._keeps_inputs:
+            arrays = {name: array.copy() for name, array in arrays.items()}
+        with self._lock:
+            self._runs += 1
+            self._is_running = True
+        try:
+            try:
+                results = self._run(arrays)
+            finally:
+                with self._lock:
+                    self._is_running = False
+            self._reply(results, results_at)
+        except ChannelEnded:
+            raise
+        except EdgeRuntimeError as error:
+            send(self._channel, NotRun(error.message[:MAX_ERROR_CHARACTERS]))
+        except MemoryError as error:
+            send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))
+        except Exception as error:  # noqa: BLE001  a library's surprise is a failed run
+            traceback.print_exc()
+            send(self._channel, NotRun(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]))
+
+    def _reply(self, results: Sequence[Array], results_at: int) -> None:
+        """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""
+        has_text = any(not DATATYPES[spec.datatype].itemsize for spec in self._outputs)
+        payloads = [self._payload(spec, array) for spec, array in zip(self._outputs, results, strict=True)]
+        # The key holds where results begin too: the same shapes come behind inputs of other sizes.
+        key = ((results_at,), *(array.shape for array in results))
+        known = None if has_text else self._replies.get(key)
+        if known is None:
+            shapes = [(array.shape, each.nbytes) for array, each in zip(results, payloads, strict=True)]
+            places, end = lay_out(shapes, results_at)
+            if end > self._memories[0].nbytes:
+                # The inputs are done with, so results may begin at 0 of the new slot.
+                send(self._channel, NeedsMemory(end))
+                self._take_memory(decode(receive_bytes(self._channel), Memory))
+                places, _ = lay_out(shapes)
+            known = msgspec.msgpack.encode(Results(places)), places
+            if not has_text and places[0].offset >= results_at:
+                if len(self._replies) >= KEPT_ORDERS:
+                    self._replies.clear()
+                self._replies[key] = known
+        data, places = known
+        slot = self._memories[0]
+        for place, payload in zip(places, payloads, strict=True):
+            memory = slot.bytes[place.offset : place.offset + place.nbytes]
+            if payload.nbytes:
+                memory.view(payload.dtype).reshape(payload.shape)[...] = payload
+        send_bytes(self._channel, data)
+
+    def _payload(self, spec: TensorSpec, array: Array) -> Array:
+        """Return a result as what is written: its own elements, or the bytes of text."""
+        kind = DATATYPES[spec.datatype]
+        if not kind.itemsize:
+            import numpy as np
+
+            return np.frombuffer(pack_bytes(array), np.uint8)
+        return values_to_bits(array).astype(kind.dtype, copy=False)

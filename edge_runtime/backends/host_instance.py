@@ -1,0 +1,761 @@
+"""A model in a host, as serving sees it: an instance whose runs happen in a child process.
+
+Owns: the slots, the choice of a free runner, what the death of a host means for its runs, and the next host. The
+host's process is hosts.py's. Thread: any number may run; a death is told on `edge-hosts`, and the next host is started
+on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from edge_runtime.backends.base import Backend, HostStatus, LoadOptions, Probe
+from edge_runtime.backends.host_memory import MAX_SLOT_BYTES, SharedMemory, lay_out, slot_bytes
+from edge_runtime.backends.host_messages import (
+    BrokenMessage,
+    ChannelEnded,
+    Engine,
+    Forget,
+    HostReport,
+    HostTask,
+    Interrupt,
+    Loaded,
+    Memory,
+    NeedsMemory,
+    NoEngine,
+    NotLoaded,
+    NotRun,
+    Place,
+    Run,
+    RunnerReport,
+    TensorLine,
+    WantsEngine,
+    decode,
+    receive,
+    receive_bytes,
+    send,
+    send_bytes,
+)
+from edge_runtime.backends.hosts import END_TIMEOUT_S, HostProcess, Hosts
+from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.errors import (
+    BackendUnavailable,
+    EdgeRuntimeError,
+    HostEnded,
+    LoadFailed,
+    NotBuiltYet,
+    RunFailed,
+    RunTooLong,
+)
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.regions import MappedFile, Regions
+from edge_runtime.tensors import DATATYPES, Array, Tensors, pack_bytes
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.tensorrt_backend import EngineSource
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 60.0
+"""Enough to import a large framework from an SD card; `load_timeout_s` in the model's options overrides it."""
+
+INTERRUPT_GRACE_S = 0.5
+"""A library that can end a run does so between two of its nodes, within milliseconds; else the host is killed."""
+
+END_GRACE_S = 1.0
+"""A `model.py` whose channel is closed ends by itself; it gets this time to clean up, then it is killed."""
+
+DEATHS = 3
+DEATHS_WITHIN_S = 60.0
+"""So many deaths in such a time, while loading or idle, and the version has failed."""
+
+KEPT_LAYOUTS = 64
+"""Of one runner: the messages and views of shapes that come again and again are made once."""
+
+_OWN_OPTIONS = ("load_timeout_s", "run_timeout_s")
+"""Options of every model in a host; its library does not get them."""
+
+
+class HostedBackend:
+    """A backend whose instances live in hosts. Its library is never imported here."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        hosts: Hosts,
+        *,
+        allow_python: bool = False,
+        engines: EngineSource | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """allow_python: whether `model.py` may be loaded. engines: the source of TensorRT's."""
+        self.name = backend.name
+        self.artifacts = backend.artifacts
+        self._hosts = hosts
+        self._allow_python = allow_python
+        self._engines = engines
+        self._clock: Clock = clock or SystemClock()
+
+    def probe(self) -> Probe:
+        """Tell the version of the library that is installed, without importing it."""
+        from importlib.metadata import PackageNotFoundError, version  # a tenth of all that a start imports
+
+        try:
+            found = version(self.name)
+        except PackageNotFoundError:
+            found = ""
+        return Probe(self.name, is_available=True, version=found)
+
+    def load(self, artifact: Path, options: LoadOptions) -> HostInstance:
+        """Start a host, and wait until it has loaded the model."""
+        load_timeout_s = seconds_option(options, "load_timeout_s", LOAD_TIMEOUT_S)
+        run_limit_s = seconds_option(options, "run_timeout_s", math.inf)
+        extra = {key: value for key, value in options.extra.items() if key not in _OWN_OPTIONS}
+        task = HostTask(
+            self.name,
+            str(artifact.absolute()),
+            replace(options, extra=extra),
+            options.concurrency,
+            options.host_memory_bytes,
+            self._allow_python,
+        )
+        instance = HostInstance(
+            task,
+            self._hosts,
+            load_timeout_s=load_timeout_s,
+            run_limit_s=run_limit_s,
+            engines=self._engines,
+            clock=self._clock,
+        )
+        instance.load()
+        return instance
+
+
+class HostInstance:
+    """One loaded copy of a version, in a host of its own. A host that died is replaced at once, but for these deaths.
+
+    DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` is told why, and runs raise
+    that. Deaths during runs never do once it `is_warm`, nor do signals from outside.
+    """
+
+    def __init__(
+        self,
+        task: HostTask,
+        hosts: Hosts,
+        *,
+        load_timeout_s: float,
+        run_limit_s: float,
+        engines: EngineSource | None,
+        clock: Clock,
+    ) -> None:
+        self.backend = task.backend
+        self.spec = ModelSpec((), ())
+        self.device = ""
+        self.precision = ""
+        self.concurrency = 1
+        self.memory_bytes = 0
+        self.is_warm = False
+        self._task = task
+        self._hosts = hosts
+        self._load_timeout_s = load_timeout_s
+        self._run_limit_s = run_limit_s
+        self._engines = engines
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._life: _HostLife | None = None
+        self._loading: HostProcess | None = None
+        self._starter: threading.Thread | None = None
+        self._deaths_s: deque[float] = deque(maxlen=DEATHS)
+        self._failure = ""
+        self._last_end = ""
+        self._restarts = 0
+        self._is_closed = False
+
+    def load(self) -> None:
+        """Start the first host. Raises LoadFailed, BackendUnavailable, leaving nothing behind."""
+        self._hosts.begin_load(self._give_up)
+        if self._hosts.regions is not None:
+            self._hosts.regions.on_end.append(self._forget_regions)
+        try:
+            self._load()
+        except BaseException:
+            self._hosts.end_load(self._give_up)
+            self._leave_regions()
+            raise
+
+    def _load(self) -> None:
+        while True:
+            try:
+                life = self._bring_up()
+            except _EndedFromOutside as error:
+                if self._count_death():
+                    raise LoadFailed(error.message) from error
+                continue
+            with self._changed:
+                if not life.is_dead:
+                    self._life = life
+                    return
+            raise LoadFailed(f"{self._task.artifact}: {life.process.how_it_ended}")
+
+    @property
+    def host(self) -> HostStatus:
+        """What is told of the host now. Thread: any."""
+        with self._changed:
+            life, restarts, last_end = self._life, self._restarts, self._last_end
+        if life is None:
+            return HostStatus(0, restarts, 0, last_end)
+        return HostStatus(life.process.pid, restarts, life.memory_bytes(self._clock.monotonic_s()), last_end)
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Run once; the host may be replaced first, or end meanwhile.
+
+        The limit is the load's: without deadlines of their own, warm-up and calibration run on the loader's thread.
+        """
+        parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
+        results = self.run_parts(parts, self._load_timeout_s)
+        if outputs is None:
+            return results
+        by_name = {spec.name: array for spec, array in zip(self.spec.outputs, results, strict=True)}
+        try:
+            return [by_name[name] for name in outputs]
+        except KeyError as error:
+            raise RunFailed(f"the model has no output {error}") from error
+
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False) -> list[Array]:
+        """Run requests together, joined in the host's memory. Raises RunFailed, RunTooLong, HostEnded."""
+        del alone  # the caller starts no other run beside it, and each runner is one run
+        life, runner = self._take_runner()
+        limit_s = min(limit_s, self._run_limit_s)
+        try:
+            return runner.run(parts, limit_s)
+        except TimeoutError:
+            self._end_run(life, runner, limit_s)
+            raise RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended") from None
+        except BrokenMessage as error:
+            life.process.kill(f"it was killed, because {error}")
+            raise self._ended(life) from error
+        except ChannelEnded as error:
+            raise self._ended(life) from error
+        finally:
+            self._give_back(life, runner)
+
+    def restore(self) -> None:
+        """Wait until a host can run again. Raises LoadFailed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._life is not None or self._failure or self._is_closed)
+            if self._life is None:
+                raise LoadFailed(self._failure or "the instance is closed")
+
+    def finish_warm_up(self) -> None:
+        """From here on deaths during runs are the requests' fault. Raises LoadFailed: too many came before."""
+        self._hosts.end_load(self._give_up)
+        with self._changed:
+            self.is_warm = True
+            if self._failure:
+                raise LoadFailed(self._failure)
+
+    def bind(self, max_rows: int) -> None:
+        """Return None: a run in a host is waited for, and the I/O thread may not wait."""
+
+    def close(self) -> None:
+        """End the host and all that it started."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            life, self._life = self._life, None
+            loading, starter = self._loading, self._starter
+            self._changed.notify_all()
+        self._hosts.end_load(self._give_up)
+        if loading is not None:
+            loading.kill("it is unloaded")
+        if life is not None:
+            self._end(life.process)
+        if starter is not None:
+            starter.join()
+        self._leave_regions()
+
+    def _forget_regions(self) -> None:
+        """Have the host unmap regions that ended; a runner at work does it before its next run. Thread: any."""
+        with self._changed:
+            free = self._life.free if self._life is not None else []
+            for runner in free:
+                with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
+                    runner.forget_regions()
+
+    def _leave_regions(self) -> None:
+        if self._hosts.regions is not None and self._forget_regions in self._hosts.regions.on_end:
+            self._hosts.regions.on_end.remove(self._forget_regions)
+
+    def _give_up(self, reason: str) -> None:
+        """End a load or a warm-up, which may take for ever. Thread: any."""
+        with self._changed:
+            if self.is_warm or self._is_closed:
+                return
+            self._failure = reason
+            life, loading = self._life, self._loading
+            self._changed.notify_all()
+        for process in (loading, life.process if life is not None else None):
+            if process is not None:
+                process.kill(reason)
+
+    # ---- runners -----------------------------------------------------------------------------------------------------
+
+    def _take_runner(self) -> tuple[_HostLife, _RunnerSide]:
+        """Wait for a host and a free runner of it. Raises RunFailed: there will be none."""
+        with self._changed:
+            while True:
+                if self._is_closed or self._failure:
+                    raise RunFailed(self._failure or "the instance is closed")
+                life = self._life
+                if life is not None and life.free:
+                    life.running += 1
+                    return life, life.free.pop()
+                self._changed.wait()
+
+    def _give_back(self, life: _HostLife, runner: _RunnerSide) -> None:
+        with self._changed:
+            life.running -= 1
+            if not life.is_dead:
+                with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
+                    runner.forget_regions()
+                life.free.append(runner)
+                self._changed.notify()
+            elif not life.running and self._life is not life:
+                life.process.close()
+
+    def _end_run(self, life: _HostLife, runner: _RunnerSide, limit_s: float) -> None:
+        """End a run that is over its limit: by the library where it can, else with its host."""
+        if life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S):
+            return
+        life.was_killed_for_limit = True
+        life.process.kill(f"it was killed: a run took longer than its limit, {limit_s:g} s")
+        life.process.has_ended.wait(END_TIMEOUT_S)
+
+    def _ended(self, life: _HostLife) -> HostEnded:
+        """Say how a host ended, whose channel ended during a run."""
+        process = life.process
+        if not process.has_ended.wait(END_TIMEOUT_S):
+            process.kill("it closed its channel")
+            process.has_ended.wait(END_TIMEOUT_S)
+        how = process.signal_name or ("" if process.status is None else f"exit status {process.status}")
+        return HostEnded(
+            f"the model's process ended during this run ({process.ended_for or how or process.how_it_ended}); "
+            "another one is started, see the log",
+            signal_name=how,
+            is_outside=process.was_ended_from_outside or life.was_killed_for_limit,
+            was_alone=life.running_at_end <= 1,
+        )
+
+    # ---- a host's life -----------------------------------------------------------------------------------------------
+
+    def _bring_up(self) -> _HostLife:
+        """Fork a host and have it load. Raises LoadFailed, BackendUnavailable, leaving nothing behind."""
+        process = self._hosts.start(self._task, str(Path(self._task.artifact).parent))
+        life = _HostLife(process)
+        process.on_end = lambda _: self._host_ended(life)
+        with self._changed:
+            self._loading = process
+            failure = "the instance is closed" if self._is_closed else self._failure
+        try:
+            if failure:
+                raise LoadFailed(failure)
+            loaded = self._wait_for_load(process)
+            spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows)
+            if self.spec.outputs and spec != self.spec:
+                raise LoadFailed(f"{self._task.artifact} was changed: it has other tensors than before")
+        except BaseException:
+            process.kill("it is not used")
+            process.has_ended.wait(END_TIMEOUT_S)
+            process.close()
+            raise
+        finally:
+            with self._changed:
+                self._loading = None
+        self.spec, self.device, self.precision = spec, loaded.device, loaded.precision
+        self.concurrency = min(loaded.concurrency, self._task.runners)
+        self.memory_bytes = loaded.memory_bytes
+        used = process.runners[: max(self.concurrency, 1)]
+        life.can_interrupt = loaded.can_interrupt
+        regions = self._hosts.regions
+        life.free = [_RunnerSide(index, channel, spec, regions) for index, channel in enumerate(used)]
+        return life
+
+    def _wait_for_load(self, process: HostProcess) -> Loaded:
+        artifact = self._task.artifact
+        deadline_s = time.monotonic() + self._load_timeout_s
+        while True:
+            try:
+                process.control.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+                report = receive(process.control, HostReport)
+                if isinstance(report, Loaded):
+                    process.control.settimeout(None)
+                    return report
+                if isinstance(report, NotLoaded):
+                    raise _not_loaded(report)
+                if isinstance(report, WantsEngine):
+                    self._send_engine(process, report)
+            except TimeoutError:
+                raise LoadFailed(f"{artifact} was not loaded within {self._load_timeout_s:g} s") from None
+            except BrokenMessage as error:
+                raise LoadFailed(f"{artifact}: its process sent what is no message: {error}") from error
+            except ChannelEnded as error:
+                process.has_ended.wait(END_TIMEOUT_S)
+                how = process.ended_for or process.signal_name or process.how_it_ended
+                kind = _EndedFromOutside if process.was_ended_from_outside else LoadFailed
+                raise kind(f"{artifact} ended its process while loading: {how}; see the log") from error
+
+    def _send_engine(self, process: HostProcess, wanted: WantsEngine) -> None:
+        """Answer TensorRT's question for an engine."""
+        from edge_runtime.backends.tensorrt_plan import EnginePlan
+
+        try:
+            if self._engines is None:
+                raise BackendUnavailable("no engines are kept here")
+            plan = msgspec.json.decode(wanted.plan, type=EnginePlan)
+            engine = self._engines.engine(plan, wanted.key)
+        except (EdgeRuntimeError, msgspec.MsgspecError) as error:
+            send(process.control, NoEngine(str(error), isinstance(error, NotBuiltYet)))
+            return
+        memory = SharedMemory.new(max(len(engine), 1))
+        memory.bytes[: len(engine)] = np.frombuffer(engine, np.uint8)
+        send(process.control, Engine(len(engine)), [memory.descriptor])
+        memory.close()
+
+    def _host_ended(self, life: _HostLife) -> None:
+        """A host is gone: have the next one started. Thread: `edge-hosts`."""
+        with self._changed:
+            life.is_dead = True
+            life.running_at_end = life.running
+            self._last_end = life.process.how_it_ended
+            if self._life is not life or self._is_closed:
+                return
+            self._life = None
+            log.warning("a host ended", extra={"path": life.process.label, "reason": self._last_end})
+            if not life.running:
+                life.process.close()
+            if self._failure:
+                return
+            counts = not self.is_warm or not life.running
+            if counts and not life.process.was_ended_from_outside and self._count_death():
+                self._fail(f"its process ended {DEATHS} times within {DEATHS_WITHIN_S:g} s: {self._last_end}")
+                return
+            self._starter = threading.Thread(target=self._start_again, name="edge-host-start", daemon=True)
+            self._starter.start()
+
+    def _start_again(self) -> None:
+        """Start a host in place of one that ended; a load that fails counts as a death."""
+        while True:
+            error: EdgeRuntimeError | None = None
+            try:
+                life = self._bring_up()
+            except EdgeRuntimeError as failed:
+                error = failed
+            with self._changed:
+                if self._is_closed or self._failure:
+                    break
+                if error is None and not life.is_dead:
+                    self._life = life
+                    self._restarts += 1
+                    self._changed.notify_all()
+                    return
+                reason = error.message if error is not None else life.process.how_it_ended
+                if self._count_death():
+                    self._fail(f"its process ended, and cannot be started again: {reason}")
+                    return
+        if error is None:
+            self._end(life.process)
+
+    def _count_death(self) -> bool:
+        """Count a death that may fail the version; whether it does."""
+        now_s = self._clock.monotonic_s()
+        self._deaths_s.append(now_s)
+        return len(self._deaths_s) == DEATHS and now_s - self._deaths_s[0] <= DEATHS_WITHIN_S
+
+    def _fail(self, reason: str) -> None:
+        """End for good. Under the lock."""
+        log.error("a model's host is not started again", extra={"path": self._task.artifact, "reason": reason})
+        self._failure = reason
+        self._changed.notify_all()
+        self._hosts.report_failure(self, reason)
+
+    def _end(self, process: HostProcess) -> None:
+        process.hang_up()
+        if self.backend == "python":
+            process.has_ended.wait(END_GRACE_S)
+        process.kill("it was unloaded")
+        process.has_ended.wait(END_TIMEOUT_S)
+        process.close()
+
+
+class _EndedFromOutside(LoadFailed):
+    """A signal from outside ended a host while it loaded: nothing speaks against trying again."""
+
+
+class _HostLife:
+    """One host that an instance has, and its free runners. Guarded by the instance's lock."""
+
+    def __init__(self, process: HostProcess) -> None:
+        self.process = process
+        self.free: list[_RunnerSide] = []
+        self.running = 0
+        self.running_at_end = 0
+        self.can_interrupt = False
+        self.is_dead = False
+        self.was_killed_for_limit = False
+        self._memory_bytes = 0
+        self._measured_s = -math.inf
+
+    def memory_bytes(self, now_s: float) -> int:
+        """Memory of the process, measured at most once a second: a status must cost its reader's thread nothing."""
+        if now_s - self._measured_s >= 1.0:
+            self._measured_s = now_s
+            self._memory_bytes = self.process.memory_bytes()
+        return self._memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _RunOrder:
+    """A run of certain shapes: its message, and where each input is written; None: it lies in a region already."""
+
+    message: bytes
+    inputs: tuple[Array | None, ...]
+
+
+class _RunnerSide:
+    """One runner of a host, its slot, and the clients' regions that it was given. One run at a time."""
+
+    def __init__(self, index: int, channel: socket.socket, spec: ModelSpec, regions: Regions | None) -> None:
+        self._index = index
+        self._channel = channel
+        self._inputs = spec.inputs
+        self._outputs = spec.outputs
+        self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
+        self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
+        self._slot: SharedMemory | None = None
+        self._regions = regions
+        self._given: set[int] = set()
+        self._seen_ends = 0
+        self._orders: dict[tuple[object, ...], _RunOrder] = {}
+        self._results: dict[bytes, list[Array]] = {}
+        self._timeout_s: float | None = None
+        self._runs = 0
+
+    def run(self, parts: Sequence[Sequence[Array]], limit_s: float) -> list[Array]:
+        """Write inputs, run, copy results out. Raises RunFailed, TimeoutError, ChannelEnded."""
+        if self._has_text_inputs:
+            message = self._write_text(parts)
+        else:
+            self.forget_regions()
+            order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts)
+            if len(parts) == 1:
+                for view, array in zip(order.inputs, parts[0], strict=True):
+                    if view is not None:
+                        view[...] = array
+            else:
+                for view, arrays in zip(order.inputs, zip(*parts, strict=True), strict=True):
+                    np.concatenate(arrays, out=view)
+            message = order.message
+        timeout_s = None if limit_s == math.inf else limit_s
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            self._channel.settimeout(timeout_s)
+        self._runs += 1
+        send_bytes(self._channel, message)
+        return self._read(receive_bytes(self._channel))
+
+    def interrupt(self, control: socket.socket, grace_s: float) -> bool:
+        """Have the library end the run; whether it ended in time. Raises ChannelEnded."""
+        send(control, Interrupt(self._index, self._runs))
+        self._timeout_s = grace_s
+        self._channel.settimeout(grace_s)
+        try:
+            self._read(receive_bytes(self._channel))
+        except TimeoutError:
+            return False
+        except (RunFailed, ChannelEnded):
+            pass
+        return True
+
+    def _order_for(self, parts: Sequence[Sequence[Array]]) -> _RunOrder:
+        """Return the order for requests of these shapes."""
+        first = parts[0]
+        if len(parts) == 1:
+            shapes = tuple([array.shape for array in first])
+        else:
+            rows = sum([part[0].shape[0] for part in parts])
+            shapes = tuple([(rows, *array.shape[1:]) for array in first])
+        order = self._orders.get(shapes)
+        if order is None:
+            if len(self._orders) >= KEPT_LAYOUTS:
+                self._orders.clear()
+            sizes = [
+                (shape, math.prod(shape) * DATATYPES[spec.datatype].itemsize)
+                for shape, spec in zip(shapes, self._inputs, strict=True)
+            ]
+            places, end = lay_out(sizes)
+            slot = self._slot_of(end)
+            views = tuple(slot.view(spec.datatype, place) for spec, place in zip(self._inputs, places, strict=True))
+            order = self._orders[shapes] = _RunOrder(msgspec.msgpack.encode(Run(places, end)), views)
+        return order
+
+    def _order_in_regions(self, inputs: Sequence[Array]) -> _RunOrder | None:
+        """Return the order for a lone request of which inputs lie in its sender's regions; None where none does.
+
+        The host reads those where they are: nothing is copied between a client and the library.
+        """
+        regions = self._regions
+        if regions is None:
+            return None
+        found = [regions.find(array.__array_interface__["data"][0]) for array in inputs]
+        if not any(found):
+            return None
+        key = tuple(
+            [
+                (array.shape, None if each is None else (each.file.serial, each.offset))
+                for array, each in zip(inputs, found, strict=True)
+            ]
+        )
+        order = self._orders.get(key)
+        if order is None:
+            if len(self._orders) >= KEPT_LAYOUTS:
+                self._orders.clear()
+            copied = [(each.shape, each.nbytes) for each, place in zip(inputs, found, strict=True) if place is None]
+            places, end = lay_out(copied)
+            slot = self._slot_of(end)
+            left = iter(places)
+            told: list[Place] = []
+            views: list[Array | None] = []
+            for spec, array, each in zip(self._inputs, inputs, found, strict=True):
+                if each is None:
+                    told.append(next(left))
+                    views.append(slot.view(spec.datatype, told[-1]))
+                else:
+                    self._give_region(each.file)
+                    told.append(Place(array.shape, each.offset, array.nbytes, each.file.serial))
+                    views.append(None)
+            order = _RunOrder(msgspec.msgpack.encode(Run(tuple(told), end)), tuple(views))
+            self._orders[key] = order
+        return order
+
+    def _give_region(self, file: MappedFile) -> None:
+        if file.serial not in self._given:
+            send(self._channel, Memory(file.nbytes, file.serial))
+            send_bytes(self._channel, b"\0", [file.fd])
+            self._given.add(file.serial)
+
+    def forget_regions(self) -> None:
+        """Have the host unmap regions that ended. Raises ChannelEnded."""
+        regions = self._regions
+        if regions is None or not self._given or regions.ends == self._seen_ends:
+            return
+        self._seen_ends = regions.ends
+        for serial in [each for each in self._given if not regions.is_there(each)]:
+            send(self._channel, Forget(serial))
+            self._given.remove(serial)
+            self._orders.clear()
+
+    def _write_text(self, parts: Sequence[Sequence[Array]]) -> bytes:
+        """Write inputs of which some are text, whose bytes differ from run to run; return the message."""
+        joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
+        payloads = [
+            np.ascontiguousarray(array, dtype=DATATYPES[spec.datatype].dtype)
+            if DATATYPES[spec.datatype].itemsize
+            else np.frombuffer(pack_bytes(array), np.uint8)
+            for spec, array in zip(self._inputs, joined, strict=True)
+        ]
+        sizes = [(array.shape, each.nbytes) for array, each in zip(joined, payloads, strict=True)]
+        places, end = lay_out(sizes)
+        slot = self._slot_of(end)
+        for place, payload in zip(places, payloads, strict=True):
+            slot.bytes[place.offset : place.offset + place.nbytes] = payload.reshape(-1).view(np.uint8)
+        return msgspec.msgpack.encode(Run(places, end))
+
+    def _read(self, data: bytes) -> list[Array]:
+        """Copy results out of the slot. Raises RunFailed, BrokenMessage."""
+        views = self._results.get(data)
+        if views is not None:
+            return [view.copy() for view in views]
+        report = decode(data, RunnerReport)
+        if isinstance(report, NotRun):
+            raise RunFailed(report.message)
+        if isinstance(report, NeedsMemory):
+            self._grow(report.nbytes)
+            return self._read(receive_bytes(self._channel))
+        slot = self._slot
+        if slot is None or len(report.outputs) != len(self._outputs):
+            raise BrokenMessage(f"{len(report.outputs)} results for {len(self._outputs)} outputs")
+        named = zip(self._outputs, report.outputs, strict=True)
+        views = [slot.view(spec.datatype, place) for spec, place in named]
+        if self._has_text_outputs:
+            return [view if view.dtype == object else view.copy() for view in views]
+        if len(self._results) >= KEPT_LAYOUTS:
+            self._results.clear()
+        self._results[data] = views
+        return [view.copy() for view in views]
+
+    def _slot_of(self, nbytes: int) -> SharedMemory:
+        """Return the slot, replaced where it is smaller than inputs of this size and results of as much."""
+        if self._slot is None or self._slot.nbytes < nbytes:
+            self._replace_slot(slot_bytes(2 * nbytes))
+        assert self._slot is not None
+        return self._slot
+
+    def _grow(self, nbytes: int) -> None:
+        """Send a slot that holds the results. Raises BrokenMessage: no results are so large."""
+        if not 0 < nbytes <= MAX_SLOT_BYTES:
+            raise BrokenMessage(f"its results need {nbytes} bytes")
+        try:
+            self._replace_slot(slot_bytes(nbytes))
+        except RunFailed as error:  # the host waits for the slot, and can do nothing else
+            raise BrokenMessage(error.message) from error
+
+    def _replace_slot(self, nbytes: int) -> None:
+        try:
+            slot = SharedMemory.new(nbytes)
+        except OSError as error:
+            raise RunFailed(f"there is no memory for tensors of {nbytes} bytes: {error.strerror}") from error
+        send(self._channel, Memory(nbytes))
+        send_bytes(self._channel, b"\0", [slot.descriptor])
+        slot.close()
+        self._slot = slot
+        self._orders.clear()
+        self._results.clear()
+
+
+def seconds_option(options: LoadOptions, key: str, default: float) -> float:
+    """Read an option in seconds. Raises LoadFailed unless it is a positive number."""
+    text = options.extra.get(key)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise LoadFailed(f"{key} is {text!r}; wanted a positive number of seconds")
+    return value
+
+
+def _not_loaded(report: NotLoaded) -> EdgeRuntimeError:
+    if report.waits_for_engine:
+        return NotBuiltYet(report.message)
+    kind = BackendUnavailable if report.code == BackendUnavailable.code else LoadFailed
+    return kind(report.message)
+
+
+def _specs(lines: Sequence[TensorLine]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(line.name, line.datatype, line.shape) for line in lines)

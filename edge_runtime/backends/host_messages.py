@@ -1,0 +1,282 @@
+"""Messages between the daemon, a prepared parent and its hosts, and the sockets that carry them.
+
+Owns: the message types. Every socket is a Unix socket that keeps messages apart (SOCK_SEQPACKET); msgspec writes and
+checks each message, so a broken or hostile host sends at worst what cannot be decoded. Descriptors travel beside a
+message (SCM_RIGHTS). No object ever travels as code.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from edge_runtime.backends.base import LoadOptions
+
+MAX_MESSAGE_BYTES = 1 << 17
+"""A description of a model with a thousand tensors is smaller, and a socket takes at least this much at once."""
+
+MAX_DESCRIPTORS = 250
+"""Of one message: SCM_MAX_FD of the kernel is 253."""
+
+MAX_ERROR_CHARACTERS = 2000
+"""Of an error's text in a message."""
+
+
+# ---- the daemon to a prepared parent, and back ----------------------------------------------------------------------
+
+
+class HostTask(Struct, frozen=True):
+    """What one host loads and runs.
+
+    runners: runs that may be on at the same time. memory_bytes: data that the host may allocate besides what it began
+    with, None for no limit. allow_python: whether `model.py` may be loaded.
+    """
+
+    backend: str
+    artifact: str
+    options: LoadOptions
+    runners: int
+    memory_bytes: int | None = None
+    allow_python: bool = False
+
+
+class Fork(Struct, frozen=True, tag="fork"):
+    """Fork a host. Its control socket, its log and its runners' sockets come with the message, in this order."""
+
+    host: int
+    task: HostTask
+
+
+class Kill(Struct, frozen=True, tag="kill"):
+    """Kill a host with all that it started."""
+
+    host: int
+
+
+class Prepared(Struct, frozen=True, tag="prepared"):
+    """The library is imported."""
+
+
+class Forked(Struct, frozen=True, tag="forked"):
+    """A host was made; reason: why not, where pid is 0."""
+
+    host: int
+    pid: int
+    reason: str = ""
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """A host ended, and all that it started. status: as of Popen, negative for a signal."""
+
+    host: int
+    status: int
+
+
+ParentOrder = Fork | Kill
+ParentReport = Prepared | Forked | Ended
+
+
+# ---- the daemon to a host's control socket, and back ----------------------------------------------------------------
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """The host began."""
+
+
+class TensorLine(Struct, frozen=True, array_like=True):
+    """One input or output of a model."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Loaded(Struct, frozen=True, tag="loaded"):
+    """The model is loaded: what its instance says. can_interrupt: whether its library can end a run."""
+
+    inputs: tuple[TensorLine, ...]
+    outputs: tuple[TensorLine, ...]
+    max_rows: int | None
+    device: str
+    precision: str
+    concurrency: int
+    memory_bytes: int
+    can_interrupt: bool
+
+
+class NotLoaded(Struct, frozen=True, tag="not loaded"):
+    """The model is not loaded. code: of the error."""
+
+    message: str
+    code: str
+    waits_for_engine: bool = False
+
+
+class WantsEngine(Struct, frozen=True, tag="wants engine"):
+    """TensorRT asks for an engine. plan: an EnginePlan as JSON."""
+
+    plan: bytes
+    key: str
+
+
+class Engine(Struct, frozen=True, tag="engine"):
+    """An engine, whose memory comes with the message."""
+
+    nbytes: int
+
+
+class NoEngine(Struct, frozen=True, tag="no engine"):
+    """There is no engine. is_being_built: but there will be."""
+
+    message: str
+    is_being_built: bool
+
+
+class Interrupt(Struct, frozen=True, tag="interrupt"):
+    """End a run, where the library can. runner: its number; run: how many runs that runner began."""
+
+    runner: int
+    run: int
+
+
+HostReport = Hello | Loaded | NotLoaded | WantsEngine
+HostOrder = Engine | NoEngine | Interrupt
+
+
+# ---- the daemon to a runner, and back -------------------------------------------------------------------------------
+
+
+class Place(Struct, frozen=True, array_like=True):
+    """A tensor in shared memory. region: 0 for the runner's slot, else a region that the host was given."""
+
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    region: int = 0
+
+
+class Run(Struct, frozen=True, tag="run", array_like=True):
+    """Run the model on these inputs, in its order. results_at: where results may begin in the slot."""
+
+    inputs: tuple[Place, ...]
+    results_at: int
+
+
+class Memory(Struct, frozen=True, tag="memory", array_like=True):
+    """The next message holds one byte and the descriptor of memory: of a region, or for 0 of a new slot."""
+
+    nbytes: int
+    region: int = 0
+
+
+class Forget(Struct, frozen=True, tag="forget", array_like=True):
+    """A region is gone."""
+
+    region: int
+
+
+class Results(Struct, frozen=True, tag="results", array_like=True):
+    """The run's results are in the slot, in the model's order."""
+
+    outputs: tuple[Place, ...]
+
+
+class NeedsMemory(Struct, frozen=True, tag="needs memory", array_like=True):
+    """The results need a slot of this size; a new one is to be sent."""
+
+    nbytes: int
+
+
+class NotRun(Struct, frozen=True, tag="not run", array_like=True):
+    """The run failed."""
+
+    message: str
+
+
+RunnerOrder = Run | Memory | Forget
+RunnerReport = Results | NeedsMemory | NotRun
+
+
+# ---- sockets --------------------------------------------------------------------------------------------------------
+
+
+class ChannelEnded(Exception):
+    """The other side is gone."""
+
+
+class BrokenMessage(ChannelEnded):
+    """The other side sent what is no message: the channel cannot be used again."""
+
+
+def new_channel() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets that keep messages apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(channel: socket.socket, message: Struct, descriptors: Sequence[int] = ()) -> None:
+    """Send one message. Raises ChannelEnded."""
+    send_bytes(channel, msgspec.msgpack.encode(message), descriptors)
+
+
+def send_bytes(channel: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send the bytes of one message. Raises ChannelEnded."""
+    try:
+        if descriptors:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            channel.sendmsg([data], rights)
+        else:
+            channel.send(data)
+    except OSError as error:
+        raise ChannelEnded(f"the other side is gone ({error.strerror})") from error
+
+
+def receive(channel: socket.socket, kind: Any) -> Any:
+    """Receive one message of a type. Raises ChannelEnded, BrokenMessage, TimeoutError."""
+    return decode(receive_bytes(channel), kind)
+
+
+def receive_bytes(channel: socket.socket) -> bytes:
+    """Receive the bytes of one message. Raises ChannelEnded, TimeoutError: the socket's timeout is over."""
+    try:
+        data = channel.recv(MAX_MESSAGE_BYTES)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise ChannelEnded(f"the other side is gone ({error.strerror})") from error
+    if not data:
+        raise ChannelEnded("the other side has ended")
+    return data
+
+
+def receive_with_descriptors(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive the bytes of one message and its descriptors, which the caller owns. Raises ChannelEnded."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+    except OSError as error:
+        raise ChannelEnded(f"the other side is gone ({error.strerror})") from error
+    if not data:
+        close_all(descriptors)
+        raise ChannelEnded("the other side has ended")
+    return data, list(descriptors)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Decode a message. Raises BrokenMessage."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BrokenMessage(f"a message is malformed: {error}") from error
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors, whatever becomes of each."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

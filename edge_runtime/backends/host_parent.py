@@ -1,0 +1,179 @@
+"""The prepared parent: a process that imported one backend's library, and forks hosts that share its pages.
+
+Owns: forking, killing and reaping hosts, in one thread that never blocks on a host. It never loads a model. It ends
+when the daemon closes its socket, and its hosts end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge_runtime.backends.host_child import import_backend, serve_host
+from edge_runtime.backends.host_messages import (
+    ChannelEnded,
+    Ended,
+    Fork,
+    Forked,
+    HostTask,
+    Kill,
+    ParentOrder,
+    Prepared,
+    close_all,
+    decode,
+    receive_with_descriptors,
+    send,
+)
+from edge_runtime.sandbox.confinement import Confinement
+from edge_runtime.sandbox.ending import ShowProgress
+
+OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
+"""What a host needs beside its model, however little that may take: the kernel counts the whole stack of a thread,
+8 MiB, and without it no thread starts."""
+
+
+class ParentTask(Struct, frozen=True):
+    """What a parent prepares: a backend's library. descriptor: of its socket to the daemon."""
+
+    backend: str
+    descriptor: int
+
+
+def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
+    """Import the library, then fork hosts until the daemon closes the socket. Returns in each host too, at its end."""
+    import_backend(task.backend)
+    gc.collect()
+    gc.freeze()  # a collection in a host would otherwise write to every page that it shares
+    with socket.socket(fileno=task.descriptor) as channel:
+        forked = _Forker(channel).serve()
+    if forked is not None:
+        serve_host(forked.task, forked.control, forked.runners)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForkedHost:
+    """In a host: what it does, and the sockets that are its own."""
+
+    task: HostTask
+    control: socket.socket
+    runners: list[socket.socket]
+
+
+class _Forker:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._hosts: dict[int, int] = {}  # process id -> the daemon's number
+
+    def serve(self) -> _ForkedHost | None:
+        """Serve until the daemon is gone: None. In a host: what it is to do."""
+        # Python 3.12 warns of a fork beside threads: a library leaves some that hosts do not need.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        try:
+            with selectors.PollSelector() as selector:
+                selector.register(self._channel, selectors.EVENT_READ)
+                selector.register(woken, selectors.EVENT_READ)
+                send(self._channel, Prepared())
+                while True:
+                    ready = {key.fd for key, _ in selector.select()}
+                    if woken in ready:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(woken, 1 << 12)
+                    self._reap()
+                    if self._channel.fileno() in ready and (host := self._take_order()) is not None:
+                        return host
+        except ChannelEnded:
+            for pid in self._hosts:
+                _kill(pid)
+            return None
+        finally:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            close_all([woken, wake])
+
+    def _take_order(self) -> _ForkedHost | None:
+        data, descriptors = receive_with_descriptors(self._channel)
+        try:
+            order = decode(data, ParentOrder)
+            if isinstance(order, Kill):
+                for pid in [pid for pid, number in self._hosts.items() if number == order.host]:
+                    _kill(pid)
+                return None
+            host = self._fork(order, descriptors)
+            if host is not None:
+                descriptors = []
+            return host
+        finally:
+            close_all(descriptors)
+
+    def _fork(self, order: Fork, descriptors: list[int]) -> _ForkedHost | None:
+        """Fork a host. Returns None here, and in the host its task."""
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            send(self._channel, Forked(order.host, 0, f"no process can be made: {error.strerror}"))
+            return None
+        if pid:
+            # Invariant: its group exists before anybody may kill it, whichever process runs first.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            self._hosts[pid] = order.host
+            send(self._channel, Forked(order.host, pid))
+            return None
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        control, log, *runners = descriptors
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        os.close(log)
+        _confinement(parent, order.task).apply()
+        return _ForkedHost(order.task, socket.socket(fileno=control), [socket.socket(fileno=each) for each in runners])
+
+    def _reap(self) -> None:
+        """Tell the daemon of hosts that ended, each after all that it started was killed."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
+            _kill(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
+            number = self._hosts.pop(ended.si_pid, None)
+            if number is not None:
+                send(self._channel, Ended(number, os.waitstatus_to_exitcode(status)))
+
+
+def _confinement(parent: int, task: HostTask) -> Confinement:
+    """A host sees its version's folder, and may write where the model's options have OpenVINO keep its cache."""
+    cache = task.options.extra.get("CACHE_DIR", "")
+    if cache:
+        with contextlib.suppress(OSError):  # the library says why it cannot be used
+            Path(cache).mkdir(parents=True, exist_ok=True)
+    return Confinement(
+        parent,
+        has_network=True,  # the parent's filter, which has none, is the host's already
+        reads=(str(Path(task.artifact).parent),),
+        writes=(cache,) if cache else (),
+        memory_bytes=None if task.memory_bytes is None else OWN_BYTES + task.runners * RUNNER_BYTES + task.memory_bytes,
+    )
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,169 @@
+"""Which files a model consists of, checked before a library reads them.
+
+Owns: the rule that a location in a model never leads out of its version folder, and the rules for an OpenVINO IR:
+`model.xml` that declares no entities, with a `model.bin` large enough for every constant. Follows no link, imports no
+library. onnx_files.py has the rules for ONNX.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from edge_runtime.errors import LoadFailed
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFiles:
+    """One artifact: the locations of its data files, relative to its folder, and the bytes of all files together.
+
+    precision: of most of its weights ("f32", "bf16", "f16", "f64", "int8", "mixed"), "" where it is unknown.
+    holds_int8: a good part of them is int8, so the model was quantised.
+    """
+
+    locations: tuple[str, ...]
+    total_bytes: int
+    precision: str = ""
+    holds_int8: bool = False
+
+
+def open_artifact(artifact: Path) -> tuple[int, os.stat_result]:
+    """Open a model file for reading; the caller owns the descriptor. Raises LoadFailed unless it is a regular file."""
+    try:
+        # O_NONBLOCK: opening a fifo would otherwise wait for its other end.
+        descriptor = os.open(artifact, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise LoadFailed(f"cannot read {artifact}: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise LoadFailed(f"{artifact} is {_kind(status.st_mode)}; wanted a regular file")
+    return descriptor, status
+
+
+def artifact_size(artifact: Path) -> int:
+    """Size in bytes of a model file. Raises LoadFailed unless it is a regular file."""
+    descriptor, status = open_artifact(artifact)
+    os.close(descriptor)
+    return status.st_size
+
+
+def plain_file_size(folder: Path, location: str) -> int:
+    """Size in bytes of the plain file that `location` names, relative to `folder`.
+
+    Plain: a regular file with one name (no hard link), reached through real folders only (no symbolic link), inside
+    `folder`. Raises LoadFailed with the broken rule. Source: the escapes published for onnx and onnxruntime,
+    CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 (symlink), CVE-2026-34446 (hard link).
+    """
+    parts = _parts(location)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        status = os.stat(parts[-1], dir_fd=descriptor, follow_symlinks=False)
+    except OSError as error:
+        reason = f"{error.strerror}; wanted a plain file inside {folder}, reached without symbolic links"
+        raise _refused(location, reason) from error
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(location, f"it is {_kind(status.st_mode)}; wanted a plain file, so copy the data there")
+    if status.st_nlink > 1:
+        raise _refused(location, f"it has {status.st_nlink} names (hard links); wanted one, so copy the data there")
+    return status.st_size
+
+
+def check_ir_files(artifact: Path) -> ArtifactFiles:
+    """Check one IR. Raises LoadFailed, naming the bad file of the two and its fault."""
+    descriptor, status = open_artifact(artifact)
+    with os.fdopen(descriptor, "rb") as file:
+        weights_end = _Layers(artifact.name).weights_end(file)
+    weights = artifact.with_suffix(".bin")
+    if not os.path.lexists(weights):
+        if weights_end:
+            raise LoadFailed(f"{artifact.name} needs {weights.name} beside it ({weights_end} bytes of weights)")
+        return ArtifactFiles((), status.st_size)
+    size = plain_file_size(artifact.parent, weights.name)
+    if weights_end > size:
+        raise LoadFailed(f"{weights.name} is {size} bytes, but {artifact.name} wants {weights_end}; copy both again")
+    return ArtifactFiles((weights.name,), status.st_size + size)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _parts(location: str) -> list[str]:
+    """Split a location into names. Raises LoadFailed for a location that another reader could take differently."""
+    if not location:
+        raise _refused(location, "it is empty; wanted a file name")
+    if "\0" in location or "\\" in location:
+        raise _refused(location, "it holds a NUL or a backslash; wanted names separated by /")
+    if location.startswith("/"):
+        raise _refused(location, "it is absolute; wanted a path relative to the model's folder")
+    if location.startswith("*/") or "_MEM_ADDR_" in location:
+        raise _refused(location, "it is a mark for an address in memory, which no file may carry")
+    parts = [part for part in location.split("/") if part != "."]
+    if ".." in parts:
+        raise _refused(location, "it leaves the model's folder; wanted a path inside it")
+    if not parts or "" in parts:
+        raise _refused(location, "it holds an empty name; wanted a file name")
+    return parts
+
+
+def _refused(location: str, reason: str) -> LoadFailed:
+    return LoadFailed(f"the model's data file {location[:200]!r} is refused: {reason}")
+
+
+def _kind(mode: int) -> str:
+    for is_kind, words in (
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a fifo"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if is_kind(mode):
+            return words
+    return "a device"
+
+
+class _Layers:
+    """One pass of expat over an IR; finds the end of the last constant in the weights file."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._weights_end = 0
+        self._root = ""
+
+    def weights_end(self, file: Any) -> int:
+        """Return the least size of `.bin` in bytes. Raises LoadFailed for XML that is not an IR."""
+        parser = expat.ParserCreate()
+        # An IR declares nothing. Refusing the declaration refuses external entities and entity bombs with it.
+        parser.StartDoctypeDeclHandler = self._declaration
+        parser.StartElementHandler = self._element
+        try:
+            parser.ParseFile(file)
+        except expat.ExpatError as error:
+            raise LoadFailed(f"{self._name} is not an OpenVINO IR: {error}") from error
+        if self._root != "net":
+            raise LoadFailed(f"{self._name} is not an OpenVINO IR: its first element is {self._root!r}, wanted 'net'")
+        return self._weights_end
+
+    def _declaration(self, *_: object) -> None:
+        raise LoadFailed(f"{self._name} declares a document type, which could name other files; an IR has none")
+
+    def _element(self, name: str, attributes: dict[str, str]) -> None:
+        self._root = self._root or name
+        # Only constants carry both an offset and a size in bytes of the weights file.
+        if name == "data" and "offset" in attributes and "size" in attributes:
+            offset, size = attributes["offset"], attributes["size"]
+            if not all(text.isascii() and text.isdigit() and len(text) <= 19 for text in (offset, size)):
+                raise LoadFailed(f"{self._name} has a constant at offset {offset[:40]!r} of {size[:40]!r} bytes")
+            self._weights_end = max(self._weights_end, int(offset) + int(size))

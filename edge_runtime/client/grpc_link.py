@@ -1,0 +1,169 @@
+"""Carries calls of the Open Inference Protocol over gRPC: one channel, each call a stream of its own.
+
+Owns: the channel, and what its statuses mean. wire/protobuf_messages.py has the messages. Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from edge_runtime.client import forks
+from edge_runtime.client.in_flight import closed, closed_before_answer, no_reply
+from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
+from edge_runtime.config.oip_url import OipAccess
+from edge_runtime.errors import DecodeFailed
+from edge_runtime.wire.protobuf_messages import METHODS, InferRequest, plain
+
+CODE, PUSHBACK_MS = "edge-runtime-code", "grpc-retry-pushback-ms"
+"""Trailing metadata: our code of an error, and gRPC's own key for when to try again."""
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A closed client has no connection left, and no proxy of the web stands between it and a device.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # Trying again is the caller's to decide.
+    ("grpc.enable_retries", 0),
+)
+
+_STATUS_CODES = {
+    "INVALID_ARGUMENT": "tensor_mismatch", "ALREADY_EXISTS": "tensor_mismatch", "OUT_OF_RANGE": "tensor_mismatch",
+    "UNAUTHENTICATED": "unauthenticated", "PERMISSION_DENIED": "forbidden", "NOT_FOUND": "model_not_found",
+    "RESOURCE_EXHAUSTED": "tensor_mismatch", "CANCELLED": "cancelled", "UNIMPLEMENTED": "unsupported",
+    "UNAVAILABLE": "not_ready", "DEADLINE_EXCEEDED": "deadline_exceeded",
+}  # fmt: skip
+"""Codes of answers that name none, as those of other products; "run_failed" for the rest."""
+
+
+class GrpcLink:
+    """A channel to one server; it connects with the first call, and again when it was lost."""
+
+    def __init__(self, access: OipAccess) -> None:
+        self._address = access.address
+        self._metadata = (("authorization", f"Bearer {access.token}"),) if access.token else ()
+        self._access = access
+        self._channel = self._new_channel()
+        self._infer = self._channel.unary_unary(
+            METHODS["ModelInfer"].path, InferRequest.SerializeToString, METHODS["ModelInfer"].response.FromString
+        )
+        self._is_closed = False
+        self._forks = forks.count
+
+    def infer(self, call: OipCall) -> OipReply:
+        """As OipLink's."""
+        return _answer(self._send(self._infer, _infer_request(call), call.wait_s))
+
+    def ask(self, name: str, values: Mapping[str, Any], wait_s: float) -> Any:
+        """As OipLink's."""
+        method_name, fields = _fields_of(name, values)
+        method = METHODS[method_name]
+        call = self._channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+        found = self._send(call, method.request(**fields), wait_s)
+        if name in ("server_live", "server_ready", "model_ready"):
+            field = name.rpartition("_")[2]
+            return {field: getattr(found, field)}
+        if name == "repository_index":
+            return [plain(each) for each in found.models]
+        return plain(found.config if name == "model_config" else found)
+
+    def close(self) -> None:
+        """As OipLink's. Idempotent."""
+        self._is_closed = True
+        self._channel.close()
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _send(self, call: Any, message: Any, wait_s: float) -> Any:
+        if self._forks != forks.count:
+            raise forks.crossed()
+        if self._is_closed:
+            raise closed()
+        try:
+            return call(message, timeout=wait_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._error(error, wait_s) from None
+        except ValueError:  # of a channel that is closed
+            raise closed() from None
+
+    def _error(self, error: Any, wait_s: float) -> Exception:
+        status, text = error.code().name, error.details() or ""
+        told = dict(error.trailing_metadata() or ())
+        if CODE not in told:
+            if self._is_closed:
+                return closed_before_answer()
+            if status == "DEADLINE_EXCEEDED":
+                return no_reply(self._address.url, wait_s)
+            if status == "UNAVAILABLE" and "connect" in text.lower():
+                return ConnectionRefusedError(
+                    f"nothing listens at {self._address.url} ({text}); is the daemon started with --grpc?"
+                )
+            if status == "UNAVAILABLE" and any(
+                word in text.lower() for word in ("socket", "closed", "reset", "goaway")
+            ):
+                return ConnectionError(f"{self._address.url}: {text}")
+        after_ms = told.get(PUSHBACK_MS, "")
+        return server_error(
+            str(told.get(CODE, "")),
+            text,
+            _STATUS_CODES.get(status, "run_failed"),
+            float(after_ms) if after_ms.isdigit() else None,
+        )
+
+    def _new_channel(self) -> Any:
+        access, address = self._access, self._address
+        target = f"unix:{address.path}" if address.path else address.url.partition("://")[2]
+        if not address.is_tls:
+            return grpc.insecure_channel(target, OPTIONS)
+        files = (access.ca_file, access.key_file, access.cert_file)
+        contents = [None if file is None else Path(file).read_bytes() for file in files]
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*contents), OPTIONS)
+
+
+def _infer_request(call: OipCall) -> Any:
+    message = InferRequest(model_name=call.model, model_version="" if call.version is None else str(call.version))
+    for name, value in call.parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    for name, datatype, shape, data in call.inputs:
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(bytes(data))
+    for name in call.outputs or ():
+        message.outputs.add(name=name)
+    return message
+
+
+def _answer(found: Any) -> OipReply:
+    """Raises DecodeFailed for an answer without raw contents."""
+    if len(found.raw_output_contents) != len(found.outputs):
+        raise DecodeFailed(
+            f"the server sent {len(found.raw_output_contents)} raw contents for {len(found.outputs)} outputs"
+        )
+    outputs = [
+        OipTensor(each.name, each.datatype, tuple(each.shape), data)
+        for each, data in zip(found.outputs, found.raw_output_contents, strict=True)
+    ]
+    return OipReply(found.model_name, found.model_version, outputs, plain(found).get("parameters", {}))
+
+
+def _fields_of(name: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The method of an operation and the fields of its message."""
+    model, version = values.get("model") or "", values.get("version")
+    of_model = {"name": model, "version": "" if version is None else str(version)}
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        "server_live": ("ServerLive", {}),
+        "server_ready": ("ServerReady", {}),
+        "model_ready": ("ModelReady", of_model),
+        "server_metadata": ("ServerMetadata", {}),
+        "model_metadata": ("ModelMetadata", of_model),
+        "model_config": ("ModelConfig", of_model),
+        "model_statistics": ("ModelStatistics", of_model),
+        "repository_index": ("RepositoryIndex", {}),
+        "repository_load": ("RepositoryModelLoad", {"model_name": model}),
+        "repository_unload": ("RepositoryModelUnload", {"model_name": model}),
+    }
+    return found[name]

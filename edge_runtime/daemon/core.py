@@ -1,0 +1,168 @@
+"""The serving core: everything that serves models, with no socket; and what a daemon over it tells of itself.
+
+Owns: the order in which the core's parts start and end, the gauges that alerts are made of (deploy/monitoring names
+them), and the content of `stats`. Made by assemble.py. Each gauge is read on its reader's thread, and does not block.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime import __version__
+from edge_runtime.backends.hosts import Hosts
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import Config
+from edge_runtime.profiles.facts import Facts
+from edge_runtime.profiles.profile import EffectiveProfile
+from edge_runtime.regions import Regions
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.worker import WorkerPool
+from edge_runtime.serving.engine_store import EngineStore
+from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.model_table import ModelTable, VersionState
+from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from edge_runtime.daemon.mqtt_door import MqttDoor
+    from edge_runtime.telemetry.host import HostProbe
+    from edge_runtime.update.worker import UpdateWorker
+
+
+@dataclass(slots=True)
+class Core:
+    """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it."""
+
+    config: Config
+    facts: Facts
+    profile: EffectiveProfile
+    clock: Clock
+    metrics: Metrics
+    dispatcher: Dispatcher
+    workers: WorkerPool
+    table: ModelTable
+    pending_loads: PendingLoads
+    infer: Infer
+    loader: Loader
+    engines: EngineStore
+    hosts: Hosts
+    marks: LoadMarks
+    regions: Regions
+    state: Path | None
+    updates: UpdateWorker | None
+
+    def start(self) -> None:
+        """Start workers and the loader, which begins with the models that are there."""
+        self.workers.start()
+        if self.updates is not None:
+            self.updates.reserve()
+        self.loader.start()
+        if self.updates is not None:
+            self.updates.start()
+
+    def wait_settled(self, limit_s: float | None = None) -> bool:
+        """Wait until every model that was there is ready, failed or on demand; False: the time was over first.
+
+        Suspects are not waited for: a version that was being loaded when the daemon ended before.
+        """
+        began_s = self.clock.monotonic_s()
+        if not self.loader.has_settled.wait(limit_s):
+            return False
+        left_s = None if limit_s is None else max(began_s + limit_s - self.clock.monotonic_s(), 0.0)
+        return self.updates is None or self.updates.has_opened.wait(left_s)
+
+    def close(self, drain_s: float) -> bool:
+        """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered.
+
+        The models share that time, so a run that never ends holds the stop up once.
+        """
+        if self.updates is not None:
+            self.updates.close()
+        self.hosts.end_loads()
+        self.loader.close()
+        self.engines.close()
+        until_s = self.clock.monotonic_s() + drain_s
+        drained = [servable.close(max(until_s - self.clock.monotonic_s(), 0.0)) for servable in self.table.loaded()]
+        self.hosts.close()
+        self.loader.forget_overrides()
+        return self.workers.close() and all(drained)
+
+    def watch(self) -> None:
+        """Register the gauges.
+
+        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state. `update_failing`: 1
+        while the updater is out of order or the last look at the repository failed. `update_refused`: releases that
+        this device took back or would not take.
+        """
+        self.metrics.watch("models_ready", lambda: self._models_in(VersionState.READY))
+        self.metrics.watch("models_failed", lambda: self._models_in(VersionState.FAILED))
+        if self.state is not None:
+            self.metrics.watch("state_free_bytes", self._free_bytes)
+        if self.updates is not None:
+            self.metrics.watch("update_failing", self._update_failing)
+            self.metrics.watch("update_refused", self._update_refused)
+
+    def _models_in(self, state: VersionState) -> float:
+        return float(sum(entry["state"] == state.value for entry in self.table.listing()))
+
+    def _free_bytes(self) -> float:
+        assert self.state is not None
+        try:
+            disk = os.statvfs(self.state)
+        except OSError:
+            return 0.0  # a disk that cannot be asked cannot be written
+        return float(disk.f_bavail * disk.f_frsize)
+
+    def _update_failing(self) -> float:
+        assert self.updates is not None
+        summary = self.updates.summary()
+        checked = summary.get("checked")
+        return float(summary.get("state") == "broken" or (checked is not None and not checked["is_ok"]))
+
+    def _update_refused(self) -> float:
+        assert self.updates is not None
+        return float(len(self.updates.summary().get("refused") or ()))
+
+
+class DaemonStatus:
+    """What a daemon tells of itself. mqtt: its door to a broker.
+
+    is_ready, is_draining and endpoints: kept true by the daemon.
+    """
+
+    def __init__(self, core: Core, host: HostProbe) -> None:
+        self.is_ready = False
+        self.is_draining = False
+        self.endpoints: list[str] = []
+        self.mqtt: MqttDoor | None = None
+        self.started_s = time.monotonic()
+        self._core = core
+        self._host = host
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether every model found at the start is ready, failed, on demand or a suspect. Thread: any."""
+        return self._core.wait_settled(0)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the result of the `stats` op (wire v1). Thread: any."""
+        core = self._core
+        return {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self.started_s, 3),
+            "ready": self.is_ready,
+            "profile": core.profile.name,
+            "endpoints": list(self.endpoints),
+            "mqtt": self.mqtt.stats() if self.mqtt is not None else None,
+            "update": core.updates.status() if core.updates is not None else None,
+            "models": core.table.listing(),
+            "shared_memory": core.regions.snapshot(),
+            "host": self._host.snapshot(),
+            "metrics": core.metrics.snapshot(),
+        }

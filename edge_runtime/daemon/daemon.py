@@ -1,0 +1,334 @@
+"""The life of the daemon: bind control, load, bind infer, ready; reload on SIGHUP; drain and stop.
+
+Owns: the I/O thread, the sockets and the order of things. Made by assemble.py. Thread: main.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from edge_runtime import __version__
+from edge_runtime.config.endpoints import default_control_endpoint, default_infer_endpoint, memory_socket_beside
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.daemon.state_lock import StateLock
+from edge_runtime.errors import ConfigError
+from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.frontend.zmq_frontend import ZmqFrontend
+from edge_runtime.sandbox.landlock import unguarded
+from edge_runtime.serving.self_check import SelfCheck
+from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.telemetry.logs import configure_logging
+from edge_runtime.telemetry.notify import Notifier
+from edge_runtime.transports.memory_socket import MemorySocket
+from edge_runtime.transports.zmq_bind import IPC_MODE, BoundSocket, Loopback, ZapResponder, bind_router, new_context
+from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+
+if TYPE_CHECKING:
+    from edge_runtime.daemon.grpc_door import GrpcDoor
+    from edge_runtime.daemon.http_door import HttpDoor
+    from edge_runtime.daemon.mqtt_door import MqttDoor
+    from edge_runtime.telemetry.prometheus import MetricsServer
+
+log = logging.getLogger("edge_runtime")
+
+BEAT_S = 0.25
+"""The I/O loop comes round at least this often, so that a stalled one is noticed."""
+
+RELOADABLE = ("log", "drain_s")
+"""Settings that SIGHUP takes over; sockets, limits and backends are fixed for a daemon's life."""
+
+LINGER_MS = 1_000
+"""After the last reply was handed over, sockets have this long to send it."""
+
+
+class Daemon:
+    """One daemon. `start` returns when it is ready, `stop` when everything admitted was answered or time is up.
+
+    status: what it tells of itself. http, grpc: its doors of the Open Inference Protocol, None without.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        core: Core,
+        *,
+        frontend: InferFrontend,
+        mqtt: MqttDoor | None,
+        http: HttpDoor | None,
+        grpc: GrpcDoor | None,
+        loop: IoLoop,
+        host: HostProbe,
+        notifier: Notifier,
+        status: DaemonStatus,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._frontend = frontend
+        self._mqtt = mqtt
+        self.http = http
+        self.grpc = grpc
+        self._loop = loop
+        self._host = host
+        self._notifier = notifier
+        self._loopbacks: list[Loopback] = []
+        self._self_check: SelfCheck | None = None
+        self.status = status
+        self._state_lock = StateLock(core.state, may_share=config.state is None and config.update is None)
+        self._context = new_context()
+        self._bound: list[BoundSocket] = []
+        self._memory_sockets: list[MemorySocket] = []
+        self._zap: ZapResponder | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._io_thread: threading.Thread | None = None
+        self._told_models = (-1, "")
+        self._beat_due_s = 0.0
+        self._watchdog_due_s = 0.0
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Addresses bound so far, control first."""
+        return list(self.status.endpoints)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a run inside the daemon went on when it stopped: only the end of the process ends it."""
+        return self._core.workers.is_stuck
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus looks; None when metrics are off."""
+        if self._metrics_server is None:
+            return None
+        return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
+
+    def start(self) -> None:
+        """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served."""
+        infer, control = _addresses(self._config)
+        self._start_zap()
+        self._bind(control, is_control=True)
+        self._state_lock.take()
+        if not self._state_lock.is_shared:
+            self._core.marks.open()
+        self._start_metrics()
+        self._io_thread = threading.Thread(
+            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
+        )
+        self._io_thread.start()
+        if self.http is not None:
+            self.http.start()
+        if self.grpc is not None:
+            self.grpc.start()
+        self._notifier.status("loading models")
+        self._core.start()
+        if not self._core.wait_settled(self._config.start_limit_s):
+            log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
+        for address in infer:
+            self._bind(address, is_control=False)
+        self._start_self_check()
+        self.status.is_ready = True
+        if self._mqtt is not None:
+            self._mqtt.start()
+        self._report_ready()
+        self._core.loader.load_suspects()
+
+    def reload(self, config: Config) -> None:
+        """SIGHUP: take the settings that may change while serving; look at models and client keys again.
+
+        Other changed settings are named in a warning: they need a restart.
+        """
+        self._notifier.reloading()
+        needs_restart = [
+            name
+            for name in Config.__struct_fields__
+            if name not in RELOADABLE and getattr(config, name) != getattr(self._config, name)
+        ]
+        if needs_restart:
+            log.warning("changed settings need a restart", extra={"settings": ", ".join(needs_restart)})
+        configure_logging(config.log.level, config.log.format, sys.stderr)
+        self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
+        if self._zap is not None:
+            self._loop.call(self._reload_keys)
+        if self.http is not None:
+            self.http.reload_tokens()
+        if self.grpc is not None:
+            self.grpc.reload_tokens()
+        self._core.loader.rescan()
+        log.info("configuration reloaded")
+        self._notifier.ready()
+
+    def stop(self) -> None:
+        """Stop admitting, answer what was admitted within `drain_s`, close. Idempotent."""
+        self._notifier.stopping()
+        self.status.is_ready, self.status.is_draining = False, True
+        self._stop_admitting()
+        is_drained = self._core.close(self._config.drain_s)
+        self._loop.stop()
+        if self._io_thread is not None:
+            self._io_thread.join()
+            self._io_thread = None
+        if self._mqtt is not None:
+            self._mqtt.close()
+        if self.http is not None:
+            self.http.close()
+        if self.grpc is not None:
+            self.grpc.close()
+        for loopback in self._loopbacks:
+            loopback.close()
+        self._core.regions.close()
+        for door in self._memory_sockets:
+            door.close()
+        for bound in self._bound:
+            bound.close(LINGER_MS)
+        self._bound.clear()
+        self.status.endpoints.clear()
+        if self._zap is not None:
+            self._zap.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+        self._context.term()
+        self._loop.close()
+        self._state_lock.release()
+        log.info("stopped", extra={"drained": is_drained})
+
+    def _stop_admitting(self) -> None:
+        """Wait until every door refuses new requests: before that, models must not be closed under them."""
+        if self._mqtt is not None:
+            self._mqtt.stop_admitting(self._config.drain_s)
+        if self.http is not None:
+            self.http.stop_admitting(self._config.drain_s)
+        if self.grpc is not None:
+            self.grpc.stop_admitting(self._config.drain_s)
+        if self._io_thread is None:
+            return
+        has_stopped = threading.Event()
+        self._loop.call(self._frontend.drain)
+        self._loop.call(has_stopped.set)
+        has_stopped.wait(self._config.drain_s)
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _bind(self, address: str, *, is_control: bool) -> None:
+        bound = bind_router(self._context, address, self._config.zmq)
+        self._bound.append(bound)
+        self.status.endpoints.append(bound.address)
+        if not is_control:
+            self._loopbacks.append(Loopback(self._context, bound))
+        endpoint = Endpoint(
+            self._loop,
+            bound.socket,
+            bound.connections,
+            ZmqFrontend(self._frontend),
+            send_bound_bytes=self._config.zmq.send_bound_bytes,
+            max_frame_bytes=self._config.zmq.max_frame_bytes,
+            message_frames=self._config.limits.message_frames,
+            message_bytes=self._config.limits.message_bytes,
+            total_send_bound_bytes=self._core.infer.unanswered.total_bytes,
+            is_control=is_control,
+        )
+        self._loop.call(lambda: self._loop.add(endpoint))
+        if not is_control and bound.ipc_path is not None:
+            self._share_memory(bound.ipc_path)
+
+    def _share_memory(self, ipc_path: Path) -> None:
+        """Bind the memory socket beside an ipc endpoint. Where it cannot be, clients send frames."""
+        if not self._config.shared_memory.total_bytes:
+            return
+        path = memory_socket_beside(ipc_path)
+        try:
+            door = MemorySocket(self._loop, path, self._core.regions, IPC_MODE)
+        except OSError as error:
+            log.warning("clients share no memory", extra={"path": str(path), "reason": str(error)})
+            return
+        self._memory_sockets.append(door)
+        self._loop.call(door.start)
+
+    def _start_self_check(self) -> None:
+        """Feed the watchdog only while models answer from now on; until now, while the I/O loop goes round."""
+        interval_s = self._notifier.watchdog_interval_s
+        if interval_s is not None:
+            self._self_check = SelfCheck(self._core.table, self._core.clock, interval_s, self._loopbacks)
+
+    def _start_zap(self) -> None:
+        curve = self._config.zmq.curve
+        if curve is None:
+            return
+        denied = self._core.metrics
+        self._zap = ZapResponder(self._context, curve.client_keys_file, lambda: denied.count("curve_denied"))
+        self._loop.add_handler(self._zap.socket, self._zap.handle)
+
+    def _reload_keys(self) -> None:
+        try:
+            if self._zap is not None:
+                self._zap.reload()
+        except ConfigError as error:
+            log.error("the client keys are as before", extra={"reason": error.message})
+
+    def _start_metrics(self) -> None:
+        settings = self._config.metrics
+        if settings.port is None:
+            return
+        from edge_runtime.telemetry.prometheus import serve_metrics
+
+        self._metrics_server = serve_metrics(
+            self._core.metrics, self._host, settings.host, settings.port, triton_names=settings.triton_names
+        )
+        log.info("metrics", extra={"url": self.metrics_url})
+
+    def _beat(self) -> None:
+        """Called by the I/O loop each time round: if models answer too, serving works, and the watchdog is fed."""
+        now_s = time.monotonic()
+        if now_s < self._beat_due_s:
+            return
+        self._beat_due_s = now_s + BEAT_S
+        self._frontend.count_runs()
+        self._loop.sweep()
+        self._tell_models()
+        interval_s = self._notifier.watchdog_interval_s
+        if interval_s is not None and now_s >= self._watchdog_due_s:
+            self._watchdog_due_s = now_s + interval_s / 2
+            if self._self_check is None or self._self_check.is_alive():
+                self._notifier.watchdog()
+
+    def _tell_models(self) -> None:
+        """Keep what systemd shows true: once for each change of the table. Thread: I/O; main, when it has begun."""
+        table = self._core.table
+        if not self.status.is_ready or self._told_models[0] == table.generation:
+            return
+        generation = table.generation
+        listing = table.listing()
+        ready = sum(entry["state"] == "ready" for entry in listing)
+        text = f"{ready} of {len(listing)} model versions ready"
+        self._told_models = generation, text
+        self._notifier.status(text)
+
+    def _report_ready(self) -> None:
+        if left_open := unguarded():
+            log.info(
+                "this kernel's Landlock is too old to close all to hosts", extra={"unguarded": ", ".join(left_open)}
+            )
+        self._notifier.ready()
+        self._tell_models()
+        log.info(
+            "ready",
+            extra={
+                "version": __version__,
+                "profile": self._core.profile.name,
+                "models": self._told_models[1],
+                "endpoints": " ".join(self.endpoints),
+                "took_s": round(time.monotonic() - self.status.started_s, 3),
+            },
+        )
+
+
+def _addresses(config: Config) -> tuple[list[str], str]:
+    """Return the infer endpoints and the control endpoint."""
+    infer = list(config.zmq.endpoints) or [default_infer_endpoint()]
+    return infer, config.zmq.control or default_control_endpoint(infer)

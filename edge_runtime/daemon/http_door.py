@@ -1,0 +1,126 @@
+"""The daemon's HTTP door: puts transport and frontend together, binds its addresses, starts and ends them.
+
+Imported only with `http.endpoint` or `http.control`, since it imports httptools. Thread: main.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.config.settings import HttpSettings
+from edge_runtime.daemon.core import Core
+from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.frontend.http_frontend import HttpFrontend
+from edge_runtime.frontend.infer_frontend import InferFrontend
+from edge_runtime.frontend.open_inference import OpenInference
+from edge_runtime.transports.http_transport import HttpListener, HttpTransport, bind_tcp, bind_unix
+from edge_runtime.transports.zmq_bind import IPC_MODE, PASSING, lock_path
+
+log = logging.getLogger(__name__)
+
+
+class HttpDoor:
+    """The addresses of `[http]`. endpoints: those bound, as a client writes them."""
+
+    def __init__(
+        self, settings: HttpSettings, access: DoorAccess, core: Core, frontend: InferFrontend, protocol: OpenInference
+    ) -> None:
+        self.endpoints: list[str] = []
+        self._settings = settings
+        self._access = access
+        self._core = core
+        self._frontend = frontend
+        self._http_frontend = HttpFrontend(
+            frontend,
+            protocol,
+            core.table,
+            access,
+            clock=core.clock,
+            metrics=core.metrics,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self._transport: HttpTransport | None = None
+        self._paths: list[Path] = []
+        self._lock_fds: list[int] = []
+
+    def start(self) -> None:
+        """Bind, and answer from now on. Raises ConfigError, AddressTaken."""
+        context = self._access.ssl_context()
+        listeners: list[HttpListener] = []
+        try:
+            for address in self._access.addresses:
+                bound = self._bind(address)
+                place = address if address.path is not None else replace(address, port=bound.getsockname()[1])
+                listeners.append(HttpListener(bound, place, context if address.is_tls else None))
+            settings = self._settings
+            self._transport = HttpTransport(
+                listeners,
+                self._http_frontend,
+                self._core.metrics,
+                max_body_bytes=settings.max_body_bytes,
+                body_timeout_s=settings.body_timeout_s,
+                max_connections=settings.max_connections,
+                total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
+            )
+        except BaseException:
+            for each in listeners:
+                each.socket.close()
+            raise
+        self._http_frontend.attach(self._transport)
+        self._transport.start()
+        for each in listeners:
+            scheme = "https" if each.context is not None else "http"
+            self.endpoints.append(str(each.place) if each.place.path is not None else f"{scheme}://{each.place}")
+        log.info("http", extra={"endpoints": " ".join(self.endpoints)})
+
+    def reload_tokens(self) -> None:
+        """Read the tokens again; a broken file keeps the old ones."""
+        try:
+            self._access.reload_tokens()
+        except ConfigError as error:
+            log.error("the tokens of http are as before", extra={"reason": error.message})
+        if self._transport is not None:
+            self._transport.call(self._transport.forget_heads)
+
+    def stop_admitting(self, limit_s: float) -> None:
+        """Refuse new requests for inference, and wait until its thread does. Health is answered on."""
+        if self._transport is None:
+            return
+        has_stopped = threading.Event()
+        self._transport.call(self._frontend.drain)
+        self._transport.call(has_stopped.set)
+        has_stopped.wait(limit_s)
+
+    def close(self) -> None:
+        """Send the responses that are there and close every connection. Idempotent."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.stop()
+        self._http_frontend.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        for fd in self._lock_fds:
+            os.close(fd)
+        self._paths, self._lock_fds = [], []
+        self.endpoints.clear()
+
+    def _bind(self, address: DoorAddress) -> socket.socket:
+        try:
+            if address.path is None:
+                return bind_tcp(address.host, address.port)
+            path = Path(address.path)
+            self._lock_fds.append(lock_path(path, str(address)))
+            bound = bind_unix(path, IPC_MODE)
+        except OSError as error:
+            if error.errno in PASSING:
+                text = f"cannot bind {address}: {error.strerror}; free it, or name another address with --http"
+                raise AddressTaken(text) from None
+            raise ConfigError(f"cannot bind {address}: {error.strerror or error}; wanted an address of ours") from None
+        self._paths.append(path)
+        return bound

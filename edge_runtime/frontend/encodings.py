@@ -1,0 +1,122 @@
+"""The two encodings of replies, the same as of their requests: frames with a msgpack header, and one JSON frame.
+
+Owns: the difference between them; infer_frontend.py treats both alike, over every transport. Pure. Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
+from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.tensors import Array, Buffer, array_to_wire
+from edge_runtime.wire import codec, json_codec
+
+COPIED_BYTES = 4096
+"""A smaller output is copied into its frame: the views that `array_to_wire` makes of one cost more than the copy."""
+
+
+class Encoding(Protocol):
+    """How replies are written: each method returns all frames of one."""
+
+    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
+        """The outputs that a request's plan selects."""
+        ...
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
+        """A refusal or failure."""
+        ...
+
+    def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
+        """The result of an op other than infer."""
+        ...
+
+
+class FramesEncoding:
+    """A msgpack header, the id (bytes), and one frame an output that is not written to shared memory."""
+
+    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
+        """Frames of the outputs that its plan selects. Raises TensorMismatch where one is larger than its place."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        timing = timing_fields(request) if plan.wants_timing else None
+        header = plan.answer_header(selected, timing)
+        if request.targets:
+            return (header, request_id, *_frames_but_targets(plan, selected, request.targets))
+        return (header, request_id, *[_frame(array) for array in selected])
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an error."""
+        return (codec.pack_error(error), request_id)
+
+    def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an op's result."""
+        return (codec.pack_result(result), request_id)
+
+
+class JsonEncoding:
+    """One JSON frame, with the id (text, a number or None) inside."""
+
+    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
+        """Frames of the outputs that its plan selects."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        headers = plan.tensor_headers([array.shape for array in selected])
+        timing = timing_fields(request) if plan.wants_timing else None
+        servable = plan.servable
+        outputs = list(zip(headers, selected, strict=True))
+        return (json_codec.pack_json_answer(request_id, servable.model, servable.number, outputs, timing),)
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an error."""
+        return (json_codec.pack_json_error(request_id, error),)
+
+    def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an op's result."""
+        return (json_codec.pack_json_result(request_id, result),)
+
+
+def json_answers(plan: RequestPlan) -> json_codec.JsonAnswers | None:
+    """What writes the answers of a plan's bursts; None where it makes none."""
+    if plan.inline is None:
+        return None
+    return json_codec.JsonAnswers(plan.servable.model, plan.servable.number, plan.tensor_headers(plan.inline.shapes))
+
+
+def _frames_but_targets(
+    plan: RequestPlan, selected: Sequence[Array], targets: Sequence[Array | None]
+) -> Iterator[Buffer]:
+    """Write outputs to their places in shared memory; give the frames of the others."""
+    for index, array, target in zip(plan.outputs, selected, targets, strict=True):
+        data = _frame(array)
+        if target is None:
+            yield data
+            continue
+        nbytes = memoryview(data).nbytes
+        if nbytes > target.nbytes:
+            name = plan.servable.spec.outputs[index].name
+            raise TensorMismatch(f"output {name!r} is {nbytes} bytes, its place has {target.nbytes}")
+        target[:nbytes] = np.frombuffer(data, np.uint8)
+
+
+def _frame(array: Array) -> Buffer:
+    if array.nbytes < COPIED_BYTES and array.dtype.kind in "fiu" and array.dtype.isnative:
+        return array.tobytes()
+    return array_to_wire(array)
+
+
+FRAMES: Encoding = FramesEncoding()
+JSON: Encoding = JsonEncoding()
+
+
+def timing_fields(request: Request) -> dict[str, float]:
+    """The `timing` map of a reply (wire v1)."""
+    return {
+        "queue_ms": round(request.queue_s * 1e3, 3),
+        "run_ms": round(request.run_s * 1e3, 3),
+        "batch_rows": request.batch_rows,
+    }

@@ -1,0 +1,57 @@
+"""Triton's `generate`: a JSON object whose keys are a model's inputs, answered by one whose keys are its outputs.
+
+Pure. For models of one row a request, whose inputs leave one length open at most: text in, text out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_runtime.errors import DecodeFailed, TensorMismatch
+from edge_runtime.model_spec import DYNAMIC, TensorSpec
+from edge_runtime.serving.servable import Servable
+from edge_runtime.tensors import element_count
+from edge_runtime.wire.codec import short, typed
+
+
+def generate_fields(servable: Servable, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for inference that a body stands for: keys that name no input are parameters, as with Triton.
+
+    Raises DecodeFailed, TensorMismatch.
+    """
+    specs = {spec.name: spec for spec in servable.spec.inputs}
+    missing = [name for name in specs if name not in body]
+    if missing:
+        raise TensorMismatch(f"generate: input {short(missing[0])} is missing; the model takes {', '.join(specs)}")
+    others = {key: value for key, value in body.items() if key not in specs}
+    fields: dict[str, Any] = {"parameters": {**typed(others, "parameters", dict, {}), **others}}
+    fields["parameters"].pop("parameters", None)
+    if "id" in fields["parameters"]:
+        fields["id"] = fields["parameters"].pop("id")
+    fields["inputs"] = [_input(spec, body[name], batches=servable.batches) for name, spec in specs.items()]
+    return fields
+
+
+def generate_answer(servable: Servable, outputs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The answer: each output's elements, one of them as itself. outputs: name and flat data."""
+    named = {name: data[0] if len(data) == 1 else data for name, data in outputs}
+    return {"model_name": servable.model, "model_version": str(servable.number), **named}
+
+
+def _input(spec: TensorSpec, value: Any, *, batches: bool) -> dict[str, Any]:
+    if isinstance(value, dict) or value is None:
+        raise DecodeFailed(
+            f"generate: {short(spec.name)}: got {type(value).__name__}, wanted a value or a list of them"
+        )
+    data = value if isinstance(value, list) else [value]
+    shape = list(spec.shape)
+    if batches:
+        shape[0] = 1
+    free = [axis for axis, length in enumerate(shape) if length == DYNAMIC]
+    if len(free) > 1:
+        raise TensorMismatch(f"generate: input {short(spec.name)} has the shape {list(spec.shape)}; use infer")
+    if free:
+        others = element_count([length for length in shape if length != DYNAMIC])
+        shape[free[0]] = len(data) // others if others else 0
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": data}

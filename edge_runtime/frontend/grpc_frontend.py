@@ -1,0 +1,505 @@
+"""The methods of the gRPC door: calls become requests, replies become answers or statuses.
+
+Owns: the meaning of each method, what a call waits for, and its end. grpc_message.py reads and writes messages,
+open_inference.py answers all but inference. Thread: the transport's; workers and others post replies.
+
+Invariant: a call ends as exactly one answer or status; a stream's request as exactly one last message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, Forbidden, RunFailed
+from edge_runtime.frontend.grpc_message import (
+    FINAL_MARK,
+    PROTOBUF,
+    RAW_OUTPUT,
+    CutRequest,
+    ExtendedEncoding,
+    ReadRequest,
+    answer_head,
+    cut_request,
+    id_field,
+    read_request,
+    stream_answer,
+    stream_error,
+    varint,
+)
+from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, InferRoute, TransportReply
+from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference
+from edge_runtime.scheduling.request import Request
+from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
+from edge_runtime.wire.codec import MAX_ID_BYTES
+from edge_runtime.wire.oip import error_status
+from edge_runtime.wire.protobuf_messages import (
+    HEALTH_METHODS,
+    METHODS,
+    SERVICE,
+    HealthRequest,
+    HealthResponse,
+    Method,
+    packed,
+    plain,
+    read,
+)
+
+log = logging.getLogger(__name__)
+
+AMPLE_S = 0.05
+"""With so much time left a request of an inline model needs no look at its deadline: its run takes under 0.2 ms."""
+
+STREAM_WAITING = 256
+"""Requests of one stream that wait for their answers; no more is read from it until some have gone out."""
+
+WATCH_S = 0.5
+"""How soon a watcher of health hears of a change."""
+
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+CODE = "edge-runtime-code"
+"""Trailing metadata of a refusal: its code in errors.py, which is finer than gRPC's statuses."""
+
+PUSHBACK = "grpc-retry-pushback-ms"
+"""Trailing metadata that tells gRPC's own retries when to come again; -1: not at all."""
+
+RETRY_MS = 100.0
+"""Told where there is no forecast."""
+
+
+class PendingCall:
+    """What one request, or another call, waits for on the transport's thread: answers, in the order in which they came.
+
+    caller: tells whose turn it uses. request: its request, once there is one. id_field: its id, as an answer has it.
+    """
+
+    __slots__ = ("_came", "_later", "caller", "id_field", "known", "request", "wants_final")
+
+    def __init__(self, caller: Callable[[], Caller]) -> None:
+        self.caller = caller
+        self.request: Request | None = None
+        self.known: KnownHead | None = None
+        self.id_field = b""
+        self.wants_final = False
+        self._came: asyncio.Future[tuple[Any, bool]] = asyncio.get_running_loop().create_future()
+        self._later: deque[tuple[Any, bool]] | None = None
+
+    def put(self, answer: Any, *, is_last: bool = True) -> None:
+        """Add an answer's bytes, a result, or the error that it ends with. Thread: the transport's."""
+        if not self._came.done():
+            self._came.set_result((answer, is_last))
+        elif self._later is None:
+            self._later = deque([(answer, is_last)])
+        else:
+            self._later.append((answer, is_last))
+
+    async def next(self) -> tuple[Any, bool]:
+        """The next answer, and whether it is the last."""
+        found = await self._came
+        if not found[1]:
+            self._came = asyncio.get_running_loop().create_future()
+            if self._later:
+                self._came.set_result(self._later.popleft())
+        return found
+
+
+class KnownHead(NamedTuple):
+    """What is kept of a known head.
+
+    answer: of an inline model, what stands before each tensor of its answer, fields included; protobuf reads fields in
+    any order, and an id comes last.
+    """
+
+    oip: OipRequest
+    wants_final: bool
+    answer: tuple[bytes, ...]
+
+
+class GrpcEndpoint:
+    """The endpoint of infer_frontend for gRPC: hands replies to the calls that wait for them."""
+
+    is_control = False
+
+    def __init__(self, transport: GrpcTransport, max_message_bytes: int) -> None:
+        self._transport = transport
+        self.max_frame_bytes = max_message_bytes
+
+    def sender(self, pending: PendingCall) -> Hashable:
+        """Whose turn it uses."""
+        return pending.caller().sender
+
+    def connection(self, pending: PendingCall, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
+        """None: memory is named by the protocol's own regions."""
+        return
+
+    def send_answers(
+        self,
+        entries: Sequence[Entry],
+        header: bytes,  # noqa: ARG002 (of frames)
+        payloads: Sequence[Sequence[bytes]],
+        reply_bytes: int,  # noqa: ARG002 (HTTP/2 holds back who does not read)
+    ) -> None:
+        """Answer requests of one known head."""
+        if len(entries) != len(payloads):
+            raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+        before = entries[0][0].known.answer
+        if len(before) == 1:
+            (head,) = before
+            for (pending, request_id, _), tensors in zip(entries, payloads, strict=True):
+                pending.put(head + tensors[0] + request_id)
+            return
+        for (pending, request_id, _), tensors in zip(entries, payloads, strict=True):
+            parts = [part for pair in zip(before, tensors, strict=True) for part in pair]
+            pending.put(b"".join((*parts, request_id)))
+
+    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Hand over one reply."""
+        envelope[0].put(frames[0])
+
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Hand over one reply from any thread."""
+        if self._transport.is_own_thread:
+            envelope[0].put(frames[0])
+        else:
+            self._transport.post(partial(envelope[0].put, frames[0]))
+
+
+class GrpcFrontend:
+    """The methods of one door."""
+
+    def __init__(
+        self, frontend: InferFrontend, protocol: OpenInference, access: DoorAccess, *, max_message_bytes: int
+    ) -> None:
+        self._frontend = frontend
+        self._protocol = protocol
+        self._access = access
+        self._has_tokens = access.has_tokens
+        self._max_message_bytes = max_message_bytes
+        self._endpoint: GrpcEndpoint | None = None
+        self._touched: list[InferRoute] = []
+        calls = {METHODS[name].path: partial(self._call, METHODS[name], *rest) for name, rest in _CALLS.items()}
+        self.unary: Mapping[str, Unary] = {
+            **calls,
+            METHODS["ModelInfer"].path: self._infer,
+            HEALTH_METHODS["Check"].path: self._check,
+        }
+        self.answers: Mapping[str, Stream] = {HEALTH_METHODS["Watch"].path: self._watch}
+        self.streams: Mapping[str, Stream] = {METHODS["ModelStreamInfer"].path: self._stream}
+
+    def attach(self, transport: GrpcTransport) -> None:
+        """Answer by this transport. Before it starts."""
+        self._endpoint = GrpcEndpoint(transport, self._max_message_bytes)
+
+    def beat(self) -> None:
+        """Count inline runs."""
+        self._frontend.count_runs()
+
+    # ---- inference --------------------------------------------------------------------------------------------------
+
+    async def _infer(self, data: bytes, call: GrpcCall) -> bytes:
+        pending = self._submit(data, call)
+        try:
+            answer, _ = await pending.next()
+        except asyncio.CancelledError:
+            _cancel(pending)
+            raise
+        if isinstance(answer, bytes):
+            return answer
+        return _refuse(call, answer)
+
+    async def _stream(self, _: bytes | None, call: GrpcCall) -> None:
+        """Answer the requests of a stream in their order, each with one message or several; errors do not end it."""
+        waiting: deque[PendingCall] = deque()
+        room, came = asyncio.Event(), asyncio.Event()
+        room.set()
+        has_ended = False
+
+        async def receive() -> None:
+            nonlocal has_ended
+            try:
+                while (data := await call.read()) is not None:
+                    waiting.append(self._submit(data, call))
+                    came.set()
+                    if len(waiting) >= STREAM_WAITING:
+                        room.clear()
+                        await room.wait()
+            finally:
+                has_ended = True
+                came.set()
+
+        receiving = asyncio.ensure_future(receive())
+        try:
+            while True:
+                while not waiting and not has_ended:
+                    came.clear()
+                    await came.wait()
+                if not waiting:
+                    break
+                pending, is_last = waiting[0], False
+                while not is_last:
+                    answer, is_last = await pending.next()
+                    await call.write(_stream_message(pending, answer, is_last=is_last))
+                waiting.popleft()
+                room.set()
+            await receiving
+        finally:
+            receiving.cancel()
+            for pending in waiting:
+                _cancel(pending)
+
+    def _submit(self, data: bytes, call: GrpcCall) -> PendingCall:
+        """Make a request of a message; whatever becomes of it, its answer comes to the call that is returned."""
+        assert self._endpoint is not None
+        left_s = call.time_remaining()
+        cut = cut_request(data)
+        if cut is not None and len(cut.id) > MAX_ID_BYTES:
+            cut = None
+        route = self._frontend.routes().get(cut.head) if cut is not None else None
+        known: KnownHead | None = route.kept if route is not None else None
+        pending = PendingCall(partial(self._caller, call))
+        if known is not None and route is not None and cut is not None:
+            pending.id_field, pending.known, pending.wants_final = cut.id, known, known.wants_final
+            is_ample = left_s is None or left_s > AMPLE_S
+            if route.plan.inline is not None and is_ample and not self._has_tokens and _fits(route, cut):
+                self._gather(pending, route, cut)
+                return pending
+        reply = TransportReply(self._frontend, self._endpoint, (pending,), PROTOBUF, pending.id_field)
+        with self._frontend.answering(reply):
+            caller = self._caller(call)
+            pending.caller = lambda: caller
+            if not caller.may_infer:
+                raise Forbidden("this token may not infer; give it the right: edge-runtime token add NAME --may infer")
+            if left_s is not None and left_s <= 0:
+                raise DeadlineExceeded("the deadline was over when the request came")
+            oip: OipRequest
+            tensors: Sequence[Any]
+            if known is not None and cut is not None:
+                oip, tensors = known.oip, cut.tensors
+            else:
+                oip, tensors, pending.wants_final = self._read(data, route)
+                pending.id_field = reply.request_id = id_field(oip.id)
+            if oip.classes or oip.output_regions or any(oip.input_regions):
+                cut = None  # its head alone does not say what to answer
+                encoding = ExtendedEncoding(self._protocol, oip)
+                reply = TransportReply(self._frontend, self._endpoint, (pending,), encoding, pending.id_field)
+                tensors = self._with_regions(oip, tensors)
+            pending.request = self._frontend.ask(
+                self._endpoint,
+                pending,
+                reply,
+                oip.header,
+                tensors,
+                cut.head if cut is not None else None,
+                **({} if left_s is None else {"timeout_s": left_s}),
+            )
+        return pending
+
+    def _with_regions(self, oip: OipRequest, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors of all inputs; `tensors` are those in no region. Raises RegionNotFound, TensorMismatch."""
+        left = iter(tensors)
+        return [
+            next(left) if region is None else self._protocol.regions.read(f"input '{header.name}'", region)
+            for header, region in zip(oip.header.inputs, oip.input_regions, strict=True)
+        ]
+
+    def _read(self, data: bytes, route: InferRoute | None) -> ReadRequest:
+        """Decode a request, and keep what it says with its route, where there is one."""
+        found = read_request(data)
+        if route is not None and route.kept is None:
+            plan = route.plan
+            answer: list[bytes] = []
+            if plan.inline is not None:
+                answer = [RAW_OUTPUT + varint(row.size) for _, row in plan.inline.outputs]
+                answer[0] = answer_head(plan, plan.inline.shapes) + answer[0]
+            route.kept = KnownHead(found.oip, found.wants_final, tuple(answer))
+        return found
+
+    def _gather(self, pending: PendingCall, route: InferRoute, cut: CutRequest) -> None:
+        """Add a request to the burst of its head; the requests that one turn of the loop brings run together."""
+        tensors = cut.tensors
+        route.burst.append((pending, cut.id, tensors[0] if len(tensors) == 1 else tuple(tensors)))
+        if len(route.burst) == 1:
+            self._touched.append(route)
+            if len(self._touched) == 1:
+                asyncio.get_running_loop().call_soon(self._answer_bursts)
+
+    def _answer_bursts(self) -> None:
+        assert self._endpoint is not None
+        touched, self._touched = self._touched, []
+        for route in touched:
+            burst, route.burst = route.burst, []
+            try:
+                self._frontend.answer_burst(self._endpoint, route, burst)
+            except Exception as error:
+                log.exception("a bug hit %d requests", len(burst))
+                for pending, _, _ in burst:
+                    pending.put(RunFailed(f"{type(error).__name__}: {error}"))
+
+    def _caller(self, call: GrpcCall) -> Caller:
+        """Who calls. Raises Unauthenticated."""
+        place: DoorAddress = call.place
+        rights = self._access.caller(place, call.authorization if self._has_tokens else None)
+        return Caller(rights.name or call.peer, rights.may_infer, rights.may_control)
+
+    # ---- every other call -------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        method: Method,
+        name: str,
+        shape: Callable[[Any], Any],
+        data: bytes,
+        call: GrpcCall,
+    ) -> bytes:
+        """Answer a call of the protocol but inference. shape: makes gRPC's fields of the result."""
+        try:
+            values = plain(read(method.request, data))
+            if "model_name" in values:
+                values["name"] = values.pop("model_name")
+            for key, value in values.pop("settings", {}).items():
+                values[key] = value.get("value") if isinstance(value, dict) else value
+            return packed(method.response, shape(await self._result(name, values, call)))
+        except EdgeRuntimeError as error:
+            return _refuse(call, error)
+        except Exception as error:
+            log.exception("%s failed", name)
+            return _refuse(call, RunFailed(f"{name} failed: {type(error).__name__}: {error}"))
+
+    async def _result(self, name: str, values: dict[str, Any], call: GrpcCall) -> Any:
+        """The result of a call. Raises EdgeRuntimeError."""
+        assert self._endpoint is not None
+        caller = Caller(None) if name in OPEN_CALLS else self._caller(call)
+        pending = PendingCall(lambda: caller)
+        post = self._endpoint.post
+        self._protocol.call(name, values, caller, lambda result: post((pending,), (result,)))
+        result, _ = await pending.next()
+        if isinstance(result, EdgeRuntimeError):
+            raise result
+        return result
+
+    # ---- health -----------------------------------------------------------------------------------------------------
+
+    async def _check(self, data: bytes, call: GrpcCall) -> bytes:
+        try:
+            status = await self._health(read(HealthRequest, data).service)
+        except EdgeRuntimeError as error:
+            return _refuse(call, error)
+        if status == SERVICE_UNKNOWN:
+            call.refuse("NOT_FOUND", f"wanted service '' or {SERVICE!r}")
+        made: bytes = HealthResponse(status=status).SerializeToString()
+        return made
+
+    async def _watch(self, data: bytes | None, call: GrpcCall) -> None:
+        try:
+            service = read(HealthRequest, data or b"").service
+        except EdgeRuntimeError as error:
+            _refuse(call, error)
+            return
+        told = 0
+        while True:
+            status = await self._health(service)
+            if status != told:
+                told = status
+                await call.write(HealthResponse(status=status).SerializeToString())
+            await asyncio.sleep(WATCH_S)
+
+    async def _health(self, service: str) -> int:
+        """Everyone may ask: probes have no tokens."""
+        if service not in ("", SERVICE):
+            return SERVICE_UNKNOWN
+        assert self._endpoint is not None
+        nobody = Caller(None)
+        pending = PendingCall(lambda: nobody)
+        post = self._endpoint.post
+        self._protocol.call("server_ready", {}, nobody, lambda result: post((pending,), (result,)))
+        result, _ = await pending.next()
+        return SERVING if isinstance(result, dict) and result.get("ready") else NOT_SERVING
+
+
+def _fits(route: InferRoute, cut: CutRequest) -> bool:
+    """Whether each tensor has the length that the head says."""
+    tensors = cut.tensors
+    if len(tensors) == 1:
+        return route.single_size == len(tensors[0])
+    return len(tensors) == len(route.sizes) and all(map(int.__eq__, map(len, tensors), route.sizes))
+
+
+def _cancel(pending: PendingCall) -> None:
+    """Take back a request whose caller does not wait any more."""
+    if pending.request is not None:
+        InferFrontend.cancel(pending.request)
+
+
+def _refuse(call: GrpcCall, error: EdgeRuntimeError) -> bytes:
+    _, status = error_status(error)
+    metadata = [(CODE, error.code)]
+    if error.retryable:
+        metadata.append((PUSHBACK, str(max(round(error.retry_after_ms or RETRY_MS), 1))))
+    call.refuse(status, error.message, metadata)
+    return b""
+
+
+def _stream_message(pending: PendingCall, answer: Any, *, is_last: bool) -> bytes:
+    if not isinstance(answer, bytes):
+        return stream_error(answer, pending.id_field)
+    return stream_answer(answer + FINAL_MARK if pending.wants_final and is_last else answer)
+
+
+# ---- the results of calls, as gRPC has them -------------------------------------------------------------------------
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def _listed(key: str) -> Callable[[Any], Any]:
+    """A list, which gRPC has as a field."""
+    return lambda result: {key: result} if isinstance(result, list) else result
+
+
+def _regions(result: Any) -> Any:
+    """A list of regions, which gRPC has as a map by name."""
+    return {"regions": {each["name"]: each for each in result}}
+
+
+def _trace_settings(result: Any) -> Any:
+    return {
+        "settings": {
+            key: {"value": [str(each) for each in value] if isinstance(value, list) else [str(value)]}
+            for key, value in result.items()
+        }
+    }
+
+
+def _log_settings(result: Any) -> Any:
+    kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    return {"settings": {key: {kinds[type(value)]: value} for key, value in result.items()}}
+
+
+def _snake(name: str) -> str:
+    """ServerLive -> server_live."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+_SHAPES: dict[str, Callable[[Any], Any]] = {
+    "ModelConfig": lambda result: {"config": result},
+    "RepositoryIndex": _listed("models"),
+    "SystemSharedMemoryStatus": _regions,
+    "CudaSharedMemoryStatus": _regions,
+    "TraceSetting": _trace_settings,
+    "LogSettings": _log_settings,
+}
+
+_CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    name: (_snake(name).replace("repository_model_", "repository_"), _SHAPES.get(name, _same))
+    for name in METHODS
+    if name not in ("ModelInfer", "ModelStreamInfer")
+}
+"""Each method's name for `OpenInference.call`, and what makes gRPC's fields of the result."""

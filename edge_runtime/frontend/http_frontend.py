@@ -1,0 +1,456 @@
+"""The HTTP door: requests of the Open Inference Protocol, gathered, admitted and refused as those of ZeroMQ are.
+
+Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
+what a connection that ends leaves behind. http_message.py reads heads and writes responses. Thread: `edge-http`;
+workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
+
+Invariant: a request ends as exactly one response, or with its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
+from edge_runtime.frontend.generate import generate_fields
+from edge_runtime.frontend.http_message import (
+    BINARY,
+    INFER,
+    MAX_OIP_HEAD_BYTES,
+    GenerateAnswer,
+    HttpCall,
+    HttpEndpoint,
+    OipAnswer,
+    caller_of,
+    error_frames,
+    inflate,
+    json_response,
+    read_call,
+)
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
+from edge_runtime.frontend.named_regions import NamedRegions
+from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference, infer_header
+from edge_runtime.messages import RequestHeader
+from edge_runtime.model_spec import DYNAMIC
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.tensors import Array, datatype, element_count
+from edge_runtime.transports.http_head import BadMessage, HttpHead
+from edge_runtime.transports.http_transport import Frames, HttpConnection, HttpRequest, HttpTransport
+from edge_runtime.wire import codec, json_codec, oip
+
+log = logging.getLogger(__name__)
+
+LARGE_JSON_BYTES = 64 << 10
+"""JSON from here on is read beside the door's thread: 64 KiB take about half a millisecond."""
+
+FORESEEN_BYTES = 64 << 10
+"""A body from here on is refused before it is read where the forecast says that its answer would be too late."""
+
+LATE_S = 0.002
+"""A request whose head came earlier than this is no part of a burst where it has a deadline."""
+
+MAX_PREPARED_BYTES = 256 << 20
+"""Of bodies that wait to be read beside the door's thread."""
+
+_ID_BEGIN = b'{"id":"'
+
+_FIRST_PRINTED = 0x20
+"""JSON text holds no control character."""
+
+
+class HttpFrontend:
+    """The receiver of the HTTP transport, which `attach` gives it."""
+
+    def __init__(
+        self,
+        frontend: InferFrontend,
+        protocol: OpenInference,
+        table: ModelTable,
+        access: DoorAccess,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        max_body_bytes: int,
+    ) -> None:
+        """frontend: with the encoding BINARY."""
+        self._frontend = frontend
+        self._protocol = protocol
+        self._table = table
+        self._access = access
+        self._clock = clock
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._preparing_bytes = 0
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="edge-http-body")
+        self._transport: HttpTransport
+        self._endpoint: HttpEndpoint
+
+    def attach(self, transport: HttpTransport) -> None:
+        """Answer by this transport, whose receiver this is."""
+        self._transport = transport
+        self._endpoint = HttpEndpoint(transport, self._max_body_bytes)
+
+    def close(self) -> None:
+        """End the thread that prepares bodies. After the transport has stopped."""
+        self._preparer.shutdown()
+
+    # ---- the transport's receiver -----------------------------------------------------------------------------------
+
+    def understand(self, head: HttpHead) -> None:
+        """Read what a head asks for."""
+        head.meaning = read_call(head)
+
+    def begin(self, request: HttpRequest) -> Frames | None:
+        """Refuse by its head what cannot be answered, before its body is read."""
+        call, refusal = self._admitted(request)
+        if refusal is not None or call.name != INFER:
+            return refusal
+        assert request.head is not None
+        name, version, nbytes = call.values["name"], oip_version(call), request.head.length
+        try:
+            servable = self._table.resolve(name, version)
+            if nbytes >= FORESEEN_BYTES:
+                header = RequestHeader(model=name, version=version, timeout_ms=call.timeout_ms)
+                reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
+                self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
+        except EdgeRuntimeError as error:
+            if isinstance(error, NotReady) and self._table.is_coming(name, version):
+                return None  # it waits for its model, with its body
+            self._metrics.refused(error.code)
+            return error_frames(error)
+        return None
+
+    def requests(self, requests: Sequence[HttpRequest]) -> None:
+        """Gather requests of known headers into bursts, answer others one by one, then the bursts."""
+        frontend, endpoint = self._frontend, self._endpoint
+        routes = frontend.routes()
+        late_s = self._clock.monotonic_s() - LATE_S
+        touched: list[InferRoute] = []
+        for request in requests:
+            if not request.connection.is_open:
+                continue
+            try:
+                route = self._gather(request, routes, late_s)
+                if route is None:
+                    self._request(request)
+                elif len(route.burst) == 1:
+                    touched.append(route)
+            except Exception as error:  # a bug in one request must not lose the gathered ones
+                log.exception("a bug left a request to one answer")
+                self._metrics.count("http_errors")
+                self._transport.answer(request, error_frames(_unexpected(error)))
+        # Invariant: no route keeps entries beyond this call, whatever is raised on the way.
+        for route in touched:
+            burst, route.burst = route.burst, []
+            try:
+                frontend.answer_burst(endpoint, route, burst)
+            except Exception as error:
+                log.exception("a bug in a burst of %d requests", len(burst))
+                self._metrics.count("http_errors")
+                for entry in burst:
+                    if entry[0].frames is None:
+                        self._transport.answer(entry[0], error_frames(_unexpected(error)))
+
+    def failure(self, error: EdgeRuntimeError, status: int) -> Frames:
+        """Write what is told of bytes that are no request."""
+        return error_frames(error, status)
+
+    def gone(self, connection: HttpConnection) -> None:
+        """Take back what waits of a connection that has ended."""
+        self._frontend.gone(connection)
+        for request in connection.waiting:
+            if request.memory is not None:
+                self._frontend.cancel(request.memory)
+
+    def beat(self) -> None:
+        """Count answered requests."""
+        self._frontend.count_runs()
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _gather(  # noqa: PLR0911 (on the data path: each look saves those behind it)
+        self, request: HttpRequest, routes: Mapping[bytes, InferRoute], late_s: float
+    ) -> InferRoute | None:
+        """Add a request of a known header to its route's burst; None for any other."""
+        assert request.head is not None
+        call: HttpCall = request.head.meaning
+        size = call.head_bytes
+        if not call.key or size is None:
+            return None
+        body = request.body
+        if isinstance(body, memoryview):
+            return None
+        key, request_id = _without_id(body[:size])
+        route = routes.get(call.key + key)
+        if route is None or call.refusal is not None:
+            return None
+        if request.arrived_s < late_s and route.plan.timeout_s != math.inf:
+            return None  # its deadline counts from its head
+        caller = call.callers.get(request.connection.place)
+        if not isinstance(caller, Caller) or (caller.sender is not None and route.plan.inline is None):
+            return None
+        if len(body) - size == route.single_size:
+            route.burst.append((request, request_id, body[size:]))
+            return route
+        sizes = route.sizes
+        if len(sizes) == 1 or len(body) - size != sum(sizes):
+            return None
+        at, parts = size, []
+        for nbytes in sizes:
+            parts.append(body[at : at + nbytes])
+            at += nbytes
+        route.burst.append((request, request_id, tuple(parts)))
+        return route
+
+    def _request(self, request: HttpRequest) -> None:
+        """Answer one request by itself."""
+        call, refusal = self._admitted(request)
+        if refusal is not None:
+            self._transport.answer(request, refusal)
+            return
+        is_large_json = not call.head_bytes and len(request.body) > LARGE_JSON_BYTES and call.head_bytes != 0
+        if call.inflates is None and not is_large_json:
+            self._answer(request, call, *_read(request, call, self._max_body_bytes))
+            return
+        nbytes = len(request.body)
+        if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
+            self._transport.answer(request, error_frames(QueueFull("too many large bodies wait to be read")))
+            return
+        self._preparing_bytes += nbytes
+        self._preparer.submit(self._prepare, request, call, nbytes)
+
+    def _prepare(self, request: HttpRequest, call: HttpCall, nbytes: int) -> None:
+        """Inflate and read a body. Thread: edge-http-body."""
+        try:
+            body, fields, error = _read(request, call, self._max_body_bytes)
+        except Exception as unexpected:
+            log.exception("a body could not be read")
+            body, fields, error = b"", {}, _unexpected(unexpected)
+        self._transport.call(partial(self._prepared, request, call, nbytes, (body, fields, error)))
+
+    def _prepared(
+        self, request: HttpRequest, call: HttpCall, nbytes: int, read: tuple[Any, Any, EdgeRuntimeError | None]
+    ) -> None:
+        self._preparing_bytes -= nbytes
+        if request.connection.is_open:
+            self._answer(request, call, *read)
+
+    def _answer(
+        self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
+    ) -> None:
+        """Answer a request whose body was read. body: what follows its JSON; fields: of the JSON."""
+        if error is not None:
+            self._metrics.refused(error.code)
+            status = error.status if isinstance(error, BadMessage) else None
+            self._transport.answer(request, error_frames(error, status))
+        elif call.name == INFER:
+            self._infer(request, call, body, fields)
+        else:
+            self._call(request, call, fields)
+
+    def _call(self, request: HttpRequest, call: HttpCall, fields: Mapping[str, Any]) -> None:
+        """Answer any call but inference; the answer may come later, from any thread."""
+        caller = caller_of(request)
+        assert caller is not None
+        caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
+
+        def reply(result: Any) -> None:
+            if isinstance(result, EdgeRuntimeError):
+                frames = error_frames(result)
+            else:
+                has_readiness = call.name in {"server_ready", "model_ready"}
+                status = oip.readiness_status(result) if has_readiness else 200
+                frames = json_response(result, status)
+            self._transport.post(request, frames)
+
+        self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
+
+    def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> None:
+        reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
+        with self._frontend.answering(reply):
+            name, version = call.values["name"], call.values.get("version")
+            if "generate" in call.values:
+                fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
+            elif call.head_bytes == 0:
+                fields = self._raw_fields(name, oip_version(call), len(body))
+            asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+            encoding = (
+                GenerateAnswer(call) if "generate" in call.values else OipAnswer(self._protocol, asked, call.deflates)
+            )
+            reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
+            tensors = _tensors(asked, fields, body, self._protocol.regions)
+            key = self._key(request, call, asked)
+            caller = caller_of(request)
+            spent_s = self._clock.monotonic_s() - request.arrived_s
+            timeout_ms = asked.header.timeout_ms
+            longest_s = math.inf if timeout_ms is None else max(timeout_ms / 1e3 - spent_s, 0.0)
+            admitted = self._frontend.ask(
+                self._endpoint, request, reply, asked.header, tensors, key, timeout_s=longest_s
+            )
+            if caller is not None and caller.sender is not None:
+                request.memory = admitted  # its sender's other connections go on when this one ends
+
+    def _raw_fields(self, name: str, version: int | None, nbytes: int) -> dict[str, Any]:
+        """The request that a body of nothing but one input's data stands for. Raises TensorMismatch."""
+        servable = self._table.resolve(name, version)
+        inputs = servable.spec.inputs
+        if len(inputs) != 1:
+            raise TensorMismatch(f"model {name} has {len(inputs)} inputs; a raw request is for models with one")
+        (tensor,) = inputs
+        shape = list(tensor.shape)
+        if servable.batches:
+            shape[0] = 1
+        free = [axis for axis, length in enumerate(shape) if length == DYNAMIC]
+        if len(free) > 1:
+            raise TensorMismatch(
+                f"model {name} takes {list(tensor.shape)}; a raw request leaves one length open at most"
+            )
+        if tensor.datatype == "BYTES":
+            if free:
+                shape[free[0]] = 1
+        elif free:
+            row = element_count([length for length in shape if length != DYNAMIC]) * datatype(tensor.datatype).itemsize
+            shape[free[0]] = nbytes // row if row else 0
+        item = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": shape,
+            "parameters": {oip.BINARY_SIZE: nbytes},
+        }
+        return {"inputs": [item], "parameters": {oip.BINARY_OUTPUTS: True}}
+
+    def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:
+        """What equal requests are known by; None where the next one must be read anew."""
+        if not call.key or isinstance(request.body, memoryview):
+            return None
+        if asked.input_sizes != codec.frame_sizes(asked.header.inputs):
+            return None
+        outputs = asked.header.outputs
+        is_binary = asked.binary_default if outputs is None else all(map(asked.is_binary, outputs))
+        if not is_binary or asked.classes or asked.output_regions or any(asked.input_regions):
+            return None
+        raw = bytes(request.body[: call.head_bytes])
+        key, request_id = _without_id(raw)
+        if b'"id"' in key or (asked.id is not None) != bool(request_id):
+            return None
+        return call.key + key
+
+    # ---- who may ----------------------------------------------------------------------------------------------------
+
+    def _admitted(self, request: HttpRequest) -> tuple[HttpCall, Frames | None]:
+        """The call of a request, and why its sender may not make it."""
+        head = request.head
+        assert head is not None
+        call: HttpCall = head.meaning
+        place = request.connection.place
+        found = call.callers.get(place)
+        if found is None:
+            found = call.callers[place] = self._check(head, call, place)
+        if not isinstance(found, Caller):
+            return call, found
+        return call, call.refusal
+
+    def _check(self, head: HttpHead, call: HttpCall, place: DoorAddress) -> Caller | Frames:
+        headers = head.headers
+        try:
+            self._access.check_browser(place, headers.get("origin"), headers.get("host"))
+            if call.name in OPEN_CALLS:
+                return Caller(None)
+            rights = self._access.caller(place, headers.get("authorization"))
+            if call.name == INFER and not rights.may_infer:
+                raise Forbidden("this token may not infer; make one with: edge-runtime token add NAME --may infer")
+        except EdgeRuntimeError as error:
+            return error_frames(error)
+        return Caller(rights.name, rights.may_infer, rights.may_control)
+
+
+def oip_version(call: HttpCall) -> int | None:
+    """The version in a call's path."""
+    text = call.values.get("version")
+    return int(text[:20]) if text else None
+
+
+def _read(
+    request: HttpRequest, call: HttpCall, max_bytes: int
+) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
+    """What follows the JSON of a body, the JSON's fields, and what is wrong with it."""
+    try:
+        body = request.body if call.inflates is None else inflate(request.body, max_bytes)
+        size = call.head_bytes
+        if size == 0:
+            return body, {}, None
+        if size is not None:
+            if size > len(body):
+                raise DecodeFailed(f"inference-header-content-length is {size}, and the body has {len(body)} bytes")
+            return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
+        if not len(body) and call.name != INFER:
+            return b"", {}, None
+        return b"", json_codec.loads(bytes(body), _json_bound(request, call, max_bytes)), None
+    except EdgeRuntimeError as error:
+        return b"", {}, error
+
+
+def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:
+    """Most bytes of a body that is JSON: whole models come in the one that loads them, from who may load."""
+    caller = caller_of(request)
+    is_load = call.name == "repository_load" and caller is not None and caller.may_control
+    return max_bytes if is_load else json_codec.MAX_JSON_BYTES
+
+
+def _tensors(
+    asked: OipRequest, fields: Mapping[str, Any], body: Any, regions: NamedRegions
+) -> list[bytes | bytearray | memoryview | Array]:
+    """Each input's data: its part of the body, an array of what its JSON has, or a copy out of its region.
+
+    Raises DecodeFailed, TensorMismatch, Unsupported.
+    """
+    tensors: list[bytes | bytearray | memoryview | Array] = []
+    at = 0
+    for header, size, region, item in zip(
+        asked.header.inputs, asked.input_sizes, asked.input_regions, fields["inputs"], strict=True
+    ):
+        if region is not None:
+            tensors.append(regions.read(f"input '{header.name}'", region))
+            continue
+        if size is None:
+            tensors.append(json_codec.array_from_json(header, item.get("data")))
+            continue
+        if size > len(body) - at:
+            raise TensorMismatch(
+                f"input {codec.short(header.name)}: binary_data_size is {size}, and the body has {len(body) - at} left"
+            )
+        tensors.append(body[at : at + size])
+        at += size
+    if at != len(body):
+        raise TensorMismatch(
+            f"{len(body) - at} bytes follow the inputs: their sizes do not add up to the body's length"
+        )
+    return tensors
+
+
+def _without_id(raw: bytes) -> tuple[bytes, bytes]:
+    """The JSON of a request without an id at its beginning, and the id as JSON text; b"" where there is none.
+
+    The text goes into the answer as it is, so one that a reader of JSON has to look at stays where it is.
+    """
+    if not raw.startswith(_ID_BEGIN):
+        return raw, b""
+    end = raw.find(b'"', len(_ID_BEGIN))
+    if end < 0 or raw[end + 1 : end + 2] != b"," or end > codec.MAX_ID_BYTES * 4:
+        return raw, b""
+    before = raw[:end]
+    if b"\\" in before or not before.isascii() or min(before) < _FIRST_PRINTED:
+        return raw, b""
+    return raw[end + 1 :], raw[len(_ID_BEGIN) - 1 : end + 1]
+
+
+def _unexpected(error: Exception) -> EdgeRuntimeError:
+    return EdgeRuntimeError(f"{type(error).__name__}: {error}")

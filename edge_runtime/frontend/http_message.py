@@ -1,0 +1,460 @@
+"""Heads as calls of the Open Inference Protocol, and answers as HTTP responses.
+
+Owns: paths and verbs, the headers that change a call, compression, and how answers, results and errors are written.
+Pure, but for the answer heads that an endpoint keeps. Thread: any, but `send_answers`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
+from edge_runtime.frontend.encodings import timing_fields
+from edge_runtime.frontend.generate import generate_answer
+from edge_runtime.frontend.infer_frontend import Entry
+from edge_runtime.frontend.open_inference import Caller, OipRequest, OpenInference
+from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.tensors import array_to_wire
+from edge_runtime.transports.http_head import BadMessage, HttpHead, too_large
+from edge_runtime.transports.http_transport import Frames, HttpRequest, HttpTransport
+from edge_runtime.wire import codec, json_codec, oip
+
+INFER = "infer"
+
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_MEMORY = r"/v2/{}sharedmemory(?:/region/(?P<name>[^/]+))?"
+
+_PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
+    (re.compile(path), calls)
+    for path, calls in (
+        (_MODEL + r"/infer", {"POST": INFER}),
+        (_MODEL + r"/(?P<generate>generate|generate_stream)", {"POST": INFER}),
+        (r"/v2/health/live", {"GET": "server_live"}),
+        (r"/v2/health/ready", {"GET": "server_ready"}),
+        (_MODEL + r"/ready", {"GET": "model_ready"}),
+        (r"/v2", {"GET": "server_metadata"}),
+        (r"/v2/models/stats", {"GET": "model_statistics"}),
+        (_MODEL, {"GET": "model_metadata"}),
+        (_MODEL + r"/config", {"GET": "model_config"}),
+        (_MODEL + r"/stats", {"GET": "model_statistics"}),
+        (_MODEL + r"/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
+        (r"/v2/repository/index", {"POST": "repository_index"}),
+        (r"/v2/repository/models/(?P<name>[^/]+)/load", {"POST": "repository_load"}),
+        (r"/v2/repository/models/(?P<name>[^/]+)/unload", {"POST": "repository_unload"}),
+        *(
+            (_MEMORY.format(kind) + f"/{verb}", {"GET" if verb == "status" else "POST": f"{kind}_shared_memory_{verb}"})
+            for kind in ("system", "cuda")
+            for verb in ("status", "register", "unregister")
+        ),
+        (r"/v2/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
+        (r"/v2/logging", {"GET": "log_settings", "POST": "log_settings"}),
+    )
+)
+"""Triton's paths: case-sensitive, no slash at their end."""
+
+HEAD_LENGTH = "inference-header-content-length"
+"""Bytes of the JSON head before the tensors in binary form. 0: the body is one input's data, and nothing else."""
+
+MAX_OIP_HEAD_BYTES = 1 << 20
+"""A JSON head whose tensors follow it in binary form: thousands of inputs."""
+
+INFLATED_BYTES = 1 << 20
+"""Inflated in one step, some 2 ms."""
+
+DEFLATE_LEVEL = 1
+"""Tensors hardly shrink, and higher levels take several times as long."""
+
+_REASONS = {each.value: each.phrase for each in HTTPStatus} | {499: "Client Closed Request"}
+
+
+@dataclass(slots=True)
+class HttpCall:
+    """What a head asks for. refusal: why it cannot be had, with its status; None where it can.
+
+    name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
+    None without. inflates, deflates: the content coding of the body and of the answer, None: plain. key: of equal calls
+    in the cache of known headers; b"" where each is read anew. callers: by address, who calls.
+    """
+
+    name: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    refusal: Frames | None = None
+    head_bytes: int | None = None
+    inflates: str | None = None
+    deflates: str | None = None
+    timeout_ms: float | None = None
+    key: bytes = b""
+    callers: dict[Hashable, Caller | Frames] = field(default_factory=dict)
+
+
+def read_call(head: HttpHead) -> HttpCall:
+    """What a head asks for."""
+    call = HttpCall()
+    try:
+        _find(head, call)
+        _read_headers(head, call)
+    except BadMessage as error:
+        call.refusal = error_frames(error, error.status)
+    except EdgeRuntimeError as error:
+        call.refusal = error_frames(error)
+    if (
+        call.name == INFER
+        and "generate" not in call.values
+        and call.head_bytes
+        and call.inflates is None
+        and call.deflates is None
+    ):
+        call.key = f"{head.path}\0{call.timeout_ms}\0".encode()
+    return call
+
+
+def _find(head: HttpHead, call: HttpCall) -> None:
+    for path, calls in _PATHS:
+        found = path.fullmatch(head.path)
+        if found is None:
+            continue
+        name = calls.get(head.method)
+        if name is None:
+            raise BadMessage(f"got {head.method}, wanted {' or '.join(calls)} for {head.path}", 405)
+        call.name = name
+        call.values = {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
+        return
+    raise BadMessage(f"there is no {head.path[:200]!r} here; the protocol's paths begin with /v2", 404)
+
+
+def _read_headers(head: HttpHead, call: HttpCall) -> None:
+    headers = head.headers
+    text = headers.get(HEAD_LENGTH)
+    if text is not None and call.name == INFER:
+        if not (text.isascii() and text.isdigit()) or len(text) > 12:
+            raise DecodeFailed(f"{HEAD_LENGTH}: got {text[:40]!r}, wanted a whole number of bytes")
+        call.head_bytes = int(text)
+        if not head.is_chunked and "content-encoding" not in headers and call.head_bytes > head.length:
+            raise DecodeFailed(f"{HEAD_LENGTH}: got {call.head_bytes}, and the body has {head.length} bytes")
+        head.body_shift = call.head_bytes
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in {"gzip", "deflate", "identity", ""}:
+        raise Unsupported(f"Content-Encoding: got {coding[:40]!r}, wanted gzip, deflate or none")
+    call.inflates = coding if coding in {"gzip", "deflate"} else None
+    # Triton compresses answers to inference only, and its asyncio client reads no others compressed.
+    if call.name == INFER and "accept-encoding" in headers:
+        call.deflates = _accepted(headers["accept-encoding"])
+    call.timeout_ms = _timeout_ms(headers)
+
+
+def _accepted(text: str) -> str | None:
+    """The coding that a client takes, gzip before deflate at equal q; None: plain."""
+    best: tuple[float, str] | None = None
+    for item in text.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        try:
+            weight = float(quality)
+        except ValueError:
+            continue
+        if name == "*":
+            name = "gzip"
+        if name in {"gzip", "deflate"} and 0 < weight <= 1 and (best is None or (weight, name) > best):
+            best = weight, name
+    return best[1] if best is not None else None
+
+
+def _timeout_ms(headers: Mapping[str, str]) -> float | None:
+    found = []
+    for name, scale in (("x-request-timeout-ms", 1.0), ("x-request-timeout-seconds", 1e3)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            value = float(text) * scale
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= 0):
+            raise DecodeFailed(f"{name}: got {text[:40]!r}, wanted a number of 0 or more")
+        found.append(value)
+    return min(found, default=None)
+
+
+def inflate(data: bytes | memoryview, max_bytes: int) -> memoryview:
+    """A body as it was before gzip or deflate. Raises DecodeFailed; BadMessage for more than `max_bytes`.
+
+    It is inflated in steps, so that a small body that would fill the memory never does.
+    """
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    out = bytearray()
+    waiting: bytes | memoryview = data
+    try:
+        while waiting and not inflater.eof:
+            out += inflater.decompress(waiting, INFLATED_BYTES)
+            if len(out) > max_bytes:
+                raise too_large(len(out), max_bytes)
+            waiting = inflater.unconsumed_tail
+        if inflater.eof and inflater.unused_data:
+            raise DecodeFailed(f"Content-Encoding: {len(inflater.unused_data)} bytes follow the compressed body")
+        while not inflater.eof:
+            more = inflater.decompress(b"", INFLATED_BYTES)
+            if not more:
+                raise DecodeFailed("Content-Encoding: the compressed body ends early")
+            out += more
+            if len(out) > max_bytes:
+                raise too_large(len(out), max_bytes)
+    except zlib.error as error:
+        raise DecodeFailed(f"Content-Encoding: the body cannot be inflated: {error}") from None
+    return memoryview(out)
+
+
+def _deflated(body: Sequence[Any], coding: str) -> bytes:
+    deflater = zlib.compressobj(
+        DEFLATE_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16 if coding == "gzip" else zlib.MAX_WBITS
+    )
+    return b"".join([*(deflater.compress(part) for part in body), deflater.flush()])
+
+
+# ---- responses ------------------------------------------------------------------------------------------------------
+
+JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
+EVENTS_TYPE = "text/event-stream"
+
+
+def response(
+    body: Sequence[Any], kind: str = JSON_TYPE, status: int = 200, more: str = "", deflates: str | None = None
+) -> Frames:
+    """A whole response. more: further headers, each with its line's end."""
+    if deflates is not None:
+        body = (_deflated(body, deflates),)
+        more += f"Content-Encoding: {deflates}\r\n"
+    nbytes = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in body)
+    head = (
+        f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\nContent-Type: {kind}\r\n{more}"
+        f"Content-Length: {nbytes}\r\n\r\n"
+    ).encode("latin-1")
+    return (b"".join((head, *body)),) if nbytes < codec.MAX_HEADER_BYTES else (head, *body)
+
+
+def json_response(value: Any, status: int = 200, deflates: str | None = None) -> Frames:
+    """A result as JSON."""
+    return response((json_codec.dumps(value),), status=status, deflates=deflates)
+
+
+def error_frames(error: EdgeRuntimeError, status: int | None = None) -> Frames:
+    """An error. status: by its code where it is None."""
+    if status is None:
+        status = oip.error_status(error)[0]
+    more = ""
+    if status == 503:
+        retry_ms = error.retry_after_ms if error.retry_after_ms is not None else 1e3
+        more = f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
+    elif status == 401:
+        more = "WWW-Authenticate: Bearer\r\n"
+    elif status == 405:
+        more = "Allow: GET, POST\r\n"
+    return response((json_codec.dumps(oip.error_body(error)),), status=status, more=more)
+
+
+class BinaryAnswer:
+    """Answers of known headers: every output in binary form behind the JSON head. The id is JSON text, b"" without."""
+
+    def answer(self, request: Request, request_id: Any) -> Frames:
+        """A whole response with the outputs that its plan selects."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        data = [array_to_wire(array) for array in selected]
+        outputs = _binary_outputs(plan.tensor_headers([array.shape for array in selected]), data)
+        return _binary_response(_answer_fields(request, outputs), request_id, data)
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
+        """An error."""
+        return error_frames(error)
+
+    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
+        """Any other result."""
+        return json_response(result)
+
+
+BINARY = BinaryAnswer()
+
+
+class OipAnswer:
+    """The answer to one request as it asks for it: each output as JSON or in binary form, plain or compressed."""
+
+    def __init__(self, protocol: OpenInference, asked: OipRequest, deflates: str | None) -> None:
+        self._protocol = protocol
+        self._asked = asked
+        self._deflates = deflates
+
+    def answer(self, request: Request, request_id: Any) -> Frames:
+        """A whole response with the outputs that its plan selects."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        outputs: list[dict[str, Any]] = []
+        data: list[Any] = []
+        for header, array in self._protocol.outputs(self._asked, plan, selected):
+            fields = codec.tensor_fields(header)
+            outputs.append(fields)
+            if array is None:
+                continue
+            if self._asked.is_binary(header.name):
+                data.append(array_to_wire(array))
+                fields["parameters"] = {oip.BINARY_SIZE: memoryview(data[-1]).nbytes}
+            else:
+                fields["data"] = json_codec.array_to_json(header.datatype, array)
+        fields = _answer_fields(request, outputs)
+        if data:
+            return _binary_response(fields, request_id, data, self._deflates)
+        if request_id is not None:
+            fields = {"id": request_id, **fields}
+        return json_response(fields, deflates=self._deflates)
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
+        """An error."""
+        return error_frames(error)
+
+    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
+        """Any other result."""
+        return json_response(result, deflates=self._deflates)
+
+
+class GenerateAnswer:
+    """The answer to `generate`, and to `generate_stream` as its one event."""
+
+    def __init__(self, call: HttpCall) -> None:
+        self._is_stream = call.values["generate"] == "generate_stream"
+        self._deflates = call.deflates
+
+    def answer(self, request: Request, request_id: Any) -> Frames:
+        """A whole response with every output."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        headers = plan.tensor_headers([array.shape for array in selected])
+        outputs = [
+            (header.name, json_codec.array_to_json(header.datatype, array))
+            for header, array in zip(headers, selected, strict=True)
+        ]
+        fields = generate_answer(plan.servable, outputs)
+        return self.result(fields if request_id is None else {"id": request_id, **fields}, request_id)
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
+        """An error."""
+        return error_frames(error)
+
+    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (it is in the result)
+        """Any other result."""
+        if not self._is_stream:
+            return json_response(result, deflates=self._deflates)
+        return response((b"data: ", json_codec.dumps(result), b"\n\n"), EVENTS_TYPE, deflates=self._deflates)
+
+
+def _answer_fields(request: Request, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    plan: RequestPlan = request.plan
+    named = {"model_name": plan.servable.model, "model_version": str(plan.servable.number)}
+    if plan.wants_timing:
+        return {**named, "parameters": timing_fields(request), "outputs": outputs}
+    return {**named, "outputs": outputs}
+
+
+def _binary_outputs(headers: Sequence[Any], data: Sequence[Any]) -> list[dict[str, Any]]:
+    return [
+        {**codec.tensor_fields(header), "parameters": {oip.BINARY_SIZE: memoryview(part).nbytes}}
+        for header, part in zip(headers, data, strict=True)
+    ]
+
+
+def _binary_response(
+    fields: dict[str, Any], request_id: Any, data: Sequence[Any], deflates: str | None = None
+) -> Frames:
+    packed = json_codec.dumps(fields)
+    if isinstance(request_id, bytes):  # JSON text, as it came
+        packed = b'{"id":' + request_id + b"," + packed[1:] if request_id else packed
+    elif request_id is not None:
+        packed = b'{"id":' + json_codec.dumps(request_id) + b"," + packed[1:]
+    length = f"Inference-Header-Content-Length: {len(packed)}\r\n"
+    return response((packed, *data), BINARY_TYPE, more=length, deflates=deflates)
+
+
+class HttpEndpoint:
+    """The endpoint of infer_frontend for HTTP: hands whole responses to the transport."""
+
+    is_control = False
+
+    def __init__(self, transport: HttpTransport, max_body_bytes: int) -> None:
+        self._transport = transport
+        self._max_body_bytes = max_body_bytes
+        self._heads: dict[bytes, tuple[bytes, bytes]] = {}
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest body."""
+        return self._max_body_bytes
+
+    def sender(self, request: HttpRequest) -> Hashable:
+        """The token's name where there is one, else the connection."""
+        caller = caller_of(request)
+        return caller.sender if caller is not None and caller.sender is not None else request.connection
+
+    def connection(self, request: HttpRequest, frame: Any) -> Hashable:  # noqa: ARG002 (as the protocol has it)
+        """The connection."""
+        return request.connection
+
+    def send_answers(
+        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
+    ) -> None:
+        """Answer each request in binary form. header: of wire v1, from which the one of this protocol is made once."""
+        if len(entries) != len(payloads):
+            raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+        whole, rest = self._heads.get(header) or self._new_head(header, payloads[0], reply_bytes)
+        answer = self._transport.answer
+        for (request, request_id, _), frames in zip(entries, payloads, strict=True):
+            if request_id:
+                json_bytes = 7 + len(request_id) + len(rest)
+                head = b'%s%d\r\nContent-Length: %d\r\n\r\n{"id":%s,%s' % (
+                    _BINARY_HEAD, json_bytes, json_bytes + reply_bytes, request_id, rest
+                )  # fmt: skip
+            else:
+                head = whole
+            answer(request, (head + frames[0],) if len(frames) == 1 else (b"".join((head, *frames)),))
+
+    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send one response."""
+        self._transport.answer(envelope[0], tuple(frames))
+
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send one response from any thread."""
+        self._transport.post(envelope[0], tuple(frames))
+
+    def _new_head(self, header: bytes, frames: Sequence[bytes], reply_bytes: int) -> tuple[bytes, bytes]:
+        """Head and JSON of an answer without an id; and the JSON's rest behind an id."""
+        reply = codec.unpack_reply(header)
+        packed = json_codec.dumps(
+            {
+                "model_name": reply.model,
+                "model_version": str(reply.version),
+                "outputs": _binary_outputs(reply.outputs, frames),
+            }
+        )
+        length = len(packed)
+        whole = b"%s%d\r\nContent-Length: %d\r\n\r\n%s" % (_BINARY_HEAD, length, length + reply_bytes, packed)
+        if len(self._heads) >= KNOWN_ANSWERS:
+            self._heads.clear()
+        found = self._heads[header] = whole, packed[1:]
+        return found
+
+
+KNOWN_ANSWERS = 1024
+
+_BINARY_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {BINARY_TYPE}\r\nInference-Header-Content-Length: ".encode()
+
+
+def caller_of(request: HttpRequest) -> Caller | None:
+    """Who calls, as found when its head came; None where it may not."""
+    assert request.head is not None
+    call: HttpCall = request.head.meaning
+    found = call.callers.get(request.connection.place)
+    return found if isinstance(found, Caller) else None

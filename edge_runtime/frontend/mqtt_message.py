@@ -1,0 +1,249 @@
+"""MQTT messages as requests, and replies as MQTT messages.
+
+Owns: reading a payload in either encoding, with what topic, expiry and user properties add; a reply's address, age and
+size limit. Reading is pure, and raises only EdgeRuntimeErrors or keeps them in `RequestBody.error`. Replies may be
+posted from any thread; the transport owns the waiting messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
+from edge_runtime.frontend.encodings import FRAMES, JSON
+from edge_runtime.frontend.infer_frontend import Entry
+from edge_runtime.messages import RequestHeader
+from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
+from edge_runtime.transports.mqtt_transport import Sender
+from edge_runtime.wire import codec, json_codec
+from edge_runtime.wire.mqtt_properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    UTF8_PAYLOAD,
+    packed_properties,
+    text_property,
+)
+from edge_runtime.wire.topics import Address
+
+JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
+
+REPLY_AGE_S = 30.0
+"""A reply older than this is of no use: clients without a timeout wait 30 s."""
+
+REPLY_SLACK_S = 1.0
+"""A reply to a request with a deadline is of use this long after it: clients wait for their timeout and 1 s."""
+
+LEAST_PACKET_BYTES = 512
+"""A broker that refuses payloads of this size is of no use, so smaller ones are sent unmeasured."""
+
+_JSON_PROPERTIES = UTF8_PAYLOAD + text_property(CONTENT_TYPE, JSON_TYPE)
+_MSGPACK_PROPERTIES = text_property(CONTENT_TYPE, MSGPACK_TYPE)
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+class RequestBody:
+    """A decoded payload, or the error with as much of `reply_to` and the ids as could be read.
+
+    request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request.
+    """
+
+    __slots__ = ("body_id", "encoding", "error", "header", "packed", "reply_to", "request_id", "tensors")
+
+    def __init__(self) -> None:
+        self.encoding = FRAMES
+        self.request_id: Any = b""
+        self.header = RequestHeader()
+        self.tensors: Sequence[Any] = ()
+        self.packed: bytes | None = None
+        self.reply_to: str | None = None
+        self.body_id: bytes | str | int | None = None
+        self.error: EdgeRuntimeError | None = None
+
+
+def read_json(payload: bytes) -> RequestBody:
+    """Read a JSON payload."""
+    body = RequestBody()
+    body.encoding = JSON
+    try:
+        decoded = json_codec.unpack_json_request(payload)
+    except EdgeRuntimeError as error:
+        body.reply_to, body.request_id = json_codec.json_reply_fields(payload)
+        body.error = error
+        return body
+    body.header, body.tensors, body.request_id, body.reply_to = (
+        decoded.header,
+        decoded.arrays,
+        decoded.id,
+        decoded.reply_to,
+    )
+    return body
+
+
+def read_array(payload: bytes) -> RequestBody:
+    """Read a payload that is a msgpack array."""
+    body = RequestBody()
+    try:
+        body.packed, body.tensors = codec.unpack_array(payload)
+        body.reply_to, body.body_id = codec.reply_fields(body.packed)
+        body.header = codec.unpack_request(body.packed)
+    except EdgeRuntimeError as error:
+        body.error = error
+    return body
+
+
+def is_json(message: Inbound) -> bool:
+    """Whether the payload is JSON, by its Content Type, else by its first byte."""
+    kind = (message.content_type or "").split(";")[0].strip().lower()
+    if kind in {JSON_TYPE, MSGPACK_TYPE}:
+        return kind == JSON_TYPE
+    return message.payload[:64].lstrip()[:1] == b"{"  # editors and shells put blanks before it
+
+
+def is_plain(message: Inbound, body: RequestBody) -> bool:
+    """Whether another message with the same topic and header means the same request."""
+    expiry_s = message.expiry_s
+    has_extras = bool(message.user_properties) or (expiry_s is not None and tightens(expiry_s, body.header))
+    return body.packed is not None and not has_extras and body.reply_to is None and body.body_id is None
+
+
+def tightens(expiry_s: int, header: RequestHeader) -> bool:
+    """Whether a message's expiry is shorter than its header's timeout, which clients round up to whole seconds."""
+    return header.timeout_ms is None or expiry_s * 1e3 < header.timeout_ms
+
+
+def completed(header: RequestHeader, address: Address, message: Inbound) -> RequestHeader:
+    """The header, completed by topic, expiry and user properties. Raises DecodeFailed where they contradict it."""
+    extras = _user_properties(message.user_properties)
+    if address.model and header.model not in {"", address.model}:
+        raise DecodeFailed(f"the topic names model {address.model!r}, the body {header.model!r}")
+    versions = {each for each in (address.version, header.version, extras.get("version")) if each is not None}
+    if len(versions) > 1:
+        raise DecodeFailed(f"topic, body and user properties name different versions: {sorted(versions)}")
+    if not address.model and header.op == "infer":
+        raise DecodeFailed(f"topic {message.topic} names no model; wanted {message.topic}/<model>[/<version>]")
+    timeout_ms = header.timeout_ms if header.timeout_ms is not None else extras.get("timeout_ms")
+    if message.expiry_s is not None:
+        timeout_ms = min(message.expiry_s * 1e3, math.inf if timeout_ms is None else timeout_ms)
+    return replace(
+        header,
+        model=address.model or header.model,
+        version=next(iter(versions), None),
+        timeout_ms=timeout_ms,
+        priority=header.priority or extras.get("priority", 0),
+    )
+
+
+_NUMBERS: dict[str, Callable[[str], int | float]] = {"version": int, "priority": int, "timeout_ms": float}
+
+
+def _user_properties(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The user properties of wire v1, checked as the same keys of a header; others are ignored."""
+    if not pairs:
+        return {}
+    found: dict[str, int | float] = {}
+    for name, text in pairs:
+        kind = _NUMBERS.get(name)
+        if kind is not None:
+            try:
+                found[name] = kind(text)
+            except (ValueError, OverflowError):
+                raise DecodeFailed(f"user property {name}: got {codec.short(text)}, wanted a number") from None
+    checked = codec.request_from_fields(found)
+    return {name: getattr(checked, name) for name in found}
+
+
+# ---- replies --------------------------------------------------------------------------------------------------------
+
+
+class ReplyAddress:
+    """The address of one reply, as an envelope is in ZeroMQ.
+
+    sender: the client that it belongs to. body_id: the id in the header map of an MQTT 3.1.1 request. encoding,
+    request_id: of the reply.
+    """
+
+    __slots__ = ("body_id", "encoding", "expires_s", "properties", "qos", "request_id", "sender", "topic")
+
+    def __init__(
+        self, topic: str, sender: str, qos: int, correlation: bytes | None, *, is_json: bool, expires_s: float
+    ) -> None:
+        kind = _JSON_PROPERTIES if is_json else _MSGPACK_PROPERTIES
+        self.topic = topic
+        self.sender = sender
+        self.qos = qos
+        self.properties = packed_properties(
+            kind if correlation is None else kind + text_property(CORRELATION_DATA, correlation)
+        )
+        self.expires_s = expires_s
+        self.body_id: bytes | str | int | None = None
+        self.encoding = FRAMES
+        self.request_id: Any = b""
+
+
+class MqttEndpoint:
+    """The endpoint of infer_frontend for MQTT: packs a reply's frames into one message."""
+
+    is_control = False
+
+    def __init__(self, transport: Sender, max_packet_bytes: int) -> None:
+        self._transport = transport
+        self._max_packet_bytes = max_packet_bytes
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The smaller of the broker's limit and this daemon's."""
+        return min(self._transport.packet_limit, self._max_packet_bytes)
+
+    def sender(self, address: ReplyAddress) -> Hashable:
+        """The client, by the topic of its replies: a broker does not say who published."""
+        return address.sender
+
+    def connection(self, address: ReplyAddress, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
+        """None: behind a broker there is no connection of a client."""
+        return
+
+    def send_answers(
+        self,
+        entries: Sequence[Entry],
+        header: bytes,
+        payloads: Sequence[Sequence[bytes]],
+        reply_bytes: int,  # noqa: ARG002 (the outbox counts by itself)
+    ) -> None:
+        """Post one message for each answered request."""
+        if len(entries) != len(payloads):
+            raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+        for (address, request_id, _), frames in zip(entries, payloads, strict=True):
+            self.post((address,), (header, request_id, *frames))
+
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Post one reply, or an error in its place when the broker would refuse its size. Thread: any."""
+        address: ReplyAddress = envelope[0]
+        payload = _payload(address, frames)
+        message = Outgoing(
+            address.topic, payload, address.qos, properties=address.properties, expires_s=address.expires_s
+        )
+        if len(payload) > LEAST_PACKET_BYTES and message.packet_bytes > self._transport.packet_limit:
+            error = TensorMismatch(
+                f"the answer has {message.packet_bytes} bytes, and the broker takes at most "
+                f"{self._transport.packet_limit} a message; ask for fewer outputs or rows, or over ZeroMQ"
+            )
+            message.payload = _payload(address, address.encoding.refusal(error, address.request_id))
+        self._transport.post(message)
+
+    send = post
+
+
+def reply_expires_s(arrived_s: float, timeout_s: float) -> float:
+    """The instant after which a reply is of no use."""
+    return arrived_s + min(timeout_s + REPLY_SLACK_S, REPLY_AGE_S)
+
+
+def _payload(address: ReplyAddress, frames: Sequence[Any]) -> bytes:
+    if len(frames) == 1:
+        return bytes(frames[0])
+    header = frames[0] if address.body_id is None else codec.with_id(frames[0], address.body_id)
+    return codec.pack_array(header, frames[2:])

@@ -1,0 +1,571 @@
+"""The Open Inference Protocol without its transport: what the HTTP and the gRPC door have in common.
+
+`OpenInference.call` answers every call of the protocol but inference, in the words of its JSON form; `infer_header`
+reads a request for inference. Knows no socket, no HTTP and no protobuf. Thread: the door's; a reply may come from any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_runtime import __version__
+from edge_runtime.errors import (
+    DecodeFailed,
+    EdgeRuntimeError,
+    Forbidden,
+    ModelNotFound,
+    NotReady,
+    RegionNotFound,
+    TensorMismatch,
+    Unsupported,
+)
+from edge_runtime.frontend import triton_words
+from edge_runtime.frontend.load_parameters import read_override
+from edge_runtime.frontend.operations import Done, OperationHandlers, Status
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.serving.model_table import ModelTable, VersionState
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.telemetry.logs import log_level, set_log_level
+from edge_runtime.tensors import DATATYPES, Array, array_to_wire
+from edge_runtime.wire import oip
+from edge_runtime.wire.codec import (
+    MAX_DIMENSION,
+    MAX_HEADER_ITEMS,
+    MAX_ID_BYTES,
+    MAX_VERSION,
+    short,
+    tensor_header,
+    typed,
+)
+from edge_runtime.wire.oip import RegionPart
+from edge_runtime.wire.operations import OPERATIONS, Scope
+
+log = logging.getLogger(__name__)
+
+EXTENSIONS = (
+    *("classification", "model_repository", "schedule_policy", "model_configuration", "binary_tensor_data"),
+    *("parameters", "statistics", "trace", "logging"),
+)
+"""Extensions of Triton's that the doors speak, as the server's metadata names them."""
+
+MEMORY_EXTENSION = "system_shared_memory"
+
+NO_TRACE = {
+    "trace_file": "",
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_mode": "triton",
+}
+"""Triton's trace settings where it traces nothing."""
+
+STATES = {
+    VersionState.READY.value: "READY",
+    VersionState.LOADING.value: "LOADING",
+    VersionState.BUILDING.value: "LOADING",
+    VersionState.UNLOADING.value: "UNLOADING",
+}
+"""Triton's names of states in the repository's index; all others are UNAVAILABLE."""
+
+LOWEST_PRIORITY = 9
+
+OPEN_CALLS = frozenset(("server_live", "server_ready"))
+"""Answered without a token: probes of Kubernetes have none."""
+
+CONTROL_WAYS = (
+    "it needs a token with control (edge-runtime token add NAME --may infer,control), or serve with --allow-control, "
+    "--http-control ADDR or --grpc-control ADDR"
+)
+"""The ways to what callers may not do otherwise, as refusals name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. sender: the name of its token where it has one, else its connection."""
+
+    sender: Hashable
+    may_infer: bool = True
+    may_control: bool = False
+
+
+# ---- a request for inference ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OipRequest:
+    """A request for inference, read and checked as far as no model is needed.
+
+    id: as sent, None where it was not. input_sizes: for each input, its bytes behind the JSON head; None: its data is
+    in the head, or in a region. input_regions: for each input. classes: how many, of each output that is wanted as
+    classes. binary: outputs that say whether they are wanted in binary form; binary_default: of the others.
+    """
+
+    header: RequestHeader
+    id: str | None
+    input_sizes: tuple[int | None, ...]
+    input_regions: tuple[RegionPart | None, ...]
+    output_regions: Mapping[str, RegionPart]
+    classes: Mapping[str, int]
+    binary: Mapping[str, bool]
+    binary_default: bool
+
+    def is_binary(self, output: str) -> bool:
+        """Whether an output is wanted in binary form."""
+        return self.binary.get(output, self.binary_default)
+
+
+def infer_header(
+    model: str, version: str | int | None, fields: Mapping[str, Any], *, timeout_ms: float | None = None
+) -> OipRequest:
+    """Read a request for inference from the decoded JSON or protobuf: id, parameters, inputs and outputs.
+
+    version: as in the path, None or "" for the daemon's choice. timeout_ms: what the transport itself says; the
+    smallest counts. Unknown parameters are ignored, as by Triton. Raises DecodeFailed, TensorMismatch, Unsupported.
+    """
+    parameters = typed(fields, "parameters", dict, {})
+    _refuse_sequences(parameters)
+    inputs, sizes, regions = [], [], []
+    for item in _tensors(fields, "inputs"):
+        own = typed(item, "parameters", dict, {})
+        inputs.append(_input(item))
+        sizes.append(_whole_number(own, oip.BINARY_SIZE))
+        regions.append(_region_part(own))
+    names: list[str] = []
+    output_regions: dict[str, RegionPart] = {}
+    classes: dict[str, int] = {}
+    binary: dict[str, bool] = {}
+    for item in _tensors(fields, "outputs"):
+        name = item.get("name")
+        if not isinstance(name, str) or name in names:
+            raise DecodeFailed(f"outputs: got name {short(name)}, wanted text, each once")
+        names.append(name)
+        own = typed(item, "parameters", dict, {})
+        if not own:
+            continue
+        if oip.BINARY_OUTPUT in own:
+            binary[name] = typed(own, oip.BINARY_OUTPUT, bool, False)
+        if count := _whole_number(own, oip.CLASSES):
+            classes[name] = count
+        if part := _region_part(own):
+            if name in classes:
+                raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
+            output_regions[name] = part
+    header = RequestHeader(
+        model=model,
+        version=version_number(version),
+        inputs=tuple(inputs),
+        outputs=tuple(names) or None,
+        timeout_ms=_timeout_ms(parameters, timeout_ms),
+        priority=min(_whole_number(parameters, oip.PRIORITY) or 0, LOWEST_PRIORITY),
+        timing=typed(parameters, oip.TIMING, bool, False),
+    )
+    return OipRequest(
+        header,
+        _request_id(fields),
+        tuple(sizes),
+        tuple(regions),
+        output_regions,
+        classes,
+        binary,
+        typed(parameters, oip.BINARY_OUTPUTS, bool, False),
+    )
+
+
+def version_number(text: str | int | None) -> int | None:
+    """A version as the protocol writes it, in decimal digits; None where there is none. Raises DecodeFailed."""
+    if text is None or text == "":
+        return None
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= len(str(MAX_VERSION)):
+        text = int(text)
+    if isinstance(text, str | bool) or not 1 <= text <= MAX_VERSION:
+        raise DecodeFailed(f"version: got {short(text)}, wanted a positive integer in digits, or none for the newest")
+    return text
+
+
+def _tensors(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = typed(fields, key, list, [])
+    if len(items) > MAX_HEADER_ITEMS:
+        raise DecodeFailed(f"{key}: got {len(items)}, wanted at most {MAX_HEADER_ITEMS}")
+    for item in items:
+        if not isinstance(item, dict):
+            raise DecodeFailed(f"{key}: got {short(item)}, wanted an object with a name")
+    if key == "inputs" and not items:
+        raise DecodeFailed("inputs: got none, wanted a list of objects with name, shape, datatype and data")
+    return items
+
+
+def _input(item: Mapping[str, Any]) -> TensorHeader:
+    tensor = tensor_header({key: item.get(key) for key in ("name", "datatype", "shape")})
+    if tensor.datatype not in DATATYPES:
+        name, kind, wanted = short(tensor.name), short(tensor.datatype), ", ".join(DATATYPES)
+        raise TensorMismatch(f"input {name}: datatype {kind} is unknown; wanted one of {wanted}")
+    return tensor
+
+
+def _whole_number(parameters: Mapping[str, Any], key: str) -> int | None:
+    """A parameter that is a whole number of 0 or more; None where it is absent. Raises DecodeFailed."""
+    value: int | None = typed(parameters, key, int, None)
+    if value is not None and not 0 <= value <= MAX_DIMENSION:
+        if key == oip.PRIORITY and value > 0:
+            return LOWEST_PRIORITY
+        raise DecodeFailed(f"{key}: got {short(value)}, wanted a whole number of 0 or more")
+    return value
+
+
+def _region_part(parameters: Mapping[str, Any]) -> RegionPart | None:
+    if not parameters:
+        return None
+    region: str | None = typed(parameters, oip.REGION, str, None)
+    nbytes, offset = _whole_number(parameters, oip.REGION_SIZE), _whole_number(parameters, oip.REGION_OFFSET)
+    if (region is None) != (nbytes is None):
+        raise DecodeFailed(f"got one of {oip.REGION} and {oip.REGION_SIZE}; a tensor in shared memory has both")
+    return RegionPart(region, offset or 0, nbytes) if region is not None and nbytes is not None else None
+
+
+def _timeout_ms(parameters: Mapping[str, Any], timeout_ms: float | None) -> float | None:
+    """The smallest of the transport's timeout, `timeout` in microseconds (0: none) and `timeout_ms`."""
+    found = [] if timeout_ms is None else [timeout_ms]
+    if microseconds := _whole_number(parameters, oip.TIMEOUT_US):
+        found.append(microseconds / 1e3)
+    own = parameters.get(oip.TIMEOUT_MS)
+    if own is not None:
+        if isinstance(own, bool) or not isinstance(own, int | float) or not 0 <= own <= MAX_DIMENSION:
+            raise DecodeFailed(f"{oip.TIMEOUT_MS}: got {short(own)}, wanted milliseconds, 0 or more")
+        found.append(float(own))
+    return min(found, default=None)
+
+
+def _request_id(fields: Mapping[str, Any]) -> str | None:
+    request_id: str | None = typed(fields, "id", str, None)
+    if request_id is not None and len(request_id) > MAX_ID_BYTES * 4:
+        raise DecodeFailed(f"id: got {len(request_id)} characters, wanted at most {MAX_ID_BYTES * 4}")
+    return request_id
+
+
+def _refuse_sequences(parameters: Mapping[str, Any]) -> None:
+    for key in oip.SEQUENCE:
+        if parameters.get(key):
+            raise Unsupported(
+                f"{key}: sequences are not served: no model here keeps state between requests; send it without "
+                f"{', '.join(oip.SEQUENCE)}"
+            )
+
+
+# ---- every other call -----------------------------------------------------------------------------------------------
+
+
+class OpenInference:
+    """Answers every call of the protocol but inference."""
+
+    def __init__(
+        self,
+        table: ModelTable,
+        operations: OperationHandlers,
+        status: Status,
+        *,
+        strict_readiness: bool = False,
+    ) -> None:
+        """strict_readiness: one model that failed to load makes the server not ready, as with Triton."""
+        self._table = table
+        self._operations = operations
+        self._status = status
+        self._strict_readiness = strict_readiness
+        self.regions = operations.named_regions
+        self._calls: dict[str, Callable[[Mapping[str, Any], Caller, Done], None]] = {
+            "server_live": self._server_live,
+            "server_ready": self._server_ready,
+            "model_ready": self._model_ready,
+            "server_metadata": self._server_metadata,
+            "model_metadata": self._model_metadata,
+            "repository_index": self._repository_index,
+            "repository_load": self._repository_load,
+            "repository_unload": self._repository_unload,
+            "model_config": self._model_config,
+            "model_statistics": self._model_statistics,
+            "system_shared_memory_status": self._memory_status,
+            "system_shared_memory_register": self._memory_register,
+            "system_shared_memory_unregister": self._memory_unregister,
+            "cuda_shared_memory_status": self._cuda_status,
+            "cuda_shared_memory_register": self._cuda_register,
+            "cuda_shared_memory_unregister": self._cuda_unregister,
+            "trace_setting": self._trace_setting,
+            "log_settings": self._log_settings,
+        }
+
+    def call(self, name: str, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Answer one call.
+
+        values: parts of the path and fields of the body, by Triton's names. reply: gets the body of HTTP's answer (gRPC
+        fills the message of the same fields from it) or an EdgeRuntimeError, once, from any thread. `repository_index`
+        gives a list, which is gRPC's field `models`, and the status of shared memory one that is its map `regions`;
+        `model_config` gives what is gRPC's field `config`, the settings what is its map `settings`. `server_ready` and
+        `model_ready` give `ready`, true or false; `oip.readiness_status` says which status of HTTP that is.
+        """
+        handler = self._calls.get(name)
+        try:
+            if handler is None:
+                raise Unsupported(f"{name} is not offered here")
+            handler(values, caller, reply)
+        except EdgeRuntimeError as error:
+            reply(error)
+        except Exception as error:
+            log.exception("%s failed", name)
+            reply(EdgeRuntimeError(f"{name} failed: {type(error).__name__}: {error}"))
+
+    # ---- health and metadata ----------------------------------------------------------------------------------------
+
+    def _server_live(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        del values, caller
+        reply({"live": True})
+
+    def _server_ready(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        del values, caller
+        reason = self._why_not_ready()
+        reply({"ready": True} if reason is None else {"ready": False, "reason": reason})
+
+    def _why_not_ready(self) -> str | None:
+        if self._status.is_draining:
+            return oip.DRAINING
+        if not self._status.has_settled:
+            return "models are loading"
+        if self._strict_readiness:
+            failed = [each.model for each in self._table.statuses() if each.state is VersionState.FAILED]
+            if failed:
+                return f"model {failed[0]} failed to load"
+        return None
+
+    def _model_ready(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        name = _name(values)
+        self._operate("ready", values, caller, reply, lambda is_ready: {"name": name, "ready": is_ready})
+
+    def _server_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        del values, caller
+        extensions = [*EXTENSIONS, *((MEMORY_EXTENSION,) if self.regions.is_allowed else ())]
+        reply({"name": "edge-runtime", "version": __version__, "extensions": extensions})
+
+    def _model_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        self._operate("metadata", values, caller, reply, _metadata)
+
+    def _model_config(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        _name(values)
+        self._operate("model_config", values, caller, reply, lambda config: config)
+
+    def _model_statistics(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        try:
+            self._operate("model_statistics", values, caller, reply, lambda found: {"model_stats": found})
+        except (ModelNotFound, NotReady) as error:
+            raise DecodeFailed(error.message) from None  # 400, as with Triton
+
+    # ---- the repository ---------------------------------------------------------------------------------------------
+
+    def _repository_index(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        only_ready = typed(values, "ready", bool, False)
+        self._operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
+
+    def _repository_load(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        parameters = typed(values, "parameters", dict, {})
+        if not parameters:
+            self._operate("load", {"name": _name(values)}, caller, reply, lambda _: {})
+            return
+        _check_may_control("load", caller)
+        self._operations.loader.load(
+            _name(values),
+            None,
+            lambda error: reply({} if error is None else error),
+            read_override(_name(values), parameters),
+        )
+
+    def _repository_unload(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        def unloaded(result: Any) -> None:
+            # A model that is not there is as it was wanted, as with Triton.
+            reply({} if isinstance(result, ModelNotFound) else result)
+
+        self._operate("unload", {"name": _name(values)}, caller, unloaded, lambda _: {})
+
+    # ---- memory that clients name -----------------------------------------------------------------------------------
+
+    def _memory_status(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        _check_may_infer(caller)
+        reply(self.regions.status(values.get("name")))
+
+    def _memory_register(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        _check_may_infer(caller)
+        nbytes = _whole_number(values, "byte_size")
+        if nbytes is None:
+            raise DecodeFailed("byte_size: wanted the bytes of the region")
+        key: str = typed(values, "key", str, "")
+        self.regions.register(typed(values, "name", str, ""), key, _whole_number(values, "offset") or 0, nbytes)
+        reply({})
+
+    def _memory_unregister(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        _check_may_infer(caller)
+        self.regions.unregister(values.get("name"))
+        reply({})
+
+    def _cuda_status(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        _check_may_infer(caller)
+        if name := values.get("name"):
+            raise RegionNotFound(f"Unable to find cuda shared memory region: '{name}'")
+        reply([])
+
+    def _cuda_register(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        del values, reply
+        _check_may_infer(caller)
+        raise Unsupported("CUDA shared memory is not served; send tensors, or use system shared memory")
+
+    def _cuda_unregister(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        del values
+        _check_may_infer(caller)
+        reply({})  # none is registered
+
+    # ---- settings: reading them is free -----------------------------------------------------------------------------
+
+    def _trace_setting(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Tell that nothing is traced. Nothing can be changed but to that."""
+        _check_may_infer(caller)
+        name = values.get("name")
+        if name and not self._table.statuses_of(name):
+            raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
+        wanted = {key: value for key, value in values.items() if key not in {"name", "version"}}
+        if wanted:
+            _check_may_control("trace settings", caller)
+        for key, value in wanted.items():
+            if key not in NO_TRACE:
+                raise DecodeFailed(f"Unknown trace setting '{short(key)}'; wanted one of {', '.join(NO_TRACE)}")
+            if key == "trace_level" and value not in (None, [], ["OFF"], "OFF"):
+                raise Unsupported(
+                    "traces are not written here; `timing` in a request and /metrics tell where time goes"
+                )
+        reply(dict(NO_TRACE))
+
+    def _log_settings(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Tell the log's level in Triton's flags, after changing it where the values say so."""
+        _check_may_infer(caller)
+        if values:
+            _check_may_control("log settings", caller)
+            set_log_level(_wanted_level(values))
+        reply(_log_flags())
+
+    # ---- answers to inference ---------------------------------------------------------------------------------------
+
+    def outputs(
+        self, asked: OipRequest, plan: RequestPlan, selected: Sequence[Array]
+    ) -> list[tuple[TensorHeader, Array | None]]:
+        """Turn a request's outputs into those of its answer: classes where it asks for them.
+
+        selected: of the plan, in its order. An output that goes to a region is written there, and is None here. Raises
+        RegionNotFound, TensorMismatch. Thread: any.
+        """
+        found: list[tuple[TensorHeader, Array | None]] = []
+        for header, array in zip(plan.tensor_headers([each.shape for each in selected]), selected, strict=True):
+            count, part = asked.classes.get(header.name), asked.output_regions.get(header.name)
+            if count is not None:
+                best = triton_words.classes(array, header.datatype, count, batches=plan.servable.batches)
+                found.append((TensorHeader(header.name, "BYTES", best.shape), best))
+            elif part is not None:
+                self.regions.write(f"output '{header.name}'", part, memoryview(array_to_wire(array)).cast("B"))
+                found.append((header, None))
+            else:
+                found.append((header, array))
+        return found
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _operate(
+        self, operation: str, values: Mapping[str, Any], caller: Caller, reply: Done, shape: Callable[[Any], Any]
+    ) -> None:
+        """Answer a call by a row of the table of operations. shape: makes the protocol's answer of its result."""
+        _check_rights(operation, caller)
+        header = RequestHeader(
+            op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
+        )
+        self._operations.answer(
+            header,
+            lambda result: reply(result if isinstance(result, EdgeRuntimeError) else shape(result)),
+            is_control=caller.may_control,
+            max_frame_bytes=0,
+            connection=lambda: None,
+        )
+
+
+def _check_rights(operation: str, caller: Caller) -> None:
+    """Raise Forbidden unless the caller may do what the operation's scope says."""
+    if OPERATIONS[operation].scope is Scope.CONTROL:
+        _check_may_control(operation, caller)
+    else:
+        _check_may_infer(caller)
+
+
+def _check_may_control(what: str, caller: Caller) -> None:
+    if not caller.may_control:
+        raise Forbidden(f"{what} is not allowed here; {CONTROL_WAYS}")
+
+
+def _check_may_infer(caller: Caller) -> None:
+    if not (caller.may_infer or caller.may_control):
+        raise Forbidden("this token may not ask; give it infer: edge-runtime token add NAME --may infer")
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    name: str = typed(values, "name", str, "")
+    if not name:
+        raise DecodeFailed("name: wanted the name of a model")
+    return name
+
+
+def _metadata(described: Mapping[str, Any]) -> dict[str, Any]:
+    platform = described["platform"]
+    return {
+        "name": described["name"],
+        "versions": described["versions"],
+        "platform": triton_words.PLATFORMS.get(platform, platform),
+        "inputs": described["inputs"],
+        "outputs": described["outputs"],
+    }
+
+
+def _index(entries: list[dict[str, Any]], *, only_ready: bool) -> list[dict[str, Any]]:
+    found = []
+    for entry in entries:
+        state = STATES.get(entry["state"], "UNAVAILABLE")
+        if only_ready and state != "READY":
+            continue
+        reason = entry["reason"] or ("" if entry["state"] in STATES else entry["state"].replace("_", " "))
+        found.append({"name": entry["name"], "version": str(entry["version"]), "state": state, "reason": reason})
+    return found
+
+
+def _log_flags() -> dict[str, Any]:
+    """The log's level as Triton's log settings."""
+    level = log_level()
+    return {
+        "log_file": "",
+        "log_info": level <= logging.INFO,
+        "log_warning": level <= logging.WARNING,
+        "log_error": True,
+        "log_verbose_level": int(level <= logging.DEBUG),
+        "log_format": "default",
+    }
+
+
+def _wanted_level(values: Mapping[str, Any]) -> int:
+    """The level that changed log settings mean. Raises DecodeFailed, Unsupported."""
+    flags = _log_flags()
+    for key, value in values.items():
+        if key not in flags:
+            raise DecodeFailed(f"Unknown log setting '{short(key)}'; wanted one of {', '.join(flags)}")
+        if key in {"log_file", "log_format"}:
+            if value not in ("", flags[key]):
+                raise Unsupported(f"{key} is set in the daemon's configuration only, see [log]")
+            continue
+        kind = int if key == "log_verbose_level" else bool
+        flags[key] = typed(values, key, kind, flags[key])
+    if flags["log_verbose_level"] > 0:
+        return logging.DEBUG
+    if flags["log_info"]:
+        return logging.INFO
+    return logging.WARNING if flags["log_warning"] else logging.ERROR

@@ -1,0 +1,293 @@
+"""Answers every operation of `wire.operations`: one method a row, of the row's name.
+
+Owns: the shapes of the results (wire v1). Thread: `answer` runs on a transport's thread; load, unload and the longer
+operations of updates reply later, from the loader's or the updater's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
+from edge_runtime.frontend import triton_words
+from edge_runtime.frontend.named_regions import NamedRegions
+from edge_runtime.messages import RequestHeader
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.regions import Regions
+from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.loader import Loader
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.servable import Servable
+from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.wire.operations import OPERATIONS, Scope
+
+Done = Callable[[Any], None]
+"""Takes the result of an operation, or an EdgeRuntimeError; called once, from any thread."""
+
+METADATA = "metadata"
+"""The sender of requests for metadata that wait for a load: they never run."""
+
+
+class Status(Protocol):
+    """What a daemon tells of itself. is_draining: it stops, and answers what it admitted."""
+
+    is_ready: bool
+    is_draining: bool
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether every model found at the start is ready, failed, on demand or suspected of having ended a process."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return the result of `stats`."""
+        ...
+
+
+class Updates(Protocol):
+    """The updater as operations see it."""
+
+    def status(self) -> dict[str, Any]:
+        """Tell what runs, what is under way, what was refused and how the last check ended."""
+        ...
+
+    def history(self, count: int) -> list[dict[str, Any]]:
+        """List the last events, newest first."""
+        ...
+
+    def check(self, done: Done) -> None:
+        """Look what is offered, and install nothing."""
+        ...
+
+    def apply(self, done: Done) -> None:
+        """Look, and install what is meant for this device."""
+        ...
+
+    def import_folder(self, folder: str, done: Done) -> None:
+        """Install from a folder."""
+        ...
+
+    def roll_back(self, model: str, done: Done) -> None:
+        """Let the release before serve again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCall:
+    """One call of an operation. reply: called once. max_frame_bytes: the largest tensor that its endpoint takes.
+
+    connection: tells which connection asks; None where there is none.
+    """
+
+    reply: Done
+    max_frame_bytes: int
+    connection: Callable[[], Hashable]
+
+
+class WaitingReply:
+    """The reply to an operation that waits for a load as a request does, and is never run."""
+
+    def __init__(self, reply: Done) -> None:
+        self._reply = reply
+
+    def answer(self, request: Request) -> None:
+        """Never called."""
+        raise NotImplementedError
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """End it with an error."""
+        self._reply(error)
+
+
+class OperationHandlers:
+    """Answers operations. Each handler takes an OperationCall and the row's parameters, checked, by name.
+
+    A handler calls `call.reply` exactly once, now or later, with the result or an EdgeRuntimeError; or it raises one.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        loader: Loader,
+        pending_loads: PendingLoads,
+        status: Status,
+        *,
+        updates: Updates | None = None,
+        regions: Regions | None = None,
+        named_regions: NamedRegions | None = None,
+    ) -> None:
+        """updates: None where none are configured. regions: None where clients share no memory.
+
+        named_regions: memory that clients name, which all doors share; None: they name none.
+        """
+        self._table = table
+        self.loader = loader
+        self._pending_loads = pending_loads
+        self._status = status
+        self._updates = updates
+        self._regions = regions
+        self.named_regions = named_regions or NamedRegions(is_allowed=False, max_tensor_bytes=0)
+        self._handlers = {name: getattr(self, name) for name in OPERATIONS}
+
+    def answer(
+        self,
+        header: RequestHeader,
+        reply: Done,
+        *,
+        is_control: bool,
+        max_frame_bytes: int,
+        connection: Callable[[], Hashable],
+    ) -> None:
+        """Call `reply` exactly once with the result or an EdgeRuntimeError, or raise one.
+
+        is_control: whether the request came to a control endpoint. max_frame_bytes, connection: as in OperationCall.
+        """
+        operation = OPERATIONS.get(header.op)
+        if operation is None:
+            raise Unsupported(f"unknown op {header.op!r}; wanted one of {', '.join(('infer', *sorted(OPERATIONS)))}")
+        if operation.scope is Scope.CONTROL and not is_control:
+            raise Forbidden(f"{header.op} is answered on the control endpoint only")
+        if operation.is_update and self._updates is None:
+            raise Unsupported(
+                "updates are not configured; add [update] with root_file, and url or folder, to the daemon's "
+                "configuration, and restart it"
+            )
+        call = OperationCall(reply, max_frame_bytes, connection)
+        self._handlers[header.op](call, **operation.values_in(header))
+
+    # ---- the daemon and its models ----------------------------------------------------------------------------------
+
+    def live(self, call: OperationCall) -> None:
+        """Reply True."""
+        call.reply(True)
+
+    def ready(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply whether the daemon, or one model, can answer."""
+        if not model:
+            call.reply(self._status.is_ready)
+            return
+        try:
+            self._table.resolve(model, version)
+        except EdgeRuntimeError:
+            call.reply(False)
+        else:
+            call.reply(True)
+
+    def attach_memory(self, call: OperationCall, secret: str) -> None:
+        """Reply True: the regions that belong to the secret may be named by the connection that asks."""
+        connection = call.connection() if self._regions is not None else None
+        if self._regions is None or connection is None:
+            raise Unsupported("no memory is shared here: it belongs to ipc endpoints; send the tensors themselves")
+        try:
+            self._regions.attach(bytes.fromhex(secret), connection)
+        except ValueError:
+            raise DecodeFailed("secret: wanted 32 hexadecimal digits") from None
+        call.reply(True)
+
+    def models(self, call: OperationCall) -> None:
+        """Reply the entries of all versions."""
+        call.reply(self._table.listing())
+
+    def metadata(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply at once, or after the load of a model on demand, which this starts as a request would."""
+        try:
+            call.reply(self._described(model, version, call.max_frame_bytes))
+        except NotReady:
+            if not self._table.is_coming(model, version):
+                raise
+            waiting = Request(
+                RequestHeader(model=model), (), 0, WaitingReply(call.reply), METADATA, 0.0, ModelMetrics()
+            )
+            self._pending_loads.wait(waiting, lambda _: self._metadata_after_load(call, model, version))
+            if not self._table.ask_again(model, version):
+                self._pending_loads.end(model, None)
+
+    def model_config(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply a ModelConfig of the version that answers."""
+        call.reply(triton_words.model_config(self._table.resolve(model, version)))
+
+    def model_statistics(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply statistics of loaded versions: of one model, or of all."""
+        if model:
+            self._table.resolve(model, version)  # raises for one that is not there
+        found = self._table.live_of(model) if model else self._table.live()
+        wanted = [each for each in found if version in {None, each.number}]
+        call.reply(triton_words.model_statistics(wanted))
+
+    def stats(self, call: OperationCall) -> None:
+        """Reply counters, latencies, memory and uptime."""
+        call.reply(self._status.stats())
+
+    def load(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply the model's entries once the load has ended."""
+        self.loader.load(model, version, lambda error: self._reply_entries(call, model, error))
+
+    def unload(self, call: OperationCall, model: str, version: int | None) -> None:
+        """Reply the model's entries once admitted requests are answered."""
+        self.loader.unload(model, version, lambda error: self._reply_entries(call, model, error))
+
+    def _reply_entries(self, call: OperationCall, model: str, error: EdgeRuntimeError | None) -> None:
+        if error is not None:
+            call.reply(error)
+            return
+        call.reply([entry for entry in self._table.listing() if entry["name"] == model])
+
+    def _metadata_after_load(self, call: OperationCall, model: str, version: int | None) -> None:
+        try:
+            call.reply(self._described(model, version, call.max_frame_bytes))
+        except EdgeRuntimeError as error:
+            call.reply(error)
+
+    def _described(self, model: str, version: int | None, max_frame_bytes: int) -> dict[str, Any]:
+        """The metadata of the Open Inference Protocol with the two limits that a client needs."""
+        servable: Servable = self._table.resolve(model, version)
+        versions = [each.number for each in self._table.live() if each.model == servable.model]
+        return {
+            "name": servable.model,
+            "versions": [str(number) for number in sorted(versions)],
+            "platform": servable.layouts.narrow.backend,
+            "inputs": [_tensor(spec) for spec in servable.spec.inputs],
+            "outputs": [_tensor(spec) for spec in servable.spec.outputs],
+            "version": servable.number,
+            "batches": servable.batches,
+            "max_batch_rows": servable.max_rows,
+            "max_frame_bytes": max_frame_bytes,
+        }
+
+    # ---- updates: `answer` has checked that they are configured ------------------------------------------------------
+
+    @property
+    def _updater(self) -> Updates:
+        assert self._updates is not None
+        return self._updates
+
+    def update_status(self, call: OperationCall) -> None:
+        """Reply the updater's state."""
+        call.reply(self._updater.status())
+
+    def update_history(self, call: OperationCall, count: int) -> None:
+        """Reply the last events."""
+        call.reply(self._updater.history(count))
+
+    def update_check(self, call: OperationCall) -> None:
+        """Reply the offers once the check has ended."""
+        self._updater.check(call.reply)
+
+    def update_apply(self, call: OperationCall) -> None:
+        """Reply the offers once each is installed, refused or put off."""
+        self._updater.apply(call.reply)
+
+    def update_import(self, call: OperationCall, folder: str) -> None:
+        """Reply as `update_apply`."""
+        self._updater.import_folder(folder, call.reply)
+
+    def update_rollback(self, call: OperationCall, model: str) -> None:
+        """Reply which release serves now."""
+        self._updater.roll_back(model, call.reply)
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}

@@ -1,0 +1,176 @@
+"""Loaded versions in Triton's words: a ModelConfig of what was found out, statistics, and the classes of an output.
+
+Pure. Field names, their order and defaults are those of Triton's JSON, because clients read them by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import TensorMismatch
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.repository.folder import DEFAULT_LATEST
+from edge_runtime.serving.servable import Servable
+from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.tensors import Array, bf16_to_fp32
+
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+"""Triton's names of backends in metadata; the others are called as here."""
+
+MODEL_FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "python": "model.py"}
+"""What `default_model_filename` says of each backend."""
+
+CPU_DEVICES = ("", "CPU")
+
+
+def model_config(servable: Servable) -> dict[str, Any]:
+    """Describe a loaded version as a ModelConfig."""
+    settings, backend = servable.settings, servable.layouts.narrow.backend
+    max_batch_size = servable.max_rows if servable.batches else 0
+    config: dict[str, Any] = {
+        "name": servable.model,
+        "platform": PLATFORMS.get(backend, ""),
+        "backend": backend,
+        "version_policy": _version_policy(settings),
+        "max_batch_size": max_batch_size,
+        "input": [_input(spec, batches=servable.batches) for spec in servable.spec.inputs],
+        "output": [_output(spec, batches=servable.batches) for spec in servable.spec.outputs],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": False},
+            "output_pinned_memory": {"enable": False},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
+    }
+    if max_batch_size > 1:
+        config["dynamic_batching"] = {
+            "preferred_batch_size": list(settings.preferred_batch_rows) or [max_batch_size],
+            "max_queue_delay_microseconds": round(settings.max_queue_delay_ms * 1e3),
+            "preserve_ordering": False,
+            "priority_levels": 9,
+            "default_priority_level": settings.priority,
+            "priority_queue_policy": {},
+        }
+    on_cpu = servable.layouts.narrow.device.upper() in CPU_DEVICES
+    config["instance_group"] = [
+        {
+            "name": servable.model,
+            "kind": "KIND_CPU" if on_cpu else "KIND_GPU",
+            "count": servable.scheduled.layout.concurrency,
+            "gpus": [] if on_cpu else [0],
+            "secondary_devices": [],
+            "profile": [],
+            "passive": False,
+            "host_policy": "",
+        }
+    ]
+    config["default_model_filename"] = MODEL_FILES.get(backend, "")
+    config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": {}, "model_warmup": []}
+    return config
+
+
+def model_statistics(servables: Sequence[Servable]) -> list[dict[str, Any]]:
+    """Tell what loaded versions have done, newest first.
+
+    Versions of one model count together, unless an update is under way: such numbers are told once, of the newest.
+    """
+    told: set[int] = set()
+    entries: list[dict[str, Any]] = []
+    for servable in sorted(servables, key=lambda each: (each.model, -each.number)):
+        if id(servable.metrics) not in told:
+            told.add(id(servable.metrics))
+            entries.append(_statistics(servable))
+    return entries
+
+
+def classes(array: Array, datatype: str, count: int, *, batches: bool) -> Array:
+    """The best classes of an output, as BYTES `value:index`, best first; of equals the first.
+
+    Shapes: [rows, ...] -> [rows, min(count, elements of a row)] where axis 0 is rows, else [...] -> [min(count, size)].
+    Raises TensorMismatch for a datatype that has no order.
+    """
+    if datatype in {"BYTES", "BOOL"}:
+        raise TensorMismatch(f"classification: an output of {datatype} has no classes; wanted numbers")
+    values = bf16_to_fp32(array.astype(np.uint16, copy=False)) if datatype == "BF16" else array
+    rows: npt.NDArray[Any] = values.reshape((len(values) if batches else 1, -1))
+    is_float = rows.dtype.kind == "f"
+    keys = np.where(np.isnan(rows), -np.inf, rows) if is_float else rows
+    # Reversed twice, so that of equals the first is first.
+    order = rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    best = np.empty(order.shape, dtype=object)
+    for row, indices in enumerate(order):
+        found = rows[row, indices].tolist()
+        best[row] = [
+            (f"{value:.6f}:{index}" if is_float else f"{value}:{index}").encode()
+            for value, index in zip(found, indices.tolist(), strict=True)
+        ]
+    return best if batches else best[0]
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _version_policy(settings: ModelSettings) -> dict[str, Any]:
+    versions = settings.versions
+    if versions.specific:
+        return {"specific": {"versions": list(versions.specific)}}
+    return {"all": {}} if versions.all else {"latest": {"num_versions": versions.latest or DEFAULT_LATEST}}
+
+
+def _tensor(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
+    kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+    return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batches else spec.shape)}
+
+
+def _input(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
+    tensor = _tensor(spec, batches=batches)
+    return {
+        "name": tensor["name"],
+        "data_type": tensor["data_type"],
+        "format": "FORMAT_NONE",
+        "dims": tensor["dims"],
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+    }
+
+
+def _output(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
+    return {**_tensor(spec, batches=batches), "label_filename": "", "is_shape_tensor": False}
+
+
+def _statistics(servable: Servable) -> dict[str, Any]:
+    metrics: ModelMetrics = servable.metrics
+    answered, failed = metrics.answered_requests, sum(dict(metrics.refusals).values())
+    used_ms = round((time.time() - servable.idle_s) * 1e3)
+    return {
+        "name": servable.model,
+        "version": str(servable.number),
+        "last_inference": used_ms if metrics.runs else 0,
+        "inference_count": metrics.rows,
+        "execution_count": metrics.runs,
+        "inference_stats": {
+            "success": _duration(answered, metrics.total.total),
+            "fail": _duration(failed, 0.0),
+            "queue": _duration(answered, metrics.queue.total),
+            "compute_input": _duration(answered, 0.0),
+            "compute_infer": _duration(answered, metrics.run_time.total),
+            "compute_output": _duration(answered, 0.0),
+            "cache_hit": _duration(0, 0.0),
+            "cache_miss": _duration(0, 0.0),
+        },
+        "batch_stats": [],
+    }
+
+
+def _duration(count: int, seconds: float) -> dict[str, int]:
+    return {"count": count, "ns": round(seconds * 1e9)}

@@ -1,0 +1,158 @@
+"""How a child process ended: the reports that it sends, and the one table that turns an ending into a cause and a text.
+
+Owns: the causes and their texts. Does no I/O. Used by child.py, child_main.py, and by every caller that decides what an
+ending means for a release, an engine or a model.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+ResultT = TypeVar("ResultT")
+
+MAX_ERROR_CHARACTERS = 2000
+"""Of an exception's text: the reasons of several backends, each cut to 600 characters, fit."""
+
+
+class Cause(Enum):
+    """Why a child ended."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    STOPPED = "stopped"
+    TIMED_OUT = "timed out"
+    TOO_LARGE = "too large"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    SILENT = "silent"
+
+
+_REASONS = {
+    Cause.RETURNED: "",
+    Cause.RAISED: "{error}",
+    Cause.STOPPED: "it was stopped",
+    Cause.TIMED_OUT: "it was not done within {limit_s:g} s",
+    Cause.TOO_LARGE: "it took more than the {memory_bytes} bytes of memory that it may have",
+    # The parent kills a child only for the three causes above; else the kernel does, which frees memory so.
+    Cause.KILLED: "its process was killed (SIGKILL); is the device out of memory?",
+    Cause.CRASHED: "its process was ended by {signal}{said}",
+    Cause.SILENT: "its process ended with exit status {status} and no result{said}",
+}
+"""Each text is a sentence about "it", the work, so that it can stand alone or after a colon."""
+
+
+class ChildStage(Struct, frozen=True, tag="stage"):
+    """A line from a child: its present stage of work, and the share done, from 0 to 1, where it is known."""
+
+    stage: str
+    share: float | None = None
+
+
+class ChildResult(Struct, frozen=True, tag="result"):
+    """The last line from a child whose function returned."""
+
+    result: msgspec.Raw
+
+
+class ChildError(Struct, frozen=True, tag="error"):
+    """The last line from a child whose function raised. code: of an EdgeRuntimeError, "" for any other exception."""
+
+    error: str
+    code: str = ""
+
+
+ChildReport = ChildStage | ChildResult | ChildError
+
+
+class ShowProgress(Protocol):
+    """What a child's function, or its parent, calls with each step of the work."""
+
+    def __call__(self, stage: str, share: float | None = None, /) -> None:
+        """Take a stage of work, and the share done, from 0 to 1, where it is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """When the parent ends a child. memory_bytes: resident memory, None for no limit."""
+
+    limit_s: float = 0.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending(Generic[ResultT]):
+    """How a child ended. result: of the function, where the cause is RETURNED. reason: a sentence, "" for RETURNED.
+
+    code: of the EdgeRuntimeError that the child's function raised, else "".
+    """
+
+    cause: Cause
+    reason: str = ""
+    result: ResultT | None = None
+    code: str = ""
+
+
+def judge_ending(
+    status: int,
+    *,
+    ended_for: Cause | None = None,
+    report: ChildResult | ChildError | None = None,
+    result_type: Any = Any,
+    said: str = "",
+    limits: ChildLimits = ChildLimits(),
+) -> Ending[Any]:
+    """Judge a child by its exit status (negative: a signal's number) and its last report.
+
+    ended_for: why the parent ended it, None where it ended by itself. said: the end of what it printed. A crash
+    counts more than a report sent before it; a report counts more than a SIGKILL after it.
+    """
+    has_result, result = _decoded(report, result_type)
+    error = report if isinstance(report, ChildError) else ChildError("")
+    if ended_for is not None:
+        cause = ended_for
+    elif status < 0 and -status != signal.SIGKILL:
+        cause = Cause.CRASHED
+    elif has_result:
+        cause = Cause.RETURNED
+    elif isinstance(report, ChildError):
+        cause = Cause.RAISED
+    else:
+        cause = Cause.KILLED if status < 0 else Cause.SILENT
+    reason = _REASONS[cause].format(
+        error=error.error[:MAX_ERROR_CHARACTERS],  # the child cuts it too, unless it is hostile
+        limit_s=limits.limit_s,
+        memory_bytes=limits.memory_bytes,
+        signal=_signal_name(status),
+        status=status,
+        said=f": {said}" if said else "",
+    )
+    return Ending(
+        cause,
+        reason,
+        result if cause is Cause.RETURNED else None,
+        error.code if cause is Cause.RAISED else "",
+    )
+
+
+def _decoded(report: ChildResult | ChildError | None, result_type: Any) -> tuple[bool, Any]:
+    """Whether there is a result of this type, and the result."""
+    if not isinstance(report, ChildResult):
+        return False, None
+    try:
+        return True, msgspec.json.decode(report.result, type=result_type)
+    except msgspec.MsgspecError:
+        return False, None
+
+
+def _signal_name(status: int) -> str:
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # a real-time signal has no name of its own
+        return f"signal {-status}"

@@ -1,0 +1,163 @@
+"""Landlock: what a process, and all that it starts, may reach of the disk, the network and other processes.
+
+Owns: the kernel's numbers, and what every child needs of the disk: Python, its packages, the system's libraries, and
+the nodes of accelerators. Never fails for an old kernel: each adds rights to those before, and the rest stays allowed.
+Called by confinement.py. Source: linux/landlock.h, Documentation/userspace-api/landlock.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""System calls; the same number on every machine."""
+
+_ASK_VERSION = 1
+_PATH_BENEATH = 1
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_CHANGE_FOLDER = 0x1FF0  # remove, and make anything, in a folder
+_REFER, _TRUNCATE, _DEVICE_IOCTL = 1 << 13, 1 << 14, 1 << 15
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _DEVICE_IOCTL
+"""All other rights are those of folders; the kernel refuses them for a file."""
+
+_TCP = 0b11  # bind, connect
+_SCOPES = 0b11  # abstract Unix sockets, signals
+
+_READ = _READ_FILE | _READ_FOLDER
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _CHANGE_FOLDER | _REFER
+_USE_DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _DEVICE_IOCTL
+
+_LIBRARIES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt/intel", "/opt/nvidia", "/nix/store")
+
+_FACTS = (
+    "/proc",  # processors, memory, a process's own state; that of processes outside stays closed
+    "/sys",
+    *(f"/etc/{name}" for name in (
+        "alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
+        "nsswitch.conf", "nv_tegra_release", "OpenCL", "os-release", "passwd", "protocols", "resolv.conf", "services",
+        "ssl/certs", "ssl/openssl.cnf", "timezone", "vulkan",
+    )),
+)  # fmt: skip
+"""Not /etc: it holds keys."""
+
+_DEVICES = (
+    *("null", "zero", "full", "random", "urandom"),
+    *("accel", "apex_*", "davinci*", "dma_heap", "dri", "dxg", "host1x*", "kfd", "mali*", "nvhost*", "nvidia*"),
+    *("nvmap", "nvsciipc"),
+)
+"""Patterns in /dev: what every program uses, and accelerators."""
+
+_OWN_MEMORY_PEAK = "/proc/self/clear_refs"
+"""Writing it starts a new measurement of the peak (process_memory.py)."""
+
+
+def landlock_version() -> int:
+    """The version of Landlock that this kernel has; 0: none, or it is switched off."""
+    return max(int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))), 0)
+
+
+def unguarded() -> tuple[str, ...]:
+    """What children are not kept from on this kernel, for a log: words, none where it has all that is used here."""
+    version = landlock_version()
+    missing = ((1, "other files"), (3, "truncating files that they may read"), (6, "signals to other processes"))
+    return tuple(words for needed, words in missing if version < needed)
+
+
+def restrict(reads: Iterable[str] | None, writes: Iterable[str], *, has_network: bool) -> None:
+    """Restrict this thread, and all that it starts, for good. Needs `no new privileges` to be set.
+
+    reads: folders and files that it may read beside what every child needs; None for the whole disk. writes: those that
+    it may change as well. has_network: whether it may use TCP and other programs' abstract Unix sockets. Signals reach
+    no process that was not restricted with it or by it.
+    """
+    version = landlock_version()
+    files = 0 if reads is None else _handled(version)
+    network = 0 if version < 4 or has_network else _TCP
+    scopes = 0 if version < 6 else _SCOPES & (0b10 if has_network else 0b11)
+    if not (files or network or scopes):
+        return
+    libc = _libc()
+    attributes = struct.pack("=QQQ", files, network, scopes)
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "the kernel refused the rules of Landlock")
+    try:
+        for path, rights in _rules(reads or (), writes) if files else ():
+            _allow(libc, ruleset, path, rights & files)
+        if libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) < 0:
+            raise OSError(ctypes.get_errno(), "the kernel refused to restrict a child by Landlock")
+    finally:
+        os.close(ruleset)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return libc
+
+
+def _handled(version: int) -> int:
+    """The rights to files that a kernel knows; all that is not handled stays allowed."""
+    if version < 1:
+        return 0
+    rights = _EXECUTE | _WRITE_FILE | _READ | _CHANGE_FOLDER
+    return rights | sum(right for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _DEVICE_IOCTL)) if version >= since)
+
+
+def _rules(reads: Iterable[str], writes: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Paths and the rights beneath them, those of a path in a pattern that is not there included."""
+    for path in (*_LIBRARIES, *_python_paths()):
+        yield path, _READ | _EXECUTE
+    for path in _FACTS:
+        yield path, _READ
+    for pattern in _DEVICES:
+        for device in Path("/dev").glob(pattern):
+            yield str(device), _USE_DEVICE
+    yield _OWN_MEMORY_PEAK, _WRITE_FILE
+    for path in reads:
+        for each in (path, *_linked_from(path)):
+            yield each, _READ
+    for path in writes:
+        yield path, _WRITE
+
+
+def _python_paths() -> Iterator[str]:
+    """Where Python, its packages and the libraries that the environment names are; never the whole disk."""
+    variables = ("LD_LIBRARY_PATH", "CUDA_PATH")
+    named = [path for name in variables for path in os.environ.get(name, "").split(os.pathsep)]
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    for path in dict.fromkeys((*prefixes, *sys.path, *named)):
+        if path and os.path.realpath(path) != "/":  # `python -m` has its working folder on the path
+            yield path
+
+
+def _linked_from(folder: str) -> Iterator[str]:
+    """Targets of the links in a folder: what counts for the kernel is where a file lies."""
+    if Path(folder).is_dir():
+        with os.scandir(folder) as entries:
+            yield from [entry.path for entry in entries if entry.is_symlink()]
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)  # follows links
+    except OSError:  # not there, or not for us: then there is nothing to allow
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_FILES
+        rule = struct.pack("=Qi", rights, descriptor)
+        if rights and libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, 0) < 0:
+            raise OSError(ctypes.get_errno(), "the kernel refused a rule of Landlock", path)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,85 @@
+"""Memory of a process: how much it has, how much it may have, how much a piece of work added.
+
+Reads /proc and sets limits of this process only. Called by the sandbox, by the functions that run in it, and by
+backends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Resident memory of this process, or of `pid`; 0 where /proc does not tell."""
+    try:
+        pages = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+def watch_growth(at_least: int) -> Callable[[], int]:
+    """Start to measure; the returned function gives the bytes added since then, and never less than `at_least`.
+
+    A load may reuse memory that an earlier one freed, and loads may overlap: hence the floor, the artifact's size.
+    """
+    before = resident_bytes()
+    return lambda: max(resident_bytes() - before, at_least)
+
+
+@contextlib.contextmanager
+def limited_memory(nbytes: int, *, besides: int = 0) -> Iterator[None]:
+    """Limit this process's data to `nbytes` and `besides`: heap, stacks and private memory, touched or not.
+
+    besides: memory that others than the limited work need. Beyond the limit libraries fail to allocate. Raises
+    MemoryError with a sentence that names `nbytes`.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = nbytes + besides
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        yield
+    except MemoryError as error:
+        raise MemoryError(f"it needs more memory than the {nbytes} bytes that it may have") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def bound_data(nbytes: int) -> None:
+    """Bound this process's data, for good, to `nbytes` more than it has now: heap, stacks, private memory.
+
+    Beyond it libraries fail to allocate, which ends one run and not the process. The kernel counts what is reserved to
+    be written, touched or not; shared memory and files do not count.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = data_bytes() + nbytes
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def data_bytes() -> int:
+    """Memory that counts against `limited_memory` and `bound_data` now; 0 where the kernel does not say."""
+    return _status_bytes("VmData:") or 0
+
+
+def start_peak() -> int:
+    """Start to measure peak memory anew; returns the resident memory of now."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return resident_bytes()
+
+
+def peak_bytes() -> int:
+    """The highest resident memory since `start_peak`."""
+    return _status_bytes("VmHWM:") or resident_bytes()
+
+
+def _status_bytes(field: str) -> int | None:
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    return None

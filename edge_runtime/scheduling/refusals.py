@@ -1,0 +1,90 @@
+"""Which refusals wait before they are told, so that a sender that asks again at once does not cost others their runs.
+
+Owns: what refusing each sender costs by model, and the refusals that are held. A refusal is judged on the request's
+arrival; what is held here is only its reply. Knows no lock and no clock. Thread: under the dispatcher's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.scheduling import policy
+from edge_runtime.scheduling.request import Request
+
+MOST_HELD = 16_384
+"""Held refusals in all: 8 MB at some 500 bytes each, for their tensors are dropped."""
+
+MOST_HELD_OF_SENDER = 4096
+"""Held refusals of one sender; more are told at once."""
+
+MOST_ACCOUNTS = 8192
+"""Senders whose refusals are counted, one for each of their models; the one counted longest ago is forgotten."""
+
+
+class Refusals:
+    """Accounts of what refusals cost, and those held."""
+
+    def __init__(self) -> None:
+        self._paid_until_s: dict[tuple[Hashable, str], float] = {}
+        self._held: list[tuple[float, int, Request, float]] = []
+        self._held_of: dict[Hashable, int] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, request: Request, error: EdgeRuntimeError, now_s: float) -> bool:
+        """Hold a refusal whose sender's cost too much lately; False: tell it now.
+
+        A held request has `error` and no tensors, and `due` returns it in time.
+        """
+        account = (request.sender, request.header.model)
+        paid_until_s = max(self._paid_until_s.pop(account, now_s), now_s)
+        paid_until_s += policy.refusal_cost_s(0 if request.header.has_places else request.nbytes) / policy.REFUSAL_SHARE
+        self._paid_until_s[account] = paid_until_s
+        if len(self._paid_until_s) > MOST_ACCOUNTS:
+            del self._paid_until_s[next(iter(self._paid_until_s))]
+        retry_s = (error.retry_after_ms or 0.0) / 1e3
+        until_s = policy.hold_refusal_until_s(paid_until_s, retry_s, request.deadline_s, now_s)
+        held = self._held_of.get(request.sender, 0)
+        if until_s <= now_s or held >= MOST_HELD_OF_SENDER or len(self._held) >= MOST_HELD:
+            return False
+        request.forget_tensors(error)
+        self._number += 1
+        heappush(self._held, (until_s, self._number, request, now_s + retry_s))
+        self._held_of[request.sender] = held + 1
+        return True
+
+    def next_s(self) -> float | None:
+        """When the next one is due; None: none is held."""
+        return self._held[0][0] if self._held else None
+
+    def due(self, now_s: float) -> list[Request]:
+        """Remove and return the requests whose refusal is to be told now: `Request.complete` does it."""
+        found: list[Request] = []
+        while self._held and self._held[0][0] <= now_s:
+            _, _, request, retry_at_s = heappop(self._held)
+            found.append(self._released(request, retry_at_s, now_s))
+        return found
+
+    def remove_sender(self, sender: Hashable, now_s: float) -> list[Request]:
+        """Remove and return a sender's."""
+        if sender not in self._held_of:
+            return []
+        found = [self._released(entry[2], entry[3], now_s) for entry in self._held if entry[2].sender == sender]
+        self._held = [entry for entry in self._held if entry[2].sender != sender]
+        heapify(self._held)
+        return found
+
+    def _released(self, request: Request, retry_at_s: float, now_s: float) -> Request:
+        left = self._held_of[request.sender] - 1
+        if left:
+            self._held_of[request.sender] = left
+        else:
+            del self._held_of[request.sender]
+        if request.error is not None and request.error.retry_after_ms is not None:
+            # It was told too late, so the time to wait is over by as much.
+            request.error.retry_after_ms = max(retry_at_s - now_s, 0.0) * 1e3
+        return request

@@ -1,0 +1,194 @@
+"""One request from any door to any runner: what the rules read, its inputs, its plan, and the outputs of its run.
+
+Owns: that a request ends once, answered or refused, and is counted for its model. Knows no wire and no model: doors
+make a request, with the reply that says where and how it is answered; the queue, pending loads, the mirror and the
+runners hold it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, RunFailed
+from edge_runtime.messages import RequestHeader
+from edge_runtime.scheduling.unanswered import UnansweredBytes
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.tensors import Array
+
+if TYPE_CHECKING:
+    from edge_runtime.scheduling.queue import Share
+
+log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """Where and how one request is answered. One of the two is called, once, from any thread."""
+
+    def answer(self, request: Request) -> None:
+        """Send the outputs that its plan selects. May raise: the request is then refused instead."""
+        ...
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send an error."""
+        ...
+
+
+class Terms(Protocol):
+    """What queues and runs read of a checked header (serving's RequestPlan).
+
+    timeout_s: math.inf without a deadline. copies_shared: its client may change inputs meanwhile, and the library must
+    not see that.
+    """
+
+    rows: int
+    priority: int
+    timeout_s: float
+    metrics: ModelMetrics
+    copies_shared: bool
+
+    @property
+    def shape(self) -> object:
+        """Equal for requests that may share a batch."""
+        ...
+
+
+class Request:
+    """One request, from its door to its reply. Instants are monotonic seconds.
+
+    header: as decoded. tensors: in the header's order, arrays or frames as they came; nbytes: of all. sender: which
+    connection asks, a key that its door makes: equal for requests that share one turn in a queue. targets: its memory
+    where outputs go, in the order of the plan's, None: to a frame; empty: all to frames. plan: serving's
+    RequestPlan, None until the model is found. rows, shape (equal for requests that may share a batch), priority,
+    timeout_s, deadline_s, inputs (arrays in the model's order): of that plan. outputs (in the model's order), queue_s,
+    run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
+    which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
+    resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
+    """
+
+    __slots__ = (
+        "arrived_s", "batch_rows", "deadline_s", "due_s", "error", "header", "held", "inputs", "longest_s", "lost_runs",
+        "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply", "resume", "rows", "run_s",
+        "sender", "shape", "share", "targets", "tensors", "timeout_s",
+    )  # fmt: skip
+
+    plan: Any  # RequestPlan; scheduling only carries it
+    inputs: Sequence[Array]
+    outputs: list[Array]
+    queue_s: float
+    run_s: float
+    batch_rows: int
+    rows: int
+    shape: object
+    priority: int
+    timeout_s: float
+    deadline_s: float
+    due_s: float
+    number: int
+    resume: Callable[[Request], object]
+
+    def __init__(  # noqa: PLR0917 (on the data path, where keywords cost)
+        self,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        nbytes: int,
+        reply: Reply,
+        sender: Hashable,
+        arrived_s: float,
+        metrics: Metrics | ModelMetrics,
+    ) -> None:
+        """metrics: the daemon's, which count it until its model is known."""
+        self.header = header
+        self.tensors = tensors
+        self.nbytes = nbytes
+        self.reply = reply
+        self.sender = sender
+        self.arrived_s = arrived_s
+        self.metrics = metrics
+        self.plan = None
+        self.share: Share | None = None
+        self.error: EdgeRuntimeError | None = None
+        self.lost_runs = 0
+        self.held: tuple[UnansweredBytes, int] | None = None
+        self.targets: Sequence[Array | None] = ()
+        self.longest_s = math.inf
+
+    def hold(self, unanswered: UnansweredBytes, nbytes: int) -> None:
+        """Count as unanswered from now until it ends. Raises QueueFull."""
+        self.held = unanswered, unanswered.hold(self.sender, nbytes)
+
+    def take(self, plan: Terms, inputs: Sequence[Array]) -> None:
+        """Become a request for one servable."""
+        self.plan = plan
+        self.inputs = inputs
+        self.rows = plan.rows
+        self.shape = plan.shape
+        self.priority = plan.priority
+        self.timeout_s = min(plan.timeout_s, self.longest_s)
+        self.deadline_s = self.arrived_s + self.timeout_s
+        self.metrics = plan.metrics
+
+    def wait_for_load(self, priority: int, timeout_s: float, resume: Callable[[Request], object]) -> None:
+        """Become a request that waits for its model's load, before there is a plan."""
+        self.rows, self.shape = 1, None
+        self.priority = priority
+        self.timeout_s = min(timeout_s, self.longest_s)
+        self.deadline_s = self.arrived_s + self.timeout_s
+        self.resume = resume
+
+    def forget_tensors(self, error: EdgeRuntimeError) -> None:
+        """Become a refused request whose reply waits, without tensors and without a hold on its servable."""
+        self.error = error
+        error.__traceback__ = None  # its frames hold the tensors
+        self.tensors = self.inputs = self.targets = ()
+        self.plan = None
+        self._release()
+
+    def complete(self) -> None:
+        """Answer with the outputs of its run, or refuse with its error. Called once; never raises."""
+        if self.error is None:
+            self._release()
+            try:
+                self.reply.answer(self)
+            except EdgeRuntimeError as error:
+                self.error = error
+            except Exception as error:
+                log.exception("an answer of model %s could not be given", self.header.model)
+                self.error = RunFailed(f"{type(error).__name__}: {error}")
+            else:
+                self.plan.metrics.answered(self.queue_s, self.run_s)
+                return
+        self.refuse(self.error)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """End it with an error. Called once; never raises."""
+        error.__traceback__ = None  # its frames hold the request's memory, and the request may hold the error
+        self.metrics.refused(error.code)
+        self._release()
+        try:
+            self.reply.refuse(error)
+        except Exception:
+            log.exception("a refusal by model %s could not be given", self.header.model)
+
+    def _release(self) -> None:
+        """Before the reply, or its client could be refused for it."""
+        held, self.held = self.held, None
+        if held is not None:
+            held[0].give_back(self.sender, held[1])
+
+
+def run_failed(error: Exception, model: str) -> EdgeRuntimeError:
+    """What a request is refused with whose run raised; logged where a library or a bug raised it."""
+    if isinstance(error, EdgeRuntimeError):
+        return error
+    log.error("a run of model %s failed", model, exc_info=error)
+    return RunFailed(f"{type(error).__name__}: {error}")
+
+
+def deadline_exceeded(arrived_s: float, timeout_s: float, now_s: float) -> DeadlineExceeded:
+    """What a request is refused with whose deadline cannot be, or was not, met."""
+    return DeadlineExceeded(
+        f"Request timeout expired: waited {(now_s - arrived_s) * 1e3:.1f} ms of its {timeout_s * 1e3:.1f} ms"
+    )

@@ -1,0 +1,261 @@
+"""Where each model comes from: the models folder, or a release that updates let serve. A model has one source.
+
+Owns: the releases that serve; which versions of the folder its policy selects, which were held back by hand, and what
+was reported as not served. Thread: the loader's, but `reserve` before that starts, and `stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
+from edge_runtime.repository.folder import ModelFolder, Problem, select_versions
+from edge_runtime.repository.overrides import NO_OVERRIDE, Override, OverrideFiles
+from edge_runtime.repository.watch import VersionChange, Watcher
+from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.serving.placement import Placement
+
+log = logging.getLogger(__name__)
+
+
+class ModelSources:
+    """Keeps the live table true to the models folder, but for the models that updates serve.
+
+    watcher None: the folder is not served at all. releases: the folder of the release that serves, by model. reserved:
+    models whose releases are still to be loaded.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher | None,
+        table: ModelTable,
+        placement: Placement,
+        marks: LoadMarks,
+        override_files: OverrideFiles | None = None,
+    ) -> None:
+        self._watcher = watcher
+        self._table = table
+        self._placement = placement
+        self._marks = marks
+        self._override_files = override_files or OverrideFiles(None)
+        self._laid_over: dict[str, tuple[Override, Path | None]] = {}
+        self._is_stopping = False
+        self._held_back: set[tuple[str, int]] = set()
+        self._missed: dict[str, set[int | None]] = {}
+        self._reported: set[str] = set()
+        self._suspects: list[str] = []
+        self.releases: dict[str, ModelFolder] = {}
+        self.reserved: set[str] = set()
+
+    def stop(self) -> None:
+        """Load no further model: the daemon stops. Thread: any."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Give up the files that callers brought. Once no model is loaded any more."""
+        self._override_files.close()
+
+    # ---- one source a model ------------------------------------------------------------------------------------------
+
+    def is_managed(self, model: str) -> bool:
+        """Whether the models folder's model of this name is ignored."""
+        return model in self.releases or model in self.reserved or model in self._placement.swapping
+
+    def folder_of(self, model: str) -> ModelFolder | None:
+        """Where the model was loaded from, and is again on demand."""
+        return self.releases.get(model) or self._find(model)
+
+    def check_free(self, model: str) -> None:
+        """Raise LoadFailed while the model is being swapped: one hand at a time."""
+        if model in self._placement.swapping:
+            raise LoadFailed(
+                f"an update of model {model!r} is under way; wait until it is decided, see: edge-runtime update status"
+            )
+
+    def swap_ended(self, model: str) -> None:
+        """A swap is over: either the model is an update's now, or all is as it was before."""
+        self._placement.swapping.discard(model)
+        if model not in self.releases:
+            self.catch_up(model)
+
+    def catch_up(self, model: str) -> None:
+        """Updates do not serve a model any more: take what changed in the folder meanwhile."""
+        changed = self._missed.pop(model, set())
+        if self._watcher is not None:
+            self._reconcile(model, changed)
+
+    def take_failures(self) -> None:
+        """Where a version failed that served, load the newest older one that can be."""
+        for model in self._placement.take_failures():
+            folder = self._find(model)
+            if folder is not None and not self.is_managed(model):
+                self._fall_back(folder, select_versions(folder.versions, folder.settings.versions))
+
+    # ---- the models folder -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Look for the first time, and load all but the models that ended the daemon before."""
+        if self._watcher is None:
+            return
+        changes = self._watcher.poll()
+        self._report_problems(self._watcher)
+        found = self._watcher.scan.models
+        self._suspects = [name for name, folder in found.items() if self._marks.is_suspect(folder)]
+        for model in self._suspects:
+            for number in select_versions(found[model].versions, found[model].settings.versions):
+                reason = "waits for all others: the daemon ended while it was loaded"
+                self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
+        self._take([change for change in changes if change.model not in self._suspects])
+
+    def load_suspects(self) -> None:
+        """Load those that `begin` left; one that ends the daemon again costs the others a restart only."""
+        suspects, self._suspects = self._suspects, []
+        for model in suspects:
+            if not self._is_stopping:
+                self._reconcile(model, set())
+
+    def poll(self) -> None:
+        """Look at the folder once, and load and unload what that asks for."""
+        if self._watcher is not None:
+            changes = self._watcher.poll()
+            self._report_problems(self._watcher)
+            self._take(changes)
+
+    def select_asked(self, model: str, number: int | None) -> tuple[ModelFolder, Sequence[int]]:
+        """Return the model as it lies in the folder now, and its versions that a person asks for.
+
+        Raises ModelNotFound, LoadFailed (its policy selects none).
+        """
+        if self._watcher is None:
+            raise ModelNotFound(
+                f"model {model!r} is no release of the update repository, and no folder is served while "
+                "update.require_signed holds; see: edge-runtime update status"
+            )
+        changes = self._watcher.poll(at_once=model)
+        self._take([change for change in changes if change.model != model])
+        folder = self._find(model)
+        if folder is None or (number is not None and number not in folder.versions):
+            what = f"model {model!r}" if folder is None else f"model {model!r} version {number}"
+            raise ModelNotFound(f"{what} is not in the models folder")
+        selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
+        if not selected:
+            raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
+        return folder, selected
+
+    @property
+    def serves_folders(self) -> bool:
+        """Whether models come from folders at all; they do not where only releases are served."""
+        return self._watcher is not None
+
+    @contextmanager
+    def laid_over(self, model: str, override: Override) -> Iterator[None]:
+        """Lay a caller's settings and files over a model, for good unless the load inside fails.
+
+        Raises Forbidden (only releases are served), LoadFailed (files cannot be kept).
+        """
+        if self._watcher is None:
+            if override != NO_OVERRIDE:
+                raise Forbidden("only signed releases are served here (require_signed): no config, and no files")
+            yield
+            return
+        before = self._laid_over.get(model, (NO_OVERRIDE, None))
+        place = self._override_files.write(model, override.files) if override.files else None
+        self._watcher.lay_over(model, override, place)
+        try:
+            yield
+        except BaseException:
+            self._watcher.lay_over(model, *before)
+            self._watcher.poll(at_once=model)
+            if place is not None:
+                self._override_files.remove(place)
+            raise
+        self._laid_over[model] = override, place
+        if before[1] is not None:
+            self._override_files.remove(before[1])
+
+    def hold_back(self, model: str, number: int) -> None:
+        """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""
+        self._held_back.add((model, number))
+
+    def let_come(self, model: str, number: int) -> None:
+        """End `hold_back`."""
+        self._held_back.discard((model, number))
+
+    def settle(self, model: str) -> None:
+        """Unload what the policy does not select: a version came that others answered for."""
+        if self._watcher is not None and model not in self.releases:
+            self._reconcile(model, set())
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _find(self, model: str) -> ModelFolder | None:
+        return self._watcher.scan.models.get(model) if self._watcher is not None else None
+
+    def _report_problems(self, watcher: Watcher) -> None:
+        """Log once what lies in the folder and is not served."""
+        scan = watcher.scan
+        problems = set(map(str, [*scan.problems, *self._ignored(scan.models.values())]))
+        for problem in sorted(problems - self._reported):
+            log.warning("not served: %s", problem)
+        self._reported = problems
+
+    def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
+        for folder in folders:
+            release = self.releases.get(folder.name)
+            if release is not None:
+                (number,) = release.versions
+                yield Problem(folder.path, f"ignored: release {number} of the update repository serves this name")
+
+    def _take(self, changes: list[VersionChange]) -> None:
+        for change in changes:
+            for key in [key for key in self._held_back if key[0] == change.model]:
+                if change.version in {None, key[1]}:
+                    self._held_back.discard(key)
+        models = dict.fromkeys(change.model for change in changes)
+        for model in models:
+            if self._is_stopping:
+                return
+            changed = {change.version for change in changes if change.model == model}
+            if self.is_managed(model):
+                self._missed.setdefault(model, set()).update(changed)
+            else:
+                self._reconcile(model, changed)
+
+    def _reconcile(self, model: str, changed: set[int | None]) -> None:
+        """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
+        folder = self._find(model)
+        known = self._table.statuses_of(model)
+        if folder is None:
+            for status in known:
+                self._placement.unload(model, status.number, forget=True)
+            return
+        selected = select_versions(folder.versions, folder.settings.versions)
+        for number in sorted(selected, reverse=True):
+            if (model, number) in self._held_back:
+                continue
+            is_new = self._table.find(model, number) is None
+            if is_new or number in changed or None in changed:
+                self._placement.load_or_wait(folder, folder.versions[number])
+        has_failed = any(self._table.has_failed(model, number) for number in selected)
+        if has_failed:
+            self._fall_back(folder, selected)
+        for status in known:
+            is_gone = status.number not in folder.versions
+            if is_gone or (status.number not in selected and not has_failed):
+                self._placement.unload(model, status.number, forget=is_gone)
+
+    def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
+        """Where a selected version failed and nothing of the model serves, load the newest older one that can be."""
+        if folder.settings.versions.specific or self._table.live_of(folder.name):
+            return
+        for number in sorted(set(folder.versions) - set(selected), reverse=True):
+            self._placement.load_or_wait(folder, folder.versions[number])
+            if self._table.find(folder.name, number) is not None:
+                log.warning("an older version serves", extra={"model": folder.name, "version": number})
+                return
+            if self._table.is_building(folder.name, number):
+                return  # one more engine at most: each takes minutes

@@ -1,0 +1,176 @@
+"""The memory socket beside an ipc endpoint: hands regions out to clients. docs/shared-memory.md has its protocol.
+
+Owns: the listening Unix socket, its connections, and the protocol's bytes. A connection owns the regions that it asked
+for; they end with it. Thread: I/O. Each readable socket costs one message a round of the loop, and nothing here waits.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import os
+import socket
+from enum import IntEnum
+from pathlib import Path
+from struct import Struct
+
+from edge_runtime.errors import QueueFull
+from edge_runtime.regions import RegionOwner, Regions
+from edge_runtime.transports.zmq_transport import IoLoop
+
+log = logging.getLogger(__name__)
+
+MEMORY_PROTOCOL = 1
+
+ASK = Struct("<IIQ")
+"""Version, operation, argument."""
+
+TOLD = Struct("<IIQQ16s")
+"""Version, answer, region, bytes, secret."""
+
+MAX_CONNECTIONS = 128
+"""On one socket; a further one is closed at once. Each takes a descriptor."""
+
+MAX_ACCEPTS = 8
+"""A round of the loop."""
+
+BACKLOG = 512
+"""As an endpoint's own: clients reconnect together after a restart."""
+
+_CREDENTIALS = Struct("iII")
+
+
+class MemoryOperation(IntEnum):
+    """What a client asks. ALLOCATE: argument bytes; answered. FREE: the region of that number; not answered."""
+
+    ALLOCATE = 1
+    FREE = 2
+
+
+class MemoryAnswer(IntEnum):
+    """How ALLOCATE ended. FULL: over a bound; `bytes` says how many may be had."""
+
+    OK = 0
+    FULL = 1
+    UNSUPPORTED = 2
+
+
+class MemorySocket:
+    """One listening socket and its connections. Bound by the constructor, watched from `start` on."""
+
+    def __init__(self, loop: IoLoop, path: Path, regions: Regions, mode: int) -> None:
+        """The endpoint's lock guards this path too. Raises OSError where the socket cannot be bound."""
+        self._loop = loop
+        self._regions = regions
+        self._path = path
+        self._connections: dict[int, MemoryConnection] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            path.unlink(missing_ok=True)
+            before = os.umask(0o077)
+            try:
+                self._listener.bind(str(path))
+            finally:
+                os.umask(before)
+            path.chmod(mode)
+            self._listener.listen(BACKLOG)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def start(self) -> None:
+        """Let the loop watch it."""
+        self._loop.watch(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Remove the socket and close every connection. Idempotent; after the loop has ended."""
+        if self._listener.fileno() < 0:
+            return
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def forget(self, fd: int) -> None:
+        """Drop a connection that closed."""
+        self._loop.unwatch(fd)
+        self._connections.pop(fd, None)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTS):
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is left, or the client is gone
+                log.warning("a memory connection could not be taken", extra={"reason": error.strerror})
+                self._loop.counters.count("memory_refused")
+                return
+            if len(self._connections) >= MAX_CONNECTIONS:
+                self._loop.counters.count("memory_refused")
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            connection = MemoryConnection(self, accepted, self._regions)
+            self._connections[accepted.fileno()] = connection
+            self._loop.watch(accepted.fileno(), connection.read)
+
+
+class MemoryConnection:
+    """One client. Any message that is not the protocol's ends the connection, and with it the client's regions."""
+
+    def __init__(self, door: MemorySocket, accepted: socket.socket, regions: Regions) -> None:
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(credentials)
+        self._door = door
+        self._socket = accepted
+        self._regions = regions
+        self._owner: RegionOwner = regions.add_owner(uid)
+
+    def read(self) -> None:
+        """Answer one message, or note the end."""
+        try:
+            # Not recvmsg: descriptors that a client sends along are dropped by the kernel.
+            message = self._socket.recv(ASK.size + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if len(message) != ASK.size:
+            self.close()
+            return
+        version, operation, argument = ASK.unpack(message)
+        if version != MEMORY_PROTOCOL:
+            self._tell(MemoryAnswer.UNSUPPORTED)
+            self.close()
+        elif operation == MemoryOperation.ALLOCATE and argument:
+            self._allocate(argument)
+        elif operation != MemoryOperation.FREE or not self._regions.free(self._owner, argument):
+            self.close()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        fd = self._socket.fileno()
+        if fd < 0:
+            return
+        self._door.forget(fd)
+        self._socket.close()
+        self._regions.remove_owner(self._owner)
+
+    def _allocate(self, nbytes: int) -> None:
+        try:
+            number, region = self._regions.allocate(self._owner, nbytes)
+        except QueueFull:
+            self._tell(MemoryAnswer.FULL, 0, max(self._regions.free_bytes(self._owner), 0))
+            return
+        self._tell(MemoryAnswer.OK, number, region.file.nbytes, region.file.fd)
+
+    def _tell(self, answer: MemoryAnswer, number: int = 0, nbytes: int = 0, fd: int = -1) -> None:
+        told = TOLD.pack(MEMORY_PROTOCOL, answer, number, nbytes, self._owner.secret)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+        try:
+            self._socket.sendmsg([told], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:  # it does not read, or is gone
+            with contextlib.suppress(OSError):
+                self.close()

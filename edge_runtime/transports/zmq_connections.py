@@ -1,0 +1,229 @@
+"""The connections of one ROUTER socket: which there are, which have ended, which do not read, which hide memory.
+
+libzmq hides its connections. It tells the descriptor of each that it accepts and loses (its monitor), and of each
+message the descriptor that it came by; the kernel tells of a descriptor what its peer has not read, and what was not
+read of it. From these: whose requests nobody waits for any more, and which connection to close when memory grows in
+libzmq, out of our sight. Owns: the monitor, and closing a connection. Never reads or writes one. Thread: I/O.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import socket as sockets
+import stat
+import struct
+from collections.abc import Callable, Container
+from typing import Any
+
+import zmq
+
+NOBLOCK = int(zmq.DONTWAIT)
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+SOURCE_FD = int(zmq.SRCFD)
+
+_EVENT = struct.Struct("=HI")
+"""Of an event's first frame: which it is, and its descriptor (zmq_socket_monitor(3))."""
+
+FIONREAD, TIOCOUTQ = 0x541B, 0x5411
+"""Bytes that came and were not read, and bytes that were sent and not read by the peer (ioctl_list(2), unix(7))."""
+
+AUTOMATIC = 0
+"""First byte of an identity that libzmq made, which no client may choose (zmq_setsockopt(3), ZMQ_ROUTING_ID)."""
+
+
+_numbers = itertools.count()
+"""Of monitors: an address in this process is free again only some time after its socket was closed."""
+
+
+class ZmqConnection:
+    """One accepted connection. identity: known from its first message on.
+
+    unread_bytes: what the peer had not read at the last look. unread_since_s: since when it has read nothing of that;
+    None while it reads. is_suspect: bytes of a message that was not whole were seen.
+    """
+
+    __slots__ = ("fd", "identity", "inode", "is_suspect", "unread_bytes", "unread_since_s")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.identity: bytes | None = None
+        self.inode = _socket_inode(fd)
+        self.unread_bytes = 0
+        self.unread_since_s: float | None = None
+        self.is_suspect = False
+
+    def look(self, now_s: float) -> None:
+        """See whether its peer reads."""
+        unread_bytes = _ioctl(self.fd, TIOCOUTQ)
+        if not unread_bytes or unread_bytes != self.unread_bytes:
+            self.unread_since_s = now_s if unread_bytes else None
+        self.unread_bytes = unread_bytes
+
+    def close(self) -> bool:
+        """Close it; False when it has ended already. libzmq sees an end of file, and drops what it holds of it."""
+        try:
+            copy = os.dup(self.fd)
+        except OSError:
+            return False
+        try:
+            # The number may be another file's by now; the copy holds whatever it is while that is found out.
+            if self.inode is None or _socket_inode(copy) != self.inode:
+                return False
+            with sockets.socket(fileno=copy) as own:
+                copy = -1
+                own.shutdown(sockets.SHUT_RDWR)
+        except OSError:
+            return False
+        finally:
+            if copy >= 0:
+                os.close(copy)
+        return True
+
+
+class Connections:
+    """The connections of one socket. Made before it is bound.
+
+    ended: called with the identity of a connection that has ended, if libzmq made it: a client that chose its own may
+    have come again by another connection. known: the identities of those that are there. untold: of those that ended,
+    which `tell` tells.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+        self.ended: Callable[[bytes], None] = _nobody
+        self.known: dict[bytes, ZmqConnection | None] = {}
+        self._monitored = socket
+        self._by_fd: dict[int, ZmqConnection] = {}
+        self.untold: list[bytes] = []
+        address = f"inproc://edge-runtime-connections-{next(_numbers)}"
+        socket.monitor(address, ACCEPTED | DISCONNECTED)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        # Without a bound: at a bound libzmq's own thread would wait for this one.
+        self.socket.set(zmq.RCVHWM, 0)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.connect(address)
+
+    def __len__(self) -> int:
+        return len(self._by_fd)
+
+    def read(self) -> None:
+        """Take in what was accepted and lost since the last time, and tell of it."""
+        self._take_in()
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell of the connections that have ended. Not while requests are gathered: theirs could be among them."""
+        while self.untold:
+            self.ended(self.untold.pop())
+
+    def meet(self, identity: bytes, frame: Any) -> bool:
+        """Learn whose a first message is. False: its connection has ended, and nobody waits for its reply."""
+        try:
+            fd = frame.get(SOURCE_FD)
+        except zmq.ZMQError:
+            fd = -1
+        if fd < 0:  # in this process
+            self.known[identity] = None
+            return True
+        if fd not in self._by_fd:
+            self._take_in()  # the monitor tells of a connection before it brings a message
+        connection = self._by_fd.get(fd)
+        if connection is None:
+            return identity[0] != AUTOMATIC
+        # A descriptor's number is given again at once, and messages outlive their connection. Of two identities the
+        # one that libzmq gave later is that of the connection which is there.
+        before = connection.identity
+        if before is not None and before[0] == identity[0] == AUTOMATIC:
+            if _is_older(identity, before):
+                return False
+            self._forget(before)
+        connection.identity = identity
+        self.known[identity] = connection
+        return True
+
+    def look(self, now_s: float) -> None:
+        """See which peers read."""
+        for connection in self._by_fd.values():
+            connection.look(now_s)
+
+    def unread(self) -> list[ZmqConnection]:
+        """Connections whose peers do not read, the longest first."""
+        found = [each for each in self._by_fd.values() if each.unread_since_s is not None]
+        return sorted(found, key=_unread_since_s)
+
+    def suspect(self, heard: Container[bytes | None]) -> None:
+        """Note which connections have bytes on their way and have brought no message: they are not in `heard`."""
+        for connection in self._by_fd.values():
+            if connection.identity in heard:
+                connection.is_suspect = False
+            elif _ioctl(connection.fd, FIONREAD):
+                connection.is_suspect = True
+
+    def unfinished(self, heard: Container[bytes | None], *, suspects_only: bool) -> list[ZmqConnection]:
+        """Connections that have brought no message: of all, or of those that were seen to bring bytes."""
+        return [
+            each
+            for each in self._by_fd.values()
+            if each.identity not in heard and (each.is_suspect or not suspects_only)
+        ]
+
+    def close(self) -> None:
+        """Stop listening to the monitor. Idempotent; before the monitored socket is closed."""
+        if not self.socket.closed:
+            if not self._monitored.closed:
+                self._monitored.disable_monitor()
+            self.socket.close(linger=0)
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                event, _ = self.socket.recv_multipart(NOBLOCK)
+            except zmq.Again:
+                return
+            kind, fd = _EVENT.unpack(event)
+            before = self._by_fd.pop(fd, None)
+            if before is not None and before.identity is not None:
+                self._forget(before.identity)
+            if kind == ACCEPTED:
+                self._by_fd[fd] = ZmqConnection(fd)
+
+    def _forget(self, identity: bytes) -> None:
+        self.known.pop(identity, None)
+        if identity[0] == AUTOMATIC:
+            self.untold.append(identity)
+
+
+def _nobody(identity: bytes) -> None:
+    """Nothing depends on a connection yet."""
+
+
+def _is_older(identity: bytes, other: bytes) -> bool:
+    """Whether libzmq made an identity before another: it counts them in four bytes after the first."""
+    distance = int.from_bytes(other[1:], "big") - int.from_bytes(identity[1:], "big")
+    return 0 < distance % (1 << 32) < 1 << 31
+
+
+def _unread_since_s(connection: ZmqConnection) -> float:
+    return connection.unread_since_s or 0.0
+
+
+def _ioctl(fd: int, request: int) -> int:
+    """A number of bytes; 0 for a descriptor that was closed meanwhile."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(fd, request, b"\0\0\0\0"))[0])
+    except OSError as error:
+        if error.errno in {errno.EBADF, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP}:
+            return 0
+        raise
+
+
+def _socket_inode(fd: int) -> int | None:
+    """What tells one socket from another that has its number later; None for anything but a socket."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None

@@ -1,0 +1,81 @@
+"""A refreshed repository as a group of devices sees it: its assignments, and the releases that they name.
+
+One object is one check. It asks the TUF client for targets, fetches small files through the artifact store, which does
+not fetch what is here, and notes which files it needed. Thread: one owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_runtime.errors import TrustError, UpdateError
+from edge_runtime.repository.manifest import (
+    MAX_ASSIGNMENTS_BYTES,
+    MAX_MANIFEST_BYTES,
+    Assignment,
+    Manifest,
+    decode_assignments,
+    decode_manifest,
+)
+from edge_runtime.repository.release_paths import assignments_path
+from edge_runtime.update.fetch import Fetcher, Pacer
+from edge_runtime.update.journal_tables import Release
+from edge_runtime.update.store import ArtifactStore
+from edge_runtime.update.tuf_client import TufClient, expected_file
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRelease:
+    """A release whose manifest its team signs and a group names. manifest_data: the signed bytes."""
+
+    release: Release
+    manifest: Manifest
+    manifest_data: bytes
+
+
+class RepositoryView:
+    """The assignments and manifests of a refreshed repository. digests: of the files needed so far, which are kept."""
+
+    def __init__(self, client: TufClient, fetcher: Fetcher, artifacts: ArtifactStore, pacer: Pacer) -> None:
+        self.client = client
+        self.fetcher = fetcher
+        self.digests: set[str] = set()
+        self._artifacts = artifacts
+        self._pacer = pacer
+
+    def assignments(self, group: str) -> tuple[Assignment, ...]:
+        """Return a group's assignments. Raises UpdateError: there is no such group, or its file makes no sense."""
+        path = assignments_path(group)
+        data = self._read(path, MAX_ASSIGNMENTS_BYTES)
+        if data is None:
+            raise UpdateError(
+                f"the repository has no group {group!r}; its owner adds it with: edge-runtime repo add-group {group}"
+            )
+        return decode_assignments(data, path)
+
+    def release(self, assignment: Assignment) -> SignedRelease:
+        """Return the release that an assignment names. Raises UpdateError: no team signs that very manifest."""
+        path, sha256 = assignment.manifest_path, assignment.manifest_sha256
+        data = self._read(path, MAX_MANIFEST_BYTES, sha256)
+        if data is None:
+            raise TrustError(f"{path}: is assigned, and no team that may speak of it signs it")
+        manifest = decode_manifest(data, path)
+        release = Release(manifest.model, manifest.version, manifest.release_counter, sha256)
+        return SignedRelease(release, manifest, data)
+
+    def _read(self, path: str, max_bytes: int, sha256: str | None = None) -> bytes | None:
+        """Fetch a small target; None: no role signs it. sha256: the hash that the group signs for it, if it does."""
+        target = self.client.look_up(path)
+        if target is None:
+            return None
+        expected = expected_file(target)
+        if expected.length > max_bytes:
+            raise UpdateError(f"{path}: has {expected.length} bytes, wanted at most {max_bytes}")
+        signed = expected.hashes.get("sha256")
+        if sha256 not in (None, signed):
+            raise TrustError(
+                f"{path}: its team signs {signed or 'no sha256'}, its group {sha256}; both must name the same"
+            )
+        file = self._artifacts.fetch(self.fetcher, self.client.file_path(target), expected, pace=self._pacer.start())
+        self.digests.add(file.name)
+        return file.read_bytes()

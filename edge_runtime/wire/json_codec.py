@@ -1,0 +1,412 @@
+"""Wire v1 in JSON: a request in one frame with its data as text, and its answer.
+
+For people and small clients; everything else sends frames. Non-finite floats are the strings "NaN", "Infinity" and
+"-Infinity", BF16 are numbers, BYTES are text. Pure, and as strict as msgpack: any text raises an EdgeRuntimeError at
+most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import orjson
+
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.tensors import Array, bf16_from_fp32, bf16_to_fp32, datatype, element_count, values_to_bits
+from edge_runtime.wire.codec import (
+    MAX_ID_BYTES,
+    PROTOCOL_VERSION,
+    check_protocol,
+    error_fields,
+    request_from_fields,
+    short,
+    tensor_fields,
+    typed,
+)
+
+JSON_FIRST_BYTE = 0x7B
+
+MAX_JSON_BYTES = 4 << 20
+"""A one-frame JSON request: one 224 x 224 x 3 image as text is 3 MB. Larger tensors belong in frames of their own:
+parsing text blocks all other requests, and its objects take 20 times its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRequest:
+    """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
+
+    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1).
+    """
+
+    header: RequestHeader
+    id: Any
+    arrays: tuple[Array, ...]
+    reply_to: str | None = None
+
+
+def json_id(frame: bytes) -> Any:
+    """The `id` of a JSON request that could not be decoded otherwise, so that its error can still be matched."""
+    return json_reply_fields(frame)[1]
+
+
+def json_reply_fields(frame: bytes) -> tuple[str | None, Any]:
+    """`reply_to` and `id` of a JSON request, as far as they can be read, whatever is wrong with the rest."""
+    reply_to: str | None = None
+    try:
+        fields = loads(frame)
+        reply_to = typed(fields, "reply_to", str, None)
+        return reply_to, _exact_id(frame, fields)
+    except DecodeFailed:
+        return reply_to, None
+
+
+def unpack_json_request(frame: bytes, fields: dict[str, Any] | None = None) -> JsonRequest:
+    """Decode a one-frame JSON request. Raises DecodeFailed, Unsupported (datatype), TensorMismatch (data ≠ shape).
+
+    fields: of the frame, where it is read already.
+    """
+    fields = loads(frame) if fields is None else fields
+    request_id = _exact_id(frame, fields)
+    check_protocol(fields.get("v", PROTOCOL_VERSION), "daemon")
+    parameters = typed(fields, "parameters", dict, {})
+    merged = {**fields, **{key: parameters[key] for key in ("timeout_ms", "priority", "timing") if key in parameters}}
+    outputs = merged.get("outputs")
+    _refuse_places(merged.get("inputs"), outputs)
+    if isinstance(outputs, list):
+        merged["outputs"] = [item.get("name") if isinstance(item, dict) else item for item in outputs]
+    header = request_from_fields(merged)
+    items = typed(fields, "inputs", list, [])
+    may_have_booleans = has_booleans(frame)
+    arrays = tuple(
+        array_from_json(tensor, item.get("data"), may_have_booleans=may_have_booleans)
+        for tensor, item in zip(header.inputs, items, strict=True)
+    )
+    return JsonRequest(header, request_id, arrays, typed(fields, "reply_to", str, None))
+
+
+def pack_json_answer(
+    request_id: Any,
+    model: str,
+    version: int,
+    outputs: Sequence[tuple[TensorHeader, Array]],
+    timing: Mapping[str, float] | None = None,
+    *,
+    more: Mapping[str, str] | None = None,
+) -> bytes:
+    """An answer in OIP's JSON: data flat, non-finite floats as the strings "NaN", "Infinity", "-Infinity".
+
+    more: further keys beside OIP's.
+    """
+    fields: dict[str, Any] = {
+        "id": request_id,
+        "model_name": model,
+        "model_version": str(version),
+        "outputs": [
+            {**tensor_fields(tensor), "shape": list(array.shape), "data": array_to_json(tensor.datatype, array)}
+            for tensor, array in outputs
+        ],
+    }
+    if timing is not None:
+        fields["timing"] = dict(timing)
+    return dumps({**fields, **(more or {})})
+
+
+def pack_json_result(request_id: Any, result: Any) -> bytes:
+    """The JSON answer to an op other than infer."""
+    return dumps({"id": request_id, "result": result})
+
+
+def pack_json_error(request_id: Any, error: EdgeRuntimeError) -> bytes:
+    """A refusal or failure in JSON."""
+    return dumps({"id": request_id, "error": error_fields(error)})
+
+
+def loads(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """An object of JSON text. Raises DecodeFailed for anything else, and for more than `max_bytes`.
+
+    An integer beyond 64 bits is a float, as no datatype has one; of a key that is named twice the last one counts.
+    """
+    if len(frame) > max_bytes:
+        advice = "send large tensors in binary form, outside the JSON"
+        raise DecodeFailed(f"the JSON request is {len(frame)} bytes; at most {max_bytes} are read; {advice}")
+    try:
+        fields = orjson.loads(frame)
+    except orjson.JSONDecodeError:
+        fields = _slow_loads(frame)
+    if not isinstance(fields, dict):
+        raise DecodeFailed(f"the message is a JSON {type(fields).__name__}, wanted an object")
+    return fields
+
+
+def dumps(value: Any) -> bytes:
+    """JSON text without spaces; floats that are not finite as text. `array_to_json` gives tensors that it takes."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in text:  # what orjson writes for a float that is not finite
+            text = orjson.dumps(_with_named_floats(value), option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # text with half a surrogate pair, an integer of more than 64 bits
+        named = _with_named_floats(value)
+        text = json.dumps(named, allow_nan=False, separators=(",", ":"), default=_shortest).encode()
+    return text
+
+
+def has_booleans(frame: bytes) -> bool:
+    """Whether JSON text may hold `true` or `false`."""
+    return b"true" in frame or b"false" in frame
+
+
+def cut_known(frame: bytes, fields: dict[str, Any]) -> tuple[str, str | int | None, list[Any]] | None:
+    """Cut a request into what may be known, its id, and the data of each input; None where the long way is due.
+
+    What may be known is text: two requests with the same differ in id and data only. fields: of the frame.
+    """
+    request_id, inputs = fields.get("id"), fields.get("inputs")
+    if not isinstance(inputs, list) or not isinstance(request_id, str | int | None) or has_booleans(frame):
+        return None
+    data = [item.pop("data", None) if isinstance(item, dict) else None for item in inputs]
+    try:
+        known = orjson.dumps({**fields, "id": None}).decode()
+    except TypeError:  # text with half a surrogate pair
+        return None
+    finally:
+        for item, items in zip(inputs, data, strict=True):
+            if items is not None:
+                item["data"] = items
+    return known, _json_id(request_id), data
+
+
+_CODES = {
+    "FP16": "e", "FP32": "f", "FP64": "d", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B",
+    "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+}  # fmt: skip
+"""How struct names the datatypes that it packs."""
+
+
+def pack_data(tensor: TensorHeader, data: Any) -> bytes | None:
+    """The bytes of flat `data` as on the wire; None where a closer look is due, which says what is wrong, if anything.
+
+    data: without booleans, which struct would take for numbers.
+    """
+    code = _CODES.get(tensor.datatype)
+    if code is None or type(data) is not list or len(data) != element_count(tensor.shape):
+        return None
+    try:
+        packed = struct.pack(f"<{len(data)}{code}", *data)
+        # The slow decoder takes a number beyond FP64 for infinity.
+        return packed if tensor.datatype not in _FLOATS or math.isfinite(sum(data)) else None
+    except (struct.error, OverflowError):
+        return None
+
+
+def pack_tensors(inputs: Sequence[TensorHeader], data: Sequence[Any]) -> tuple[bytes, ...] | None:
+    """The bytes of each input, see `pack_data`; None where a closer look is due at one of them."""
+    packed = []
+    for tensor, items in zip(inputs, data, strict=True):
+        each = pack_data(tensor, items)
+        if each is None:
+            return None
+        packed.append(each)
+    return tuple(packed)
+
+
+class JsonAnswers:
+    """Writes the answers to requests of one known header, whose outputs differ in their data only.
+
+    outputs: in the order of the answer's frames; each of a datatype with a fixed size.
+    """
+
+    __slots__ = ("_head", "_kinds", "_outputs")
+
+    def __init__(self, model: str, version: int, outputs: Sequence[TensorHeader]) -> None:
+        self._head = dumps({"model_name": model, "model_version": str(version)})[1:-1] + b',"outputs":['
+        self._outputs = [
+            dumps({**tensor_fields(each), "shape": list(each.shape)})[:-1] + b',"data":' for each in outputs
+        ]
+        self._kinds = [(each.datatype, datatype(each.datatype).dtype) for each in outputs]
+
+    def pack(self, request_id: str | int | None, frames: Sequence[bytes]) -> bytes:
+        """One answer, with the same text as `pack_json_answer`."""
+        parts = [b'{"id":', dumps(request_id) if request_id is not None else b"null", b",", self._head]
+        for output, (kind, dtype), frame in zip(self._outputs, self._kinds, frames, strict=True):
+            array = np.frombuffer(frame, dtype)
+            text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+            if kind == "BF16" or b"null" in text:
+                text = dumps(array_to_json(kind, array))
+            parts += (output, text, b"},")
+        parts[-1] = b"}]}"
+        return b"".join(parts)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _refuse_places(*lists: Any) -> None:
+    """Raise DecodeFailed where a tensor is said to lie in shared memory: whoever has it can pack a msgpack header."""
+    items = (item for each in lists if isinstance(each, list) for item in each)
+    if any(isinstance(item, dict) and ("region" in item or "offset" in item) for item in items):
+        raise DecodeFailed("region, offset: shared memory is named in msgpack headers only; send data here")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise DecodeFailed(f'{name} is not JSON; write "{name}" as text')
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _slow_loads(frame: bytes) -> Any:
+    """Read what orjson does not: half a surrogate pair, a number beyond FP64. Raises DecodeFailed: why it cannot."""
+    try:
+        return _decoder.decode(str(frame, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DecodeFailed(f"not JSON: {str(error)[:200]}") from None
+
+
+def _with_named_floats(value: Any) -> Any:
+    """The same value with non-finite floats as text; only for results of ops, which are shallow."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return _non_finite_name(value)
+    if isinstance(value, Mapping):
+        return {key: _with_named_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_named_floats(item) for item in value]
+    return value
+
+
+def _exact_id(frame: bytes, fields: Mapping[str, Any]) -> str | int | None:
+    """The id of a request, an integer beyond 64 bits included."""
+    value = fields.get("id")
+    return _json_id(_slow_loads(frame)["id"] if isinstance(value, float) else value)
+
+
+def _json_id(value: Any) -> str | int | None:
+    """An id that can be echoed: text or an integer of at most 64 bytes, or none."""
+    if value is None:
+        return None
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise DecodeFailed(f"id: got {type(value).__name__}, wanted text or an integer")
+    length = len(str(value).encode("utf-8", "surrogatepass"))
+    if length > MAX_ID_BYTES:
+        raise DecodeFailed(f"the id is {length} bytes; at most {MAX_ID_BYTES} are echoed")
+    return value
+
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FLOATS = frozenset(("FP16", "FP32", "FP64", "BF16"))
+
+
+def array_from_json(tensor: TensorHeader, data: Any, *, may_have_booleans: bool = True) -> Array:
+    """Data as an array of the tensor's shape and dtype (BF16: its bits). Raises TensorMismatch naming the input.
+
+    may_have_booleans: False where the text has neither `true` nor `false`, so that numbers need no look at each.
+    """
+    kind = datatype(tensor.datatype)
+    packed = pack_data(tensor, data) if not may_have_booleans else None
+    if packed:
+        return np.frombuffer(packed, kind.dtype).reshape(tensor.shape)
+    name, count = short(tensor.name), element_count(tensor.shape)
+    flat = _flatten(name, tensor.shape, data)
+    if len(flat) != count:
+        raise TensorMismatch(f"input {name}: shape {list(tensor.shape)} holds {count} elements, data has {len(flat)}")
+    try:
+        if kind.name in _FLOATS:
+            array = _floats(flat, kind.name)
+        elif kind.name == "BYTES":
+            array = _texts(flat)
+        else:
+            array = _integers(flat, kind.dtype)
+        return array.reshape(tensor.shape)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise TensorMismatch(f"input {name}: data does not fit {kind.name}: {str(error)[:200]}") from None
+
+
+def _flatten(name: str, shape: Sequence[int], data: Any) -> list[Any]:
+    """Flat list of flat or nested lists; nested ones must have the shape, or rows would be taken for columns."""
+    if not isinstance(data, list):
+        raise DecodeFailed(f"input {name}: data: got {type(data).__name__}, wanted a list, flat or nested")
+    if not data or not isinstance(data[0], list):
+        return data
+    level = [data]
+    for axis, length in enumerate(shape):
+        if not all(isinstance(item, list) and len(item) == length for item in level):
+            raise TensorMismatch(f"input {name}: nested data is not {length} long everywhere on axis {axis}")
+        level = list(itertools.chain.from_iterable(level))
+    return level
+
+
+def _floats(flat: list[Any], kind: str) -> Array:
+    kinds = set(map(type, flat))
+    if not kinds <= {int, float, str}:
+        raise ValueError("wanted numbers")
+    texts = 0
+    if str in kinds:
+        texts = sum(isinstance(item, str) for item in flat)
+        flat = [_non_finite(item) if isinstance(item, str) else item for item in flat]
+    with np.errstate(over="ignore"):
+        numbers = np.array(flat, dtype=np.float64)
+        narrow: Array = numbers.astype(np.float32 if kind == "BF16" else datatype(kind).dtype)
+        bits = bf16_from_fp32(narrow.astype(np.float32)) if kind == "BF16" else None
+    stored = narrow if bits is None else bf16_to_fp32(bits)
+    if np.count_nonzero(~np.isfinite(stored)) != texts:
+        raise OverflowError("a number is too large")
+    return narrow if bits is None else bits
+
+
+def _non_finite(text: str) -> float:
+    if text not in _NON_FINITE:
+        raise ValueError(f"got text {short(text)}, wanted numbers or one of {', '.join(_NON_FINITE)}")
+    return _NON_FINITE[text]
+
+
+def _texts(flat: list[Any]) -> Array:
+    if not set(map(type, flat)) <= {str}:
+        raise ValueError("in JSON, an element is text")
+    array: Array = np.empty(len(flat), dtype=object)
+    array[:] = [item.encode() for item in flat]
+    return array
+
+
+def _integers(flat: list[Any], dtype: np.dtype[np.generic]) -> Array:
+    if not set(map(type, flat)) <= {bool if dtype.kind == "b" else int}:
+        raise ValueError("wanted true or false" if dtype.kind == "b" else "wanted integers")
+    if flat and dtype.kind != "b":
+        # Before numpy 2 an integer that does not fit is wrapped around.
+        limits = np.iinfo(dtype.type)  # type: ignore[type-var]
+        least, most = int(limits.min), int(limits.max)
+        if min(flat) < least or max(flat) > most:
+            raise OverflowError(f"wanted {least} to {most}")
+    return np.array(flat, dtype=dtype)
+
+
+def array_to_json(kind: str, array: Array) -> Array | list[Any]:
+    """The flat `data` of a tensor, for `dumps`: FP32 and FP16 are then written in their shortest form."""
+    if array.dtype.kind in "OSUT":
+        texts = array.reshape(-1).tolist()
+        return [item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in texts]
+    if kind == "BF16":
+        array = bf16_to_fp32(values_to_bits(array).astype(np.uint16, copy=False))
+    flat: Array = np.ascontiguousarray(array.reshape(-1), array.dtype.newbyteorder("="))
+    if flat.dtype.kind != "f" or np.isfinite(flat).all():
+        return flat
+    items = _shortest(flat)
+    for index in np.flatnonzero(~np.isfinite(flat)).tolist():
+        items[index] = _non_finite_name(float(flat[index]))
+    return items
+
+
+def _shortest(flat: Array) -> list[Any]:
+    """Numbers that are written in the shortest form of their datatype; None for floats that are not finite."""
+    items: list[Any] = orjson.loads(orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY))
+    return items
+
+
+def _non_finite_name(item: float) -> str:
+    return "NaN" if math.isnan(item) else ("Infinity" if item > 0 else "-Infinity")

@@ -1,0 +1,82 @@
+"""The Open Inference Protocol's own words that doors and clients share: statuses, and names of parameters.
+
+Pure tables. KServe's protocol v2, as Triton Inference Server answers it; `frontend/open_inference.py` uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from edge_runtime.errors import EdgeRuntimeError, NotServed, RegionExists, RegionNotFound
+
+STATUSES: Mapping[str, tuple[int, str]] = {
+    "decode_failed": (400, "INVALID_ARGUMENT"),
+    "tensor_mismatch": (400, "INVALID_ARGUMENT"),
+    "unsupported": (501, "UNIMPLEMENTED"),
+    "unauthenticated": (401, "UNAUTHENTICATED"),
+    "forbidden": (403, "PERMISSION_DENIED"),
+    "model_not_found": (404, "NOT_FOUND"),
+    "not_ready": (503, "UNAVAILABLE"),
+    "queue_full": (503, "UNAVAILABLE"),
+    "deadline_unmeetable": (503, "UNAVAILABLE"),
+    "draining": (503, "UNAVAILABLE"),
+    "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
+    "cancelled": (499, "CANCELLED"),
+    "run_failed": (500, "INTERNAL"),
+}
+"""HTTP status and gRPC status name of each code on the wire."""
+
+OTHER_STATUS = (500, "INTERNAL")
+"""Of every other code, such as `load_failed`: the daemon's or the model's fault."""
+
+KIND_STATUSES: Mapping[type[EdgeRuntimeError], tuple[int, str]] = {
+    NotServed: (404, "NOT_FOUND"),
+    RegionNotFound: (404, "NOT_FOUND"),
+    RegionExists: (400, "ALREADY_EXISTS"),
+}
+"""Of errors that have a status of their own, beside that of their code: a model that loads is worth asking again, one
+that is unloaded or failed is not."""
+
+
+def oip_status(code: str) -> tuple[int, str]:
+    """HTTP status and gRPC status name of a code; `error_status` where the error itself is there."""
+    return STATUSES.get(code, OTHER_STATUS)
+
+
+def error_status(error: EdgeRuntimeError) -> tuple[int, str]:
+    """HTTP status and gRPC status name of an error."""
+    return KIND_STATUSES.get(type(error)) or oip_status(error.code)
+
+
+def error_body(error: EdgeRuntimeError) -> dict[str, Any]:
+    """The body of an error over HTTP."""
+    return {"error": error.message, "code": error.code}
+
+
+def readiness_status(answer: Mapping[str, Any]) -> int:
+    """HTTP status of an answer to server_ready or model_ready: 503 while the daemon drains."""
+    if answer["ready"]:
+        return 200
+    return 503 if answer.get("reason") == DRAINING else 400
+
+
+DRAINING = "draining"
+"""The reason in the answer to server_ready while the daemon stops."""
+
+# ---- names of request and tensor parameters -------------------------------------------------------------------------
+
+
+class RegionPart(NamedTuple):
+    """Where a tensor lies in memory that the client named: a registered region, and bytes in it."""
+
+    region: str
+    offset: int
+    nbytes: int
+
+
+BINARY_SIZE, BINARY_OUTPUT, BINARY_OUTPUTS = "binary_data_size", "binary_data", "binary_data_output"
+CLASSES = "classification"
+TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING = "timeout", "timeout_ms", "priority", "timing"
+REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")

@@ -1,0 +1,235 @@
+"""Prints how large the house is, and follows one real request and one update through our own files.
+
+`python -m tests.architecture.figures [--calls]`: --calls lists each function on the way. Figures are no quotas; they
+show which way a change went. A function is on the way of a request when it is called while the request is answered and
+not while the daemon is idle; a comprehension or lambda counts as the function that holds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, own_modules
+
+PRODUCT = (PACKAGE, "edge_runtime_converters", "converters")
+IDLE_S = 1.5
+
+
+def product_modules() -> list[Module]:
+    """What is shipped."""
+    return [module for module in own_modules() if module.name.split(".")[0] in PRODUCT]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What can be counted in the source."""
+
+    lines: int
+    files: int
+    small_files: int
+    next_door: list[str]
+    repeated_classes: list[str]
+    see_docstrings: list[str]
+    callables: list[str]
+
+
+def count() -> Figures:
+    """Read every product module."""
+    modules = product_modules()
+    names = {module.name for module in modules}
+    importers: dict[str, set[str]] = {name: set() for name in names}
+    for module in modules:
+        for each in imports_of(module):
+            target = each.target if each.target in names else each.target.rpartition(".")[0]
+            if target in names and target != module.name:
+                importers[target].add(module.name)
+    sources = [module.path.read_text(encoding="utf-8") for module in modules]
+    classes = Counter(
+        node.name
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return Figures(
+        lines=sum(source.count("\n") for source in sources),
+        files=len(modules),
+        small_files=sum(
+            source.count("\n") < 40 and module.path.name != "__init__.py"
+            for source, module in zip(sources, modules, strict=True)
+        ),
+        next_door=sorted(
+            name
+            for name, users in importers.items()
+            if len(users) == 1 and name.rpartition(".")[0] == next(iter(users)).rpartition(".")[0]
+        ),
+        repeated_classes=sorted(name for name, times in classes.items() if times > 1),
+        see_docstrings=sorted(found for module in modules for found in _see_docstrings(module)),
+        callables=sorted(found for module in modules for found in _constructor_callables(module)),
+    )
+
+
+def _see_docstrings(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            text = ast.get_docstring(node) or ""
+            if re.match(r"(As|See) [`\w'.]+( [A-Za-z`']+)?\.?$", text):
+                yield f"{module.name}.{node.name}: {text}"
+
+
+def _constructor_callables(module: Module) -> Iterator[str]:
+    """Parameters of constructors, and fields of dataclasses, that are functions; named types of functions included."""
+    aliases = {
+        target.id
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and "Callable[" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    wanted = re.compile(rf"\b({'|'.join(['Callable', *aliases])})\b")
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                arguments = [*each.args.args, *each.args.kwonlyargs]
+                found = [one.arg for one in arguments if one.annotation and wanted.search(ast.unparse(one.annotation))]
+            elif is_dataclass and isinstance(each, ast.AnnAssign) and wanted.search(ast.unparse(each.annotation)):
+                found = [ast.unparse(each.target)]
+            else:
+                continue
+            yield from (f"{module.name}.{node.name}.{name}" for name in found)
+
+
+class Follower:
+    """Notes each of our functions that is called in any thread started after `install`, while `is_on`."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.calls: dict[tuple[str, str], int] = {}
+        self._home = f"{ROOT}/"
+        self._home_package = f"{ROOT}/{PACKAGE}/"
+
+    def install(self) -> None:
+        """Follow this thread and every thread that starts from now on."""
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def remove(self) -> None:
+        """Stop following."""
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+    def record(self, act: Callable[[], object]) -> dict[tuple[str, str], int]:
+        """Call `act`; return our functions called meanwhile, by file and name, in order of their first call."""
+        self.calls, self.is_on = {}, True
+        act()
+        self.is_on = False
+        return self.calls
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if not self.is_on or event != "call":
+            return
+        code = frame.f_code
+        path = code.co_filename
+        if path.startswith(self._home_package):
+            path = path[len(self._home) :]
+            name = getattr(code, "co_qualname", code.co_name)  # Python 3.11
+            key = (path, re.sub(r"\.<locals>\.<\w+>", "", name))
+            self.calls[key] = self.calls.get(key, 0) + 1
+
+
+def follow_request(follower: Follower) -> dict[tuple[str, str], int]:
+    """One request for the demo's digits, run by a worker, over ZeroMQ with a known header."""
+    import numpy as np
+
+    from tests.contract.running_daemon import RawClient, header, running_daemon
+
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models" / "digits"
+        (models / "1").mkdir(parents=True)
+        (models / "1" / "model.onnx").write_bytes((ROOT / "demo/models/digits/1/model.onnx").read_bytes())
+        (models / "model.toml").write_text('mode = "workers"\n')
+        with running_daemon(models.parent, Path(folder) / "state", calibrate=False) as daemon:
+            with RawClient(f"ipc://{folder}/state/infer.sock") as client:
+                metadata = client.result("metadata", model="digits")
+                (tensor,) = metadata["inputs"]
+                shape = [1 if size < 0 else size for size in tensor["shape"]]
+                asked = header("digits", inputs=[{**tensor, "shape": shape}])
+                data = np.zeros(shape, np.float32).tobytes()
+                for _ in range(20):
+                    client.ask(asked, b"", data)
+                idle = follower.record(lambda: time.sleep(IDLE_S))
+                found: dict[tuple[str, str], int] = {}
+                for _ in range(5):  # the beat may fall into one of them
+                    one = follower.record(
+                        lambda: (client.send(asked, b"", data), client.socket.poll(), time.sleep(0.05))
+                    )
+                    client.receive()
+                    found = {key: found.get(key, 0) + times for key, times in one.items()}
+            del daemon
+    return {key: times for key, times in found.items() if key not in idle and times >= 5}
+
+
+def follow_update(follower: Follower) -> dict[tuple[str, str], int]:
+    """One release from check to commit, installed in the place of another."""
+    from tests.contract.updated_device import Fleet
+
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Fleet(Path(folder))
+        with fleet.device() as device:
+            fleet.release(1)
+            device.outcome()
+            fleet.release(2)
+            idle = follower.record(lambda: time.sleep(IDLE_S))
+            found = dict(follower.record(device.outcome))
+    return {key: times for key, times in found.items() if key not in idle}
+
+
+def report(*, lists_calls: bool = False) -> str:
+    """Everything, as lines."""
+    figures = count()
+    follower = Follower()
+    follower.install()
+    try:
+        request, update = follow_request(follower), follow_update(follower)
+    finally:
+        follower.remove()
+    lines = [
+        f"lines: {figures.lines}",
+        f"files: {figures.files} (under 40 lines: {figures.small_files})",
+        f"modules with one importer next door: {len(figures.next_door)}",
+        f"class names used twice: {len(figures.repeated_classes)} {' '.join(figures.repeated_classes)}",
+        f'docstrings "See X.": {len(figures.see_docstrings)}',
+        f"callables handed to constructors: {len(figures.callables)}",
+    ]
+    for name, calls in (("a worker request", request), ("an update from check to commit", update)):
+        lines.append(f"{name}: {len({file for file, _ in calls})} files, {len(calls)} functions")
+        if lists_calls:
+            lines += [f"  {file}: {function}" for file, function in calls]
+    if lists_calls:
+        lines += ["one importer next door:", *(f"  {each}" for each in figures.next_door)]
+        lines += ["callables:", *(f"  {each}" for each in figures.callables)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the report."""
+    parser = argparse.ArgumentParser(description="how large the house is")
+    parser.add_argument("--calls", action="store_true", help="list the functions on the way")
+    print(report(lists_calls=parser.parse_args().calls))
+
+
+if __name__ == "__main__":
+    main()

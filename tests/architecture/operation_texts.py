@@ -1,0 +1,99 @@
+"""Writes the clients' methods and the documents' table from the rows of `wire.operations`.
+
+`python -m tests.architecture.operation_texts` renews them between their markers; test_operations.py holds them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from edge_runtime.wire.operations import OPERATIONS, Operation, Parameter, Scope
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "operations: begin", "operations: end"
+WIDTH = 120
+
+CLIENTS = {
+    "edge_runtime/client/zmq_client.py": "Client",
+    "edge_runtime/client/asyncio_client.py": "AsyncClient",
+    "edge_runtime/client/mqtt_client.py": "MqttClient",
+    "edge_runtime/client/oip_client.py": "OipClient",
+}
+PAGE = "docs/clients.md"
+
+
+def main() -> None:
+    """Renew every text that is made from the table."""
+    for path, text in texts().items():
+        (ROOT / path).write_text(text)
+
+
+def texts() -> dict[str, str]:
+    """The files that hold such a text, by path, as they should be."""
+    found = {path: _renewed(path, methods(client)) for path, client in CLIENTS.items()}
+    return {**found, PAGE: _renewed(PAGE, table())}
+
+
+def table() -> str:
+    """The operations as a table in Markdown."""
+    lines = ["| operation | scope | parameters | command | what it does |", "|---|---|---|---|---|"]
+    for row in OPERATIONS.values():
+        parameters = ", ".join(_parameter_text(each) for each in row.parameters)
+        command = f"`edge-runtime {row.command}`" if row.command else ""
+        lines.append(f"| `{row.name}` | {row.scope.value} | {parameters} | {command} | {row.summary} {row.notes} |")
+    return "\n".join(line.replace("  |", " |") for line in lines) + "\n"
+
+
+def methods(client: str) -> str:
+    """The methods of one client: all, or over MQTT those that change nothing."""
+    rows = [
+        row for row in OPERATIONS.values() if row.has_method and (row.scope is Scope.INFER or client != "MqttClient")
+    ]
+    return "\n".join(_method(row, client) for row in rows)
+
+
+def _method(row: Operation, client: str) -> str:
+    is_async = client == "AsyncClient"
+    # Client describes each operation whole; the others have its first sentence.
+    head, docstring = _signature(row, is_async=is_async), _docstring(row, is_whole=client == "Client")
+    values = "".join(f", {each.name}={each.name}" for each in row.parameters)
+    timeout = ", timeout_ms" if row.scope is Scope.CONTROL else ""
+    call = f'{"await " if is_async else ""}self._call("{row.name}"{timeout}{values})'
+    body = call if row.result == "Any" else f'cast("{row.result}", {call})'
+    return f"{head}\n{textwrap.indent(docstring, ' ' * 8)}\n        return {body}\n"
+
+
+def _signature(row: Operation, *, is_async: bool) -> str:
+    parts = ["self", *(_parameter_code(each) for each in row.parameters)]
+    if row.scope is Scope.CONTROL:
+        parts += ["*", "timeout_ms: float | None = None"]
+    return f"    {'async ' if is_async else ''}def {row.name}({', '.join(parts)}) -> {row.result}:"
+
+
+def _parameter_code(parameter: Parameter) -> str:
+    kind = "str | os.PathLike[str]" if parameter.kind is Path else parameter.kind.__name__
+    return f"{parameter.name}: {kind}" if parameter.is_required else f"{parameter.name}: {kind} | None = None"
+
+
+def _parameter_text(parameter: Parameter) -> str:
+    return f"`{parameter.name}`" if parameter.is_required else f"`{parameter.name}`?"
+
+
+def _docstring(row: Operation, *, is_whole: bool) -> str:
+    described = [f"{each.name}: {each.summary}." for each in row.parameters if not each.in_header]
+    notes = " ".join([row.notes, *described]).strip()
+    if not notes or not is_whole:
+        return f'"""{row.summary}"""'
+    return f'"""{row.summary}\n\n{textwrap.fill(notes, WIDTH - 8)}\n"""'
+
+
+def _renewed(path: str, made: str) -> str:
+    """A file with the text between its markers replaced."""
+    text = (ROOT / path).read_text()
+    begin, end = text.index("\n", text.index(BEGIN)) + 1, text.rindex("\n", 0, text.index(END)) + 1
+    return f"{text[:begin]}\n{made}\n{text[end:]}"
+
+
+if __name__ == "__main__":
+    main()

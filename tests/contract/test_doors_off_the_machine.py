@@ -1,0 +1,95 @@
+"""HTTP and gRPC where other machines reach them: TLS, and tokens that say who may do what, through Triton's clients."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.config.tokens import TokenFile
+from tests.contract.running_daemon import put_model, running_daemon
+from tests.fakes.certificates import Certificates
+from tests.models import onnx_models
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Certificates, tokens by name, and a daemon whose doors use both."""
+    folder = tmp_path_factory.mktemp("site")
+    put_model(folder / "models", "mlp", onnx_models.mlp)
+    certificates = Certificates(folder)
+    known, tokens = TokenFile(), {"stranger": "ert_unknown"}
+    for name, may in (("camera", ("infer",)), ("boss", ("infer", "control"))):
+        known, tokens[name] = known.with_token(name, may)
+    (folder / "tokens.toml").write_text(known.text())
+    said = {
+        "endpoint": "0.0.0.0:0",
+        "cert_file": str(certificates.server),
+        "key_file": str(certificates.server_key),
+        "tokens_file": str(folder / "tokens.toml"),
+    }
+    doors = {"http": HttpSettings(**said), "grpc": GrpcSettings(**said)}
+    with running_daemon(folder / "models", folder / "run", **doors) as daemon:
+        yield certificates, tokens, daemon
+
+
+def status(site, path, name=None, method="GET"):
+    certificates, tokens, daemon = site
+    url = daemon.http.endpoints[0].replace("0.0.0.0", "localhost") + path
+    headers = {} if name is None else {"Authorization": f"Bearer {tokens[name]}"}
+    context = ssl.create_default_context(cafile=str(certificates.ca))
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, None, headers, method=method), context=context) as told:
+            return told.status, None
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["code"]
+
+
+def test_who_has_no_token_learns_over_http_that_the_daemon_lives_and_nothing_else(site):
+    assert status(site, "/v2/health/live") == (200, None)
+    assert status(site, "/v2/health/ready") == (200, None)
+    assert status(site, "/v2") == (401, "unauthenticated")
+    assert status(site, "/v2", "stranger") == (401, "unauthenticated")
+
+
+def test_a_tokens_rights_hold_over_http(site):
+    load = "/v2/repository/models/mlp/load"
+    assert status(site, "/v2", "camera") == (200, None)
+    assert status(site, load, "camera", "POST") == (403, "forbidden")
+    assert status(site, load, "boss", "POST") == (200, None)
+
+
+@pytest.fixture
+def client(site):
+    certificates, _, daemon = site
+    address = daemon.grpc.endpoints[0].removeprefix("grpcs://").replace("0.0.0.0", "localhost")
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(certificates.ca)) as client:
+        yield client
+
+
+def bearer(site, name):
+    return {"authorization": f"Bearer {site[1][name]}"}
+
+
+def test_who_has_no_token_learns_over_grpc_that_the_daemon_lives_and_nothing_else(site, client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    for headers in (None, bearer(site, "stranger")):
+        with pytest.raises(InferenceServerException) as caught:
+            client.get_model_metadata("mlp", headers=headers)
+        assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
+
+
+def test_a_tokens_rights_hold_over_grpc(site, client):
+    assert client.get_model_metadata("mlp", headers=bearer(site, "camera")).name == "mlp"
+    with pytest.raises(InferenceServerException) as caught:
+        client.load_model("mlp", headers=bearer(site, "camera"))
+    assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+    client.load_model("mlp", headers=bearer(site, "boss"))

@@ -1,0 +1,202 @@
+"""Functions that a child calls in tests: good ones, and ones that misbehave in each way that has a text."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.registry import backend
+from edge_runtime.errors import LoadFailed
+from edge_runtime.sandbox.confinement import Confinement
+from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.process_memory import limited_memory
+
+
+class Work(Struct, frozen=True):
+    """What to do. place: a fifo."""
+
+    name: str = ""
+    place: str = ""
+    amount: int = 0
+
+
+class Sum(Struct, frozen=True):
+    """A result."""
+
+    total: int
+
+
+def add(task: Work, progress: ShowProgress) -> Sum:
+    for done in range(4):
+        progress("adding", done / 4)
+    progress("resting")
+    return Sum(sum(range(task.amount)))
+
+
+def misbehave(task: Work, _: ShowProgress) -> Sum:
+    match task.name:
+        case "crash":
+            print("double free", file=sys.stderr, flush=True)
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            print("half an installation", flush=True)
+            os._exit(3)
+        case "hang":
+            time.sleep(600)
+        case "raise":
+            raise LoadFailed("no such operator")
+        case "surprise":
+            raise KeyError("unknown operator")
+        case "print":
+            print('{"type":"result","result":{"total":7}}', flush=True)
+            os.write(2, b"x" * (1 << 20))
+        case "hungry":
+            memory = bytearray(400 << 20)
+            memory[::4096] = b"x" * len(memory[::4096])
+            time.sleep(600)
+        case "limited":
+            with limited_memory(64 << 20, besides=64 << 20):
+                return Sum(len(bytearray(1 << 30)))
+        case "leave":
+            held = os.open(task.place, os.O_WRONLY)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[held])
+        case "flood":
+            endless = "import os\nwhile True: os.write(1, b'x' * 65536)"
+            subprocess.Popen([sys.executable, "-c", endless], start_new_session=True)
+            time.sleep(float(task.amount))
+        case "large":
+            raise LoadFailed("x" * (4 << 20))
+    return Sum(1)
+
+
+def describe(task: Work, _: ShowProgress) -> dict[str, str]:
+    """What a child sees of itself."""
+    facts = {
+        "core": str(resource.getrlimit(resource.RLIMIT_CORE)),
+        "parent": str(os.getppid()),
+        "niceness": str(os.nice(0)),
+        "folder": str(Path.cwd()),
+        "key": os.environ.get("MY_KEY", ""),
+        "stdin": repr(sys.stdin.buffer.read()),
+    }
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("NoNewPrivs:"):
+            facts["no_new_privileges"] = line.split()[1]
+    for name, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6), ("unix", socket.AF_UNIX)):
+        try:
+            socket.socket(family).close()
+            facts[name] = "allowed"
+        except OSError as error:
+            facts[name] = str(error.strerror)
+    return facts
+
+
+def count_lines(task: Work, _: ShowProgress) -> None:
+    """Live on: answer each byte on an inherited socket with the number of bytes so far."""
+    with socket.socket(fileno=task.amount) as channel:
+        count = 0
+        while channel.recv(1):
+            count += 1
+            channel.send(bytes((count,)))
+
+
+class Attempt(Struct, frozen=True):
+    """Steps to try, each a name and a place. folder, parent: of the confinement of a forked process; 0: its own."""
+
+    steps: list[tuple[str, str]]
+    folder: str = ""
+    parent: int = 0
+
+
+def attempt(task: Attempt, _: ShowProgress) -> list[str]:
+    """What came of each step: "" where it could be done, else the error's name."""
+    return [_attempted(name, place) for name, place in task.steps]
+
+
+def attempt_forked(task: Attempt, progress: ShowProgress) -> list[str]:
+    """The same, in a process that this one forks and that confines itself, as a prepared parent's are."""
+    held = bytearray(64 << 20)
+    reader, writer = os.pipe()
+    parent = task.parent or os.getpid()
+    child = os.fork()
+    if child == 0:
+        Confinement(parent, reads=(task.folder,), memory_bytes=32 << 20).apply()
+        os.write(writer, json.dumps(attempt(task, progress)).encode())
+        os._exit(0)
+    os.close(writer)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != 0:
+        raise RuntimeError(f"exit status {status}")
+    with os.fdopen(reader, "rb") as report:
+        result: list[str] = json.load(report)
+    return result if held else []
+
+
+def _attempted(name: str, place: str) -> str:
+    try:
+        _try(name, place)
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
+    except Exception as error:  # noqa: BLE001  its name is what is asked for
+        return type(error).__name__
+    return ""
+
+
+def _try(name: str, place: str) -> None:
+    path = Path(place)
+    match name:
+        case "read":
+            path.open("rb").read(16)
+        case "list":
+            list(path.iterdir())
+        case "write":
+            path.open("ab").write(b"x")
+        case "truncate":
+            os.truncate(path, 0)
+        case "make":
+            path.mkdir()
+        case "remove":
+            path.unlink()
+        case "rename":
+            path.rename(path.with_name("renamed"))
+        case "connect":
+            with socket.socket(socket.AF_UNIX) as door:
+                door.connect(place.replace("@", "\0"))
+        case "kill":
+            os.kill(int(place), signal.SIGKILL)
+        case "memory":
+            Path(f"/proc/{place}/mem").open("rb").close()
+        case "environment":
+            Path(f"/proc/{place}/environ").read_bytes()
+        case "trace":
+            _checked(ctypes.CDLL(None, use_errno=True).ptrace(0x4206, int(place), 0, 0))  # PTRACE_SEIZE
+        case "limit":
+            resource.prlimit(int(place), resource.RLIMIT_CPU, (1, 1))
+        case "take":
+            bytearray(int(place))
+        case "unlimit":
+            resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        case _:
+            library, _, cache = name.partition(":")
+            extra = {"CACHE_DIR": cache} if cache else {}
+            instance = backend(library).load(path, LoadOptions(extra=extra))
+            instance.close()
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "")

@@ -1,0 +1,130 @@
+"""A host reads a client's region where it is, and keeps nothing of one that ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.host_instance import HostedBackend, HostInstance
+from edge_runtime.backends.hosts import Hosts
+from edge_runtime.backends.registry import backend
+from edge_runtime.errors import HostEnded
+from edge_runtime.messages import RegionPlace, TensorHeader
+from edge_runtime.regions import RegionBounds, RegionOwner, Regions
+from edge_runtime.tensors import Array
+from tests.models import onnx_models
+
+NBYTES = 1 << 20
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    made = Regions(RegionBounds(1 << 30, 1 << 30, 1 << 30))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hosts(regions: Regions) -> Iterator[Hosts]:
+    made = Hosts(regions=regions)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def instance(tmp_path: Path, hosts: Hosts) -> Iterator[HostInstance]:
+    made = HostedBackend(backend("onnxruntime"), hosts).load(onnx_models.mlp(tmp_path), LoadOptions())
+    made.finish_warm_up()
+    yield made
+    made.close()
+
+
+def shared(owner: RegionOwner, number: int, offset: int, x: Array) -> Array:
+    """Write an array into a region, and view it as a request's input."""
+    owner.regions[number].data[offset : offset + x.nbytes] = np.frombuffer(x.tobytes(), np.uint8)
+    return owner.input(TensorHeader("x", "FP32", x.shape, RegionPlace(number, offset))).array
+
+
+def mapped_regions(instance: HostInstance) -> int:
+    """How many regions the host maps."""
+    return Path(f"/proc/{instance.host.pid}/maps").read_text().count("edge-runtime-region")
+
+
+def rows(count: int, seed: int) -> Array:
+    return np.random.default_rng(seed).random((count, 16), np.float32)
+
+
+def test_a_host_maps_a_region_once_and_gives_the_answer_of_each_place(instance: HostInstance, regions: Regions) -> None:
+    owner = regions.add_owner(0)
+    number = regions.allocate(owner, NBYTES)[0]
+    for turn in range(3):
+        for place in range(5):
+            x = rows(2, turn * 5 + place)
+            view = shared(owner, number, place * 4096, x)
+            assert instance.run_parts([[view]], LIMIT_S)[0].tolist() == instance.run({"x": x})[0].tolist()
+    assert mapped_regions(instance) == 1
+
+
+def test_requests_that_run_together_are_joined_from_regions_and_elsewhere(
+    instance: HostInstance, regions: Regions
+) -> None:
+    owner = regions.add_owner(0)
+    number = regions.allocate(owner, NBYTES)[0]
+    x = rows(3, 1)
+    parts = [[shared(owner, number, 64, x[:1])], [x[1:2]], [shared(owner, number, 8192, x[2:])]]
+    np.testing.assert_allclose(instance.run_parts(parts, LIMIT_S)[0], instance.run({"x": x})[0], rtol=1e-5)
+
+
+def test_a_region_that_ended_is_unmapped_by_an_idle_host_and_its_memory_is_given_up(
+    instance: HostInstance, regions: Regions
+) -> None:
+    owner = regions.add_owner(0)
+    number, region = regions.allocate(owner, NBYTES)
+    kept = os.dup(region.file.fd)
+    view = shared(owner, number, 0, rows(1, 1))
+    instance.run_parts([[view]], LIMIT_S)
+    del region, view
+    regions.remove_owner(owner)
+    regions.drain()
+    assert regions.snapshot() == {"connections": 0, "regions": 0, "bytes": 0}
+    assert os.fstat(kept).st_blocks == 0
+    os.close(kept)
+    instance.run({"x": rows(1, 2)})  # its host has then taken what was sent before
+    assert mapped_regions(instance) == 0
+
+
+def test_a_region_outlives_its_owner_as_long_as_a_request_uses_it(instance: HostInstance, regions: Regions) -> None:
+    owner = regions.add_owner(0)
+    number = regions.allocate(owner, NBYTES)[0]
+    x = rows(1, 1)
+    view = shared(owner, number, 0, x)
+    regions.remove_owner(owner)
+    got = instance.run_parts([[view]], LIMIT_S)[0]  # outside of an assertion, which would keep the view
+    assert got.tolist() == instance.run({"x": x})[0].tolist()
+    assert regions.snapshot()["regions"] == 1
+    del view
+    regions.drain()
+    assert regions.snapshot()["regions"] == 0
+
+
+def test_the_next_host_is_given_the_region_anew(instance: HostInstance, regions: Regions) -> None:
+    owner = regions.add_owner(0)
+    number = regions.allocate(owner, NBYTES)[0]
+    x = rows(1, 1)
+    view = shared(owner, number, 0, x)
+    want = instance.run_parts([[view]], LIMIT_S)[0].tolist()
+    psutil.Process(instance.host.pid).kill()
+    while True:
+        try:
+            assert instance.run_parts([[view]], LIMIT_S)[0].tolist() == want
+            break
+        except HostEnded:
+            instance.restore()
+    assert mapped_regions(instance) == 1

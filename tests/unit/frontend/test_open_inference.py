@@ -1,0 +1,180 @@
+"""What the doors of the Open Inference Protocol share: requests read from plain fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_runtime.errors import DecodeFailed, NotReady, NotServed, TensorMismatch, Unsupported
+from edge_runtime.frontend.open_inference import OipRequest, infer_header, version_number
+from edge_runtime.frontend.triton_words import classes
+from edge_runtime.wire.oip import RegionPart, error_status, oip_status, readiness_status
+
+INPUT = {"name": "x", "datatype": "FP32", "shape": [1, 16]}
+
+
+def read(version=None, *, timeout_ms=None, **fields) -> OipRequest:
+    return infer_header("mlp", version, {"inputs": [INPUT], **fields}, timeout_ms=timeout_ms)
+
+
+def test_a_request_names_model_version_tensors_and_id():
+    request = read("3", id="a", outputs=[{"name": "y"}, {"name": "z"}])
+    header = request.header
+    assert (header.model, header.version, header.outputs, request.id) == ("mlp", 3, ("y", "z"), "a")
+    assert [(each.name, each.datatype, each.shape) for each in header.inputs] == [("x", "FP32", (1, 16))]
+
+
+def test_no_outputs_mean_all_and_json_is_the_default_form():
+    request = read(outputs=[])
+    assert request.header.outputs is None
+    assert not request.is_binary("y")
+
+
+def test_an_outputs_own_binary_flag_wins_over_the_requests():
+    outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z"}]
+    request = read(parameters={"binary_data_output": True}, outputs=outputs)
+    assert not request.is_binary("y")
+    assert request.is_binary("z")
+
+
+def test_the_smallest_timeout_counts_and_0_microseconds_are_none():
+    assert read(parameters={"timeout": 0}).header.timeout_ms is None
+    assert read(parameters={"timeout": 2_500}).header.timeout_ms == 2.5
+    assert read(parameters={"timeout": 2_500, "timeout_ms": 2}, timeout_ms=7.0).header.timeout_ms == 2.0
+    assert read(parameters={"timeout": 9_000}, timeout_ms=7.0).header.timeout_ms == 7.0
+
+
+@pytest.mark.parametrize(("priority", "taken"), [(0, 0), (1, 1), (9, 9), (10, 9), (2**64 - 1, 9)])
+def test_priority_0_is_the_default_and_one_above_the_levels_is_the_last(priority, taken):
+    assert read(parameters={"priority": priority}).header.priority == taken
+
+
+def test_tensors_in_regions_and_classes_are_told():
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 64}
+    request = infer_header(
+        "mlp",
+        "",
+        {
+            "inputs": [{**INPUT, "parameters": {**place, "shared_memory_offset": 8}}, {**INPUT, "name": "w"}],
+            "outputs": [
+                {"name": "y", "parameters": place},
+                {"name": "z", "parameters": {"classification": 3, "binary_data": True}},
+            ],
+        },
+    )
+    assert request.input_regions == (RegionPart("r", 8, 64), None)
+    assert request.output_regions == {"y": RegionPart("r", 0, 64)}
+    assert request.classes == {"z": 3}
+
+
+def test_unknown_parameters_are_ignored():
+    assert read(parameters={"headers": {"a": 1}}, raw=1).header.parameters == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"inputs": []}, "inputs: got none"),
+        ({"inputs": {}}, "inputs: got dict"),
+        ({"inputs": [1]}, "wanted an object"),
+        ({"inputs": [{**INPUT, "shape": [-1, 16]}]}, "wanted integers of 0 or more"),
+        ({"inputs": [{**INPUT, "shape": [1 << 70]}]}, "wanted integers of 0 or more"),
+        ({"inputs": [{**INPUT, "parameters": {"binary_data_size": -1}}]}, "binary_data_size: got -1"),
+        ({"inputs": [{**INPUT, "parameters": {"binary_data_size": "64"}}]}, "binary_data_size: got str"),
+        ({"inputs": [{**INPUT, "parameters": {"shared_memory_region": "r"}}]}, "a tensor in shared memory has both"),
+        ({"outputs": [{"name": "y"}, {"name": "y"}]}, "each once"),
+        ({"outputs": [{}]}, "outputs: got name None"),
+        ({"parameters": []}, "parameters: got list"),
+        ({"parameters": {"timeout": -1}}, "timeout: got -1"),
+        ({"parameters": {"timeout_ms": float("nan")}}, "timeout_ms: got nan"),
+        ({"id": 7}, "id: got int"),
+    ],
+)
+def test_what_cannot_be_read_is_named(fields, words):
+    with pytest.raises(DecodeFailed) as caught:
+        read(**fields)
+    assert words in str(caught.value)
+
+
+def test_an_unknown_datatype_is_the_callers_fault():
+    with pytest.raises(TensorMismatch):
+        read(inputs=[{**INPUT, "datatype": "FP31"}])
+
+
+def test_sequences_are_refused_by_name_and_their_defaults_are_not():
+    read(parameters={"sequence_id": 0, "sequence_start": False, "sequence_end": False})
+    with pytest.raises(Unsupported, match="sequence_id"):
+        read(parameters={"sequence_id": 7, "sequence_start": True})
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "1.0", "٣", "1" * 40, " 1", True])
+def test_a_version_is_a_positive_integer_in_digits(text):
+    with pytest.raises(DecodeFailed):
+        version_number(text)
+
+
+KEYS = st.sampled_from(
+    (
+        *("id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "timeout", "timeout_ms", "priority"),
+        *("binary_data_size", "binary_data", "classification", "shared_memory_region", "shared_memory_byte_size"),
+    )
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+TENSORS = st.lists(st.fixed_dictionaries({"name": VALUES, "shape": VALUES, "parameters": VALUES}) | VALUES, max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=5), TENSORS, TENSORS)
+def test_any_fields_are_read_or_refused(fields, inputs, outputs):
+    try:
+        request = infer_header("mlp", None, {**fields, "inputs": inputs, "outputs": outputs})
+    except (DecodeFailed, TensorMismatch, Unsupported):
+        return
+    assert len(request.header.inputs) == len(request.input_sizes) == len(request.input_regions) == len(inputs)
+
+
+def test_codes_become_statuses_and_a_model_that_is_not_loaded_is_not_found():
+    assert oip_status("tensor_mismatch") == (400, "INVALID_ARGUMENT")
+    assert oip_status("load_failed") == (500, "INTERNAL")
+    assert error_status(NotReady("loads")) == (503, "UNAVAILABLE")
+    assert error_status(NotServed("unloaded")) == (404, "NOT_FOUND")
+
+
+def test_not_ready_is_400_and_503_while_draining():
+    assert readiness_status({"ready": True}) == 200
+    assert readiness_status({"ready": False, "reason": "models are loading"}) == 400
+    assert readiness_status({"ready": False, "reason": "draining"}) == 503
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "batches", "texts"),
+    [
+        (np.float32([[1, 3, 2]]), "FP32", True, [[b"3.000000:1", b"2.000000:2"]]),
+        (np.float32([2, 2, 2]), "FP32", False, [b"2.000000:0", b"2.000000:1"]),
+        (np.float64([np.nan, -1, np.inf]), "FP64", False, [b"inf:2", b"-1.000000:1"]),
+        (
+            np.array([2**64 - 1, 2**63], np.uint64),
+            "UINT64",
+            False,
+            [b"%d:0" % (2**64 - 1), b"%d:1" % 2**63],
+        ),
+        (np.array([[[1, 2], [3, 4]]], np.int8), "INT8", True, [[b"4:3", b"3:2"]]),
+        (np.array([0x3F80, 0x4000], np.uint16), "BF16", False, [b"2.000000:1", b"1.000000:0"]),
+        (np.empty((1, 0), np.float32), "FP32", True, [[]]),
+    ],
+)
+def test_classes_are_best_first_and_of_equals_the_first(values, kind, batches, texts):
+    found = classes(values, kind, 2, batches=batches)
+    assert found.tolist() == texts
+
+
+@pytest.mark.parametrize("kind", ["BYTES", "BOOL"])
+def test_what_has_no_order_has_no_classes(kind):
+    with pytest.raises(TensorMismatch):
+        classes(np.array([True]), kind, 1, batches=False)

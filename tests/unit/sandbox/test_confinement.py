@@ -1,0 +1,120 @@
+"""A confined child sees of the disk, the network and other processes what its task names, and no more."""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.sandbox.child import run_child
+from edge_runtime.sandbox.landlock import landlock_version
+from tests.fakes.sandboxed_work import Attempt, attempt, attempt_forked
+from tests.models.onnx_models import mlp
+
+LIMIT_S = 60.0
+NEEDED = 6
+"""The version of Landlock that keeps signals in."""
+
+pytestmark = pytest.mark.skipif(landlock_version() < NEEDED, reason=f"the kernel's Landlock is below {NEEDED}")
+
+
+def tried(*steps: tuple[str, object], reads: tuple[Path, ...] = (), writes: tuple[Path, ...] = ()) -> list[str]:
+    """What came of each step in a child: "" where it could be done, else the error's name."""
+    task = Attempt([(name, str(place)) for name, place in steps])
+    ending = run_child(attempt, task, limit_s=LIMIT_S, reads=reads, writes=writes)
+    assert ending.result is not None, ending.reason
+    return ending.result
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two models' version folders, each with a file."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_bytes(b"w")
+    return tmp_path
+
+
+def test_a_child_reads_its_own_folder_and_no_other(models: Path) -> None:
+    steps = [("read", models / "own" / "weights"), ("read", models / "other" / "weights"), ("list", models)]
+    assert tried(*steps, reads=(models / "own",)) == ["", "EACCES", "EACCES"]
+
+
+def test_a_child_reads_what_its_folder_links_to(models: Path) -> None:
+    (models / "own" / "link").symlink_to(models / "other" / "weights")
+    assert tried(("read", models / "own" / "link"), reads=(models / "own",)) == [""]
+
+
+def test_a_child_changes_nothing_but_what_its_task_names(models: Path) -> None:
+    own, work = models / "own", models / "other"
+    kept = [("write", own / "new"), ("write", own / "weights"), ("truncate", own / "weights"), ("make", own / "f")]
+    kept += [("remove", own / "weights"), ("rename", own / "weights")]
+    assert tried(*kept, reads=(own,), writes=(work,)) == ["EACCES"] * 6
+    assert tried(("write", work / "new"), ("make", work / "f"), reads=(own,), writes=(work,)) == ["", ""]
+    assert (own / "weights").read_bytes() == b"w"
+
+
+def test_a_child_does_not_see_keys_of_the_system() -> None:
+    assert tried(("list", "/etc"), ("list", "/root"), ("list", "/home"), ("list", "/var")) == ["EACCES"] * 4
+    assert tried(("read", "/etc/passwd"), ("write", "/dev/null"), ("read", "/proc/cpuinfo")) == [""] * 3
+
+
+def test_a_child_connects_to_nothing_not_even_to_the_daemons_sockets(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as abstract:
+        door.bind(str(tmp_path / "s"))
+        abstract.bind(f"\0edge-runtime-test-{os.getpid()}")
+        for listening in (door, abstract):
+            listening.listen()
+        steps = [("connect", tmp_path / "s"), ("connect", f"@edge-runtime-test-{os.getpid()}")]
+        assert tried(*steps, writes=(tmp_path,)) == ["EACCES"] * 2
+
+
+def test_a_child_neither_signals_nor_reads_nor_limits_the_process_that_made_it() -> None:
+    own = str(os.getpid())
+    steps = [("kill", own), ("memory", own), ("trace", own), ("limit", own), ("environment", own)]
+    assert tried(*steps) == ["EPERM", "EACCES", "EPERM", "EACCES", "EACCES"]
+
+
+def test_a_process_forked_from_a_prepared_parent_confines_itself_and_gets_memory_of_its_own(
+    models: Path,
+) -> None:
+    take = ("take", str(24 << 20))
+    steps = [
+        ("read", f"{models}/own/weights"),
+        ("read", f"{models}/other/weights"),
+        take,
+        ("take", str(64 << 20)),
+        take,
+    ]
+    steps += [("unlimit", ""), ("kill", str(os.getpid()))]
+    task = Attempt(steps, str(models / "own"))
+    ending = run_child(attempt_forked, task, limit_s=LIMIT_S, reads=(models,))
+    assert ending.result == ["", "EACCES", "", "MemoryError", "", "ValueError", "EPERM"], ending.reason
+
+
+def test_a_forked_process_whose_parent_is_gone_ends() -> None:
+    ending = run_child(attempt_forked, Attempt([], parent=1 << 22), limit_s=LIMIT_S)
+    assert ending.reason == "RuntimeError: exit status 1"
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_a_library_loads_and_runs_a_model_in_a_child_that_sees_its_folder_only(tmp_path: Path, name: str) -> None:
+    if find_spec(name) is None:  # importing it here would start its threads
+        pytest.skip(f"no {name}")
+    version = tmp_path / "m" / "1"
+    mlp(version)
+    assert tried((name, version / "model.onnx"), reads=(version,)) == [""]
+    assert tried((name, version / "model.onnx")) == ["LoadFailed"]
+
+
+def test_openvino_keeps_its_cache_where_a_child_may_write(tmp_path: Path) -> None:
+    if find_spec("openvino") is None:
+        pytest.skip("no openvino")
+    version, cache = tmp_path / "m" / "1", tmp_path / "cache"
+    mlp(version)
+    cache.mkdir()
+    assert tried((f"openvino:{cache}", version / "model.onnx"), reads=(version,), writes=(cache,)) == [""]
+    assert list(cache.iterdir())

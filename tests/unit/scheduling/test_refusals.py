@@ -1,0 +1,140 @@
+"""Which refusals are held, for how long, and that each is told once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edge_runtime.errors import Cancelled, DeadlineUnmeetable, QueueFull
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.policy import REFUSAL_BURST_S, REFUSAL_SHARE, hold_refusal_until_s, refusal_cost_s
+from edge_runtime.scheduling.refusals import MOST_ACCOUNTS, MOST_HELD_OF_SENDER, Refusals
+from edge_runtime.scheduling.worker import WorkerPool
+from tests.fakes.clock import FakeClock
+from tests.fakes.requests import KeptReply, request_of
+
+IMAGE_BYTES = 600_000
+FREE = int(REFUSAL_BURST_S * REFUSAL_SHARE / refusal_cost_s(IMAGE_BYTES))
+"""Refusals of one image each that are told at once."""
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def dispatcher(clock):
+    return Dispatcher(clock, cores=1)
+
+
+def refuse(dispatcher, clock, *, sender="greedy", retry_after_ms=50.0, timeout_s=1.0, nbytes=IMAGE_BYTES):
+    reply = KeptReply()
+    request = request_of(
+        [b"tensor"], reply, sender=sender, nbytes=nbytes, arrived_s=clock.monotonic_s(), timeout_s=timeout_s
+    )
+    dispatcher.refuse(request, DeadlineUnmeetable("too late", retry_after_ms=retry_after_ms))
+    return request
+
+
+def told(requests):
+    return [request for request in requests if request.reply.end is not None]
+
+
+@pytest.mark.parametrize(
+    ("what", "paid_until_s", "retry_s", "deadline_s", "until_s"),
+    [
+        ("within its share it is told at once", 100.0 + REFUSAL_BURST_S, 0.5, 101.0, 100.0),
+        ("over it, when the time that it tells is over", 100.1 + REFUSAL_BURST_S, 0.5, 101.0, 100.5),
+        ("and the sender is within its share again", 100.7 + REFUSAL_BURST_S, 0.5, 101.0, 100.7),
+        ("but not after the deadline", 105.0 + REFUSAL_BURST_S, 0.5, 101.0, 101.0),
+    ],
+)
+def test_how_long_a_refusal_is_held(what, paid_until_s, retry_s, deadline_s, until_s):
+    assert hold_refusal_until_s(paid_until_s, retry_s, deadline_s, 100.0) == pytest.approx(until_s), what
+
+
+def test_refusals_are_told_at_once_until_they_cost_too_much(dispatcher, clock):
+    requests = [refuse(dispatcher, clock) for _ in range(FREE + 10)]
+
+    assert told(requests) == requests[:FREE]
+    assert [len(request.tensors) + len(request.inputs) for request in requests[FREE:]] == [0] * 10
+    assert dispatcher.due_refusals()[0] == []
+
+
+def test_a_held_refusal_is_told_when_its_time_is_over_and_asks_for_no_more_patience(dispatcher, clock):
+    requests = [refuse(dispatcher, clock) for _ in range(FREE + 1)]
+    due, again_at_s = dispatcher.due_refusals()
+    assert (due, again_at_s) == ([], pytest.approx(clock.monotonic_s() + 0.050))
+
+    clock.advance(0.051)
+    (due,), again_at_s = dispatcher.due_refusals()
+    due.complete()
+
+    assert due is requests[-1]
+    assert isinstance(due.reply.end, DeadlineUnmeetable)
+    assert due.reply.end.retry_after_ms == 0.0
+    assert again_at_s == math.inf
+
+
+def test_a_sender_that_asks_again_at_once_is_refused_at_the_rate_that_its_share_pays(dispatcher, clock):
+    """64 in flight, each sent again the moment it is refused, for 20 s."""
+    refusals, in_flight = 0, [refuse(dispatcher, clock, retry_after_ms=1.0) for _ in range(64)]
+    for _ in range(20_000):
+        clock.advance(0.001)
+        for request in dispatcher.due_refusals()[0]:
+            request.complete()
+        ended = told(in_flight)
+        refusals += len(ended)
+        in_flight = [request for request in in_flight if request.reply.end is None]
+        in_flight += [refuse(dispatcher, clock, retry_after_ms=1.0) for _ in ended]
+
+    assert refusals * refusal_cost_s(IMAGE_BYTES) <= (20 + 2 * REFUSAL_BURST_S) * REFUSAL_SHARE
+    assert refusals >= 20 * 0.8 * REFUSAL_SHARE / refusal_cost_s(IMAGE_BYTES)
+
+
+def test_one_sender_has_no_other_refusal_held(dispatcher, clock):
+    for _ in range(FREE + 10):
+        refuse(dispatcher, clock)
+
+    assert told([refuse(dispatcher, clock, sender="polite")])
+
+
+def test_a_sender_that_was_quiet_is_told_at_once_again(dispatcher, clock):
+    for _ in range(FREE + 10):
+        refuse(dispatcher, clock)
+    clock.advance(2 * REFUSAL_BURST_S)
+
+    assert told([refuse(dispatcher, clock)])
+
+
+def test_held_refusals_are_told_when_the_daemon_stops(dispatcher, clock):
+    requests = [refuse(dispatcher, clock) for _ in range(FREE + 10)]
+
+    WorkerPool(dispatcher, clock).close()
+
+    assert told(requests) == requests
+    assert told([refuse(dispatcher, clock)]), "and none is held any more"
+
+
+def test_those_of_a_sender_that_is_gone_leave(dispatcher, clock):
+    requests = [refuse(dispatcher, clock) for _ in range(FREE + 10)]
+
+    assert dispatcher.drop("greedy") == 10
+    assert told(requests) == requests
+    assert all(isinstance(request.reply.end, Cancelled) for request in requests[FREE:])
+    assert dispatcher.due_refusals() == ([], math.inf)
+
+
+def test_what_is_held_is_bounded(clock):
+    refusals = Refusals()
+    for index in range(FREE + MOST_HELD_OF_SENDER + 10):
+        request = request_of([], nbytes=IMAGE_BYTES, arrived_s=clock.monotonic_s(), sender="greedy")
+        is_held = refusals.hold(request, QueueFull("full"), clock.monotonic_s())
+        assert is_held == (FREE <= index < FREE + MOST_HELD_OF_SENDER), index
+    for index in range(2 * MOST_ACCOUNTS):
+        request = request_of([], arrived_s=clock.monotonic_s(), sender=index)
+        assert not refusals.hold(request, QueueFull("full"), clock.monotonic_s())
+
+    assert len(refusals) == MOST_HELD_OF_SENDER

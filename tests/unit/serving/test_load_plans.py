@@ -1,0 +1,190 @@
+"""What would be tried to load a version is known without loading it: backends in the profile's order, with options.
+
+And which of those that were passed over a healthy model's owner is told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.backends.base import Backend
+from edge_runtime.backends.library_import import not_installed
+from edge_runtime.backends.registry import backend
+from edge_runtime.errors import LoadFailed
+from edge_runtime.profiles.profile import BackendChoice
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.walk import scan
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
+from edge_runtime.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.models.onnx_models import mlp, mlp_int8
+
+CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
+
+
+def loader(
+    choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend
+) -> VersionLoader:
+    clock = FakeClock()
+    return VersionLoader(
+        choices=choices,
+        backend=cache(make_backend),
+        hosted=cache(make_backend),
+        isolation="auto",
+        limits=ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20),
+        dispatcher=Dispatcher(clock, 4, 0.05),
+        clock=clock,
+        metrics=Metrics(),
+    )
+
+
+def model(folder: Path, settings: str = "") -> ModelFolder:
+    mlp(folder / "mlp" / "1")
+    (folder / "mlp" / "model.toml").write_text(settings)
+    return scan(folder).models["mlp"]
+
+
+def test_candidates_are_in_the_profiles_order_with_its_options(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    found = loader().plans(folder, folder.versions[1])
+    assert [(each.backend, each.artifact) for each in found] == [
+        (name, tmp_path / "mlp" / "1" / "model.onnx") for name in ("openvino", "onnxruntime")
+    ]
+    assert [(each.options.precision, each.options.threads, each.options.concurrency) for each in found] == [
+        ("bf16", 1, 4),
+        ("", 2, 2),
+    ]
+
+
+def test_a_models_own_settings_come_before_the_profiles(tmp_path: Path) -> None:
+    folder = model(tmp_path, "backend = 'onnxruntime'\nthreads = 3\ninstances = 1\n")
+    (only,) = loader().plans(folder, folder.versions[1])
+    assert (only.backend, only.options.threads, only.options.concurrency) == ("onnxruntime", 3, 1)
+
+
+def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: Path) -> None:
+    folder = model(tmp_path, "backend = 'tensorflow'\n")
+    with pytest.raises(LoadFailed, match="there is no backend 'tensorflow'"):
+        loader().plans(folder, folder.versions[1])
+
+
+def test_what_another_library_saved_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    file = tmp_path / "m" / "1" / "model.pt"
+    file.write_bytes(b"PK")
+    folder = scan(tmp_path).models["m"]
+    said = rf"1 holds model\.pt; wanted .*; model\.pt is a PyTorch model: edge-runtime convert {file} --to onnx$"
+    with pytest.raises(LoadFailed, match=said):
+        loader().plans(folder, folder.versions[1])
+
+
+def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
+    folder = scan(tmp_path).models["m"]
+    with pytest.raises(LoadFailed, match=r"model m version 1: .*/1/model\.onnx: is a folder; wanted a file"):
+        loader().plans(folder, folder.versions[1])
+
+
+# ---- what a healthy model's owner is told ---------------------------------------------------------------------------
+
+
+def without_openvino(name: str) -> Backend:
+    """The registry of a device without OpenVINO's library."""
+    if name == "openvino":
+        raise not_installed("openvino", "openvino")
+    return backend(name)
+
+
+ON_GPU = BackendChoice(name="tensorrt", device="GPU")
+ON_CPU = BackendChoice(name="openvino", device="CPU")
+
+
+@pytest.mark.parametrize(
+    ("passed", "runs_on", "told"),
+    [
+        (PassedOver(ON_CPU, "is not installed", is_absent=True), "CPU", []),
+        (PassedOver(ON_GPU, "is not installed", is_absent=True), "CUDA:0", []),
+        (PassedOver(ON_GPU, "is not installed", is_absent=True), "CPU", ["tensorrt: is not installed"]),
+        (PassedOver(ON_CPU, "cannot read it"), "CPU", ["openvino: cannot read it"]),
+    ],
+    ids=["as it was set up", "another library on the GPU", "the CPU in place of the GPU", "it tried and failed"],
+)
+def test_a_library_that_is_not_there_is_told_of_only_where_slower_hardware_stands_in_for_it(
+    passed: PassedOver, runs_on: str, told: list[str]
+) -> None:
+    assert worth_telling([passed], runs_on) == told
+
+
+def test_a_model_that_the_next_backend_serves_well_has_no_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model(tmp_path)
+    with caplog.at_level("DEBUG", "edge_runtime.serving.loading"):
+        loaded = loader(make_backend=without_openvino).load(folder, folder.versions[1])
+    assert loaded.note == ""
+    assert "openvino is not installed" in caplog.records[-1].__dict__["passed_over"]
+
+
+def test_a_model_whose_first_backend_is_there_and_cannot_load_it_says_so(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    broken = BackendChoice(name="onnxruntime", extra={"no such option": "1"}, device="no such device")
+    choices = (broken, BackendChoice(name="onnxruntime"))
+    note = loader(choices).load(folder, folder.versions[1]).note
+    assert note.startswith("onnxruntime: ")
+    assert "no such device" in note.lower()
+
+
+def test_a_failed_load_tells_of_the_library_that_tried_before_the_one_that_is_not_there(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    (tmp_path / "mlp" / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(LoadFailed, match=r"^onnxruntime: .*; openvino: openvino is not installed"):
+        loader(make_backend=without_openvino).load(folder, folder.versions[1])
+
+
+def test_a_backend_that_a_model_asks_for_by_name_and_that_is_not_there_fails_it(tmp_path: Path) -> None:
+    folder = model(tmp_path, "backend = 'openvino'\n")
+    with pytest.raises(LoadFailed, match="openvino is not installed; install it with"):
+        loader(make_backend=without_openvino).load(folder, folder.versions[1])
+
+
+INT8_THEN_PLAIN = (BackendChoice(name="openvino", precision="int8"), BackendChoice(name="openvino"))
+
+
+def test_a_profile_that_asks_for_int8_gets_the_variant_and_the_plain_model_after_it(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    mlp_int8(tmp_path / "mlp" / "1")
+    folder = scan(tmp_path).models["mlp"]
+    found = loader(INT8_THEN_PLAIN).plans(folder, folder.versions[1])
+    assert [(each.artifact.name, each.options.precision) for each in found] == [
+        ("model.int8.onnx", "int8"),
+        ("model.onnx", ""),
+    ]
+    assert [each.artifact.name for each in loader().plans(folder, folder.versions[1])] == ["model.onnx"] * 2
+
+
+def test_what_was_loaded_for_int8_runs_in_int8_and_says_so(tmp_path: Path) -> None:
+    model(tmp_path)
+    mlp_int8(tmp_path / "mlp" / "1")
+    folder = scan(tmp_path).models["mlp"]
+    loaded = loader(INT8_THEN_PLAIN).load(folder, folder.versions[1])
+    assert (loaded.servable.layouts.narrow.precision, loaded.artifact.name) == ("int8", "model.int8.onnx")
+    loaded.servable.close(0.0)
+
+
+def test_a_version_without_an_int8_file_goes_to_the_next_choice_and_says_why(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    loaded = loader(INT8_THEN_PLAIN).load(folder, folder.versions[1])
+    assert loaded.servable.layouts.narrow.precision == "f32"
+    assert "precision int8 was asked for" in loaded.note
+    loaded.servable.close(0.0)
+
+
+def test_an_owner_who_asks_for_int8_gets_nothing_else(tmp_path: Path) -> None:
+    folder = model(tmp_path, "precision = 'int8'\nbackend = 'onnxruntime'\n")
+    with pytest.raises(LoadFailed, match=r"the model holds f32: .*Put model\.int8\.onnx beside it"):
+        loader().load(folder, folder.versions[1])

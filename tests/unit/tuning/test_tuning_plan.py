@@ -1,0 +1,321 @@
+"""What a tune measures, in which order, and what it chooses: decided without measuring anything."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.errors import ConfigError
+from edge_runtime.profiles.facts import Facts
+from edge_runtime.profiles.profile import BackendChoice
+from edge_runtime.tuning.candidates import (
+    MEASURED,
+    PLAIN,
+    Candidate,
+    Offer,
+    ThreadLayout,
+    Way,
+    row_layouts,
+    thread_layouts,
+    ways,
+)
+from edge_runtime.tuning.options import Objective, parse_duration, parse_objective, parse_share
+from edge_runtime.tuning.plan import (
+    FINALISTS,
+    MAX_PROBES,
+    PRECISION,
+    Merits,
+    RateSearch,
+    Space,
+    TuneStep,
+    choose,
+    front_of,
+    is_eligible,
+    next_step,
+    pareto_front,
+)
+from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
+
+ORT, VINO = BackendChoice(name="onnxruntime", device="CPU"), BackendChoice(name="openvino", device="CPU")
+BOTH = {"onnxruntime": Offer(True, frozenset(("int8",))), "openvino": Offer(True, frozenset(("int8",)))}
+SLO = Objective(0.99, 0.02)
+
+
+def facts(*flags: str) -> Facts:
+    return Facts(
+        architecture="x86_64", cpu_flags=flags, cores=2, cores_online=2, memory_bytes=None,
+        memory_total_bytes=None,
+    )  # fmt: skip
+
+
+# ---- what is asked for ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "objective"),
+    [("p99=20ms", Objective(0.99, 0.02)), ("P95=1.5s", Objective(0.95, 1.5)), (" p50=0.5ms ", Objective(0.5, 0.0005))],
+)
+def test_an_objective_is_a_quantile_and_a_time(text: str, objective: Objective) -> None:
+    assert parse_objective(text) == objective
+    assert parse_objective(str(objective)) == objective
+
+
+@pytest.mark.parametrize(
+    "text", ["", "20ms", "p99=20", "p98=20ms", "p99=0ms", "p99=-1ms", "p99=1e3ms", "p99=20m", "p99=9999s"]
+)
+def test_what_is_no_objective_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(ConfigError, match="--slo: got"):
+        parse_objective(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0", 0.0), ("0.01", 0.01), ("100%", 1.0)])
+def test_a_drop_is_a_share(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "-1%", "101%", "1.5", "half", "nan", "%"])
+def test_what_is_no_share_says_what_is_wanted(text: str) -> None:
+    with pytest.raises(ConfigError, match="--accuracy-drop: got"):
+        parse_share(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+def test_a_time_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+    for wrong in ("", "10", "0s", "-1m", "10d", "169h", "9" * 400 + "h"):
+        with pytest.raises(ConfigError, match="--time: got"):
+            parse_duration(wrong)
+
+
+# ---- candidates -----------------------------------------------------------------------------------------------------
+
+
+def test_what_serves_without_tuning_is_tried_first_then_what_is_usually_quickest() -> None:
+    found = [way.key for way in ways([ORT, VINO], BOTH, facts("avx512_bf16"))]
+    assert found == [
+        "onnxruntime-cpu-plain", "onnxruntime-cpu-int8", "openvino-cpu-int8", "openvino-cpu-bf16", "openvino-cpu-plain",
+    ]  # fmt: skip
+
+
+def test_a_precision_that_the_cpu_only_emulates_is_not_tried() -> None:
+    offers = {"openvino": Offer(True)}
+    assert [way.precision for way in ways([VINO], offers, facts("avx2"))] == [PLAIN]
+    assert [way.precision for way in ways([VINO], offers, facts("asimdhp", "bf16"))] == [PLAIN, "f16", "bf16"]
+
+
+def test_a_gpu_is_tried_in_half_precision_too() -> None:
+    gpu = BackendChoice(name="openvino", device="GPU.1")
+    assert [way.precision for way in ways([gpu], {"openvino": Offer(True)}, facts())] == [PLAIN, "f16"]
+
+
+def test_a_backend_that_is_not_usable_is_not_tried() -> None:
+    assert ways([ORT, VINO], {"onnxruntime": Offer(True)}, facts()) == [Way("onnxruntime", "CPU")]
+    assert ways([ORT], {}, facts()) == []
+
+
+@given(st.integers(1, 64))
+def test_no_layout_takes_more_cores_than_there_are(cores: int) -> None:
+    layouts = thread_layouts(cores)
+    assert layouts[0] == MEASURED
+    assert len(set(layouts)) == len(layouts)
+    for layout in layouts[1:]:
+        assert layout.threads is not None
+        assert layout.instances is not None
+        assert 1 <= layout.threads * layout.instances <= cores
+
+
+@given(st.integers(1, 300))
+def test_no_batch_limit_is_above_the_hard_one(max_rows: int) -> None:
+    limits = [layout.max_batch_rows for layout in row_layouts(ThreadLayout(1, 2), max_rows)]
+    assert all(rows is not None and 1 <= rows <= max_rows for rows in limits)
+
+
+# ---- the order of measurements --------------------------------------------------------------------------------------
+
+WAYS = tuple(ways([ORT, VINO], BOTH, facts("avx512_bf16")))
+SPEEDS = st.dictionaries(st.sampled_from(WAYS), st.floats(0.1, 1e4), min_size=len(WAYS))
+OUTCOMES = st.sampled_from(["ok", "crashes", "cannot be served", "too slow", "inexact"])
+
+
+def exact(drop: float = 0.0) -> Accuracy:
+    return Accuracy(100, drop, drop, agreement=1 - drop)
+
+
+class Machine:
+    """Answers steps as a device would whose ways have these speeds and troubles."""
+
+    def __init__(self, speeds: dict[Way, float], troubles: dict[Way, str]) -> None:
+        self.speeds, self.troubles = speeds, troubles
+        self.known = TuneResults({}, {}, {})
+        self.taken: list[TuneStep] = []
+
+    def take(self, step: TuneStep) -> None:
+        assert step not in self.taken
+        self.taken.append(step)
+        way, candidate = step.candidate.way, step.candidate
+        trouble = self.troubles.get(way, "ok")
+        rate = self.speeds[way] * (1 + 0.1 * (candidate.layout.threads or 0))
+        if step.kind == "way":
+            reason = "ended by SIGSEGV" if trouble == "crashes" else ""
+            drop = 0.2 if trouble == "inexact" else 0.001
+            drop = 0.0 if way.precision == PLAIN else drop
+            self.known.ways[way] = WayResult(way, reason, way.precision or "f32", "", exact(drop))
+        elif step.kind == "quick":
+            reason = "was not loaded" if trouble == "cannot be served" else ""
+            alone_s = 1.0 if trouble == "too slow" else 0.001
+            self.known.quick[candidate] = QuickLook(candidate, reason, alone_s, 0.0 if reason else rate)
+        else:
+            self.known.full[candidate] = FullMeasurement(candidate, "", rate * 0.9, 0.001, 0.01, 1)
+
+    def run(self, space: Space, steps: int | None = None) -> None:
+        while (step := next_step(space, self.known)) is not None and steps != len(self.taken):
+            self.take(step)
+
+
+def space(drop: float = 0.005, max_rows: int = 64) -> Space:
+    return Space(WAYS, 4, max_rows, SLO, drop)
+
+
+@given(SPEEDS, st.dictionaries(st.sampled_from(WAYS), OUTCOMES), st.sampled_from([0.0, 0.005, 1.0]))
+def test_a_tune_ends_whatever_fails_and_measures_nothing_twice(
+    speeds: dict[Way, float], troubles: dict[Way, str], drop: float
+) -> None:
+    machine = Machine(speeds, troubles)
+    machine.run(space(drop))
+    assert len(machine.taken) <= len(WAYS) * 20
+    assert set(machine.known.ways) == set(WAYS)
+    for full in machine.known.full.values():
+        assert is_eligible(machine.known.ways[full.candidate.way], drop)
+    assert len(machine.known.full) <= FINALISTS + 1
+
+
+@given(SPEEDS, st.dictionaries(st.sampled_from(WAYS), OUTCOMES))
+def test_with_nothing_to_give_up_the_model_as_it_is_is_chosen_at_its_quickest(
+    speeds: dict[Way, float], troubles: dict[Way, str]
+) -> None:
+    machine = Machine(speeds, {way: each for way, each in troubles.items() if way != WAYS[0]})
+    machine.run(space(0.0))
+    chosen = choose(space(0.0), machine.known)
+    assert chosen is not None
+    assert chosen.candidate.way.precision == PLAIN
+    assert chosen.rate >= machine.known.full[space(0.0).baseline].rate
+
+
+@given(SPEEDS, st.dictionaries(st.sampled_from(WAYS), OUTCOMES), st.integers(1, 60))
+def test_a_tune_cut_short_finishes_with_the_best_of_what_it_has_seen(
+    speeds: dict[Way, float], troubles: dict[Way, str], steps: int
+) -> None:
+    machine = Machine(speeds, {way: each for way, each in troubles.items() if way != WAYS[0]})
+    machine.run(space(), max(steps, 2))
+    while (step := next_step(space(), machine.known, is_hurried=True)) is not None:
+        machine.take(step)
+    assert choose(space(), machine.known) is not None
+    hurried = [step for step in machine.taken if step.kind == "full"]
+    assert len(hurried) <= FINALISTS + 1
+
+
+def test_other_layouts_are_looked_at_of_the_quicker_half_only() -> None:
+    machine = Machine({way: 100.0 / (place + 1) for place, way in enumerate(WAYS)}, {})
+    machine.run(space())
+    looked = {step.candidate.way for step in machine.taken if step.candidate.layout != MEASURED}
+    assert looked == set(WAYS[:3])
+
+
+def test_a_model_that_does_not_batch_is_tried_without_batch_limits() -> None:
+    machine = Machine(dict.fromkeys(WAYS, 1.0), {})
+    machine.run(space(max_rows=1))
+    assert all(step.candidate.layout.max_batch_rows is None for step in machine.taken)
+
+
+# ---- accuracy that may be given up ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "accuracy", "drop", "eligible"),
+    [
+        ("int8", exact(0.004), 0.005, True),
+        ("int8", exact(0.006), 0.005, False),
+        ("int8", exact(0.0), 0.0, False),
+        (PLAIN, exact(0.0), 0.0, True),
+        ("int8", Accuracy(100, 9, 9, 0.5, correct=0.98, reference_correct=0.984), 0.005, True),
+        ("int8", Accuracy(100, 0, 0, 1.0, correct=0.97, reference_correct=0.984), 0.005, False),
+        ("int8", Accuracy(100, 0.5, 0.002), 0.005, True),
+        ("int8", Accuracy(100, 0.5, 0.02), 0.005, False),
+    ],
+)
+def test_an_engine_may_be_chosen_within_the_drop(
+    precision: str, accuracy: Accuracy, drop: float, eligible: bool
+) -> None:
+    assert is_eligible(WayResult(Way("openvino", "CPU", precision), accuracy=accuracy), drop) is eligible
+
+
+def test_labels_found_more_often_than_by_the_model_itself_are_no_drop() -> None:
+    assert Accuracy(10, 0, 0, 0.9, correct=1.0, reference_correct=0.9).drop == 0.0
+
+
+# ---- the choice -----------------------------------------------------------------------------------------------------
+
+MERITS = st.lists(st.builds(Merits, st.floats(0, 1e4), st.floats(0, 1), st.integers(0, 1 << 30)), max_size=12)
+
+
+@given(MERITS)
+def test_nothing_beats_what_is_on_the_front_and_something_beats_all_else(merits: list[Merits]) -> None:
+    front = pareto_front(merits)
+    for place, one in enumerate(merits):
+        assert (place in front) is not any(other.beats(one) for other in merits)
+    assert bool(front) is bool(merits)
+
+
+def known_of(*fulls: FullMeasurement) -> TuneResults:
+    results = {f.candidate.way: WayResult(f.candidate.way, "", "", "", exact(0.001)) for f in fulls}
+    for way in results:
+        if way.precision == PLAIN:
+            results[way] = WayResult(way, "", "f32", "", exact())
+    return TuneResults(results, {}, {f.candidate: f for f in fulls})
+
+
+def test_of_rates_nearly_equal_the_model_as_it_is_wins() -> None:
+    plain, int8 = FullMeasurement(Candidate(WAYS[0]), "", 98.0), FullMeasurement(Candidate(WAYS[1]), "", 100.0)
+    assert choose(space(), known_of(plain, int8)) == plain
+    slower = FullMeasurement(plain.candidate, "", 90.0)
+    assert choose(space(), known_of(slower, int8)) == int8
+
+
+def test_of_equals_the_one_that_says_least_wins() -> None:
+    said = FullMeasurement(Candidate(WAYS[0], ThreadLayout(1, 4, 16)), "", 100.0)
+    unsaid = FullMeasurement(Candidate(WAYS[0]), "", 99.0)
+    assert choose(space(), known_of(said, unsaid)) == unsaid
+
+
+def test_nothing_is_chosen_where_nothing_keeps_the_objective() -> None:
+    assert (
+        choose(
+            space(),
+            known_of(FullMeasurement(Candidate(WAYS[0]), "", 0.0), FullMeasurement(Candidate(WAYS[1]), "crashed")),
+        )
+        is None
+    )
+    assert front_of([FullMeasurement(Candidate(WAYS[0]), "", 0.0)], known_of()) == set()
+
+
+# ---- the highest rate -----------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.5, 1e5), st.floats(0.02, 20.0))
+def test_the_highest_rate_is_found_within_a_few_probes(guess: float, share: float) -> None:
+    limit = guess * share
+    search, probes = RateSearch(guess), 0
+    while (rate := search.next_rate()) is not None:
+        probes += 1
+        search.record(rate, is_met=rate <= limit)
+    assert probes <= MAX_PROBES
+    assert limit / (PRECISION * 1.2) <= search.best <= limit
+
+
+def test_a_rate_that_nothing_keeps_is_given_up() -> None:
+    search, probes = RateSearch(100.0), 0
+    while (rate := search.next_rate()) is not None:
+        search.record(rate, is_met=False)
+        probes += 1
+    assert (search.best, probes) == (0.0, MAX_PROBES)

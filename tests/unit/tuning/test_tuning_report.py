@@ -1,0 +1,69 @@
+"""What a tune says of each way to serve: looks are compared with looks, and what nothing was allowed for is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_runtime.tuning.candidates import PLAIN, Candidate, Way
+from edge_runtime.tuning.options import Objective
+from edge_runtime.tuning.plan import Space
+from edge_runtime.tuning.report import Summary, reasons, summarise
+from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
+
+AS_IT_IS, INT8 = Way("onnxruntime", "CPU", PLAIN), Way("openvino", "CPU", "int8")
+
+
+def told(look: float, int8_look: float, *, drop: float, measured: Way | None = AS_IT_IS) -> Summary:
+    """Two ways with these looks, of which one, or none, was measured at the objective; int8 differs a little."""
+    known = TuneResults({}, {}, {})
+    for way, rate in ((AS_IT_IS, look), (INT8, int8_look)):
+        accuracy = Accuracy(100, 0.01, 0.001, agreement=0.999 if way is INT8 else 1.0)
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", accuracy)
+        known.quick[Candidate(way)] = QuickLook(Candidate(way), "", 0.001, rate)
+    if measured is not None:
+        candidate = Candidate(measured)
+        known.full[candidate] = FullMeasurement(candidate, "", 0.5 * known.quick[candidate].rate, 0.01, 0.02, 1)
+    return summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), drop), known)
+
+
+@pytest.mark.parametrize(
+    ("looks", "measured", "verdict"),
+    [
+        ((3000.0, 2000.0), AS_IT_IS, "slower look"),  # though 2000 is above the 1500 that it serves at the objective
+        ((2000.0, 3000.0), AS_IT_IS, "not measured yet"),
+        ((2000.0, 3000.0), None, "not measured yet"),
+    ],
+)
+def test_a_look_is_compared_with_looks(looks: tuple[float, float], measured: Way | None, verdict: str) -> None:
+    rows = told(*looks, drop=0.01, measured=measured).rows
+    assert [row.verdict for row in rows if row.candidate.way is INT8] == [verdict]
+
+
+def test_a_precision_that_looked_quicker_and_could_not_be_chosen_is_named() -> None:
+    assert told(2000.0, 3000.0, drop=0.0).left_out == ("int8",)
+
+
+@pytest.mark.parametrize(("int8_look", "drop"), [(1000.0, 0.0), (3000.0, 0.01)])
+def test_what_looked_slower_or_could_be_chosen_is_not_named_as_left_out(int8_look: float, drop: float) -> None:
+    assert told(2000.0, int8_look, drop=drop).left_out == ()
+
+
+@pytest.mark.parametrize(("is_cut", "told_as"), [(True, "at least 1,000.0 requests/s"), (False, "1,000.0 requests/s")])
+def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, told_as: str) -> None:
+    way = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0.0, 0.0, agreement=1.0))
+    full = FullMeasurement(Candidate(AS_IT_IS), "", 1000.0, 0.01, 0.02, 1, is_cut=is_cut)
+    known = TuneResults({AS_IT_IS: way}, {}, {Candidate(AS_IT_IS): full})
+    summary = summarise(Space((AS_IT_IS,), 2, 1, Objective(0.99, 0.05), 0.0), known)
+    words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
+    assert words[1].startswith(f"{told_as} within p99=50ms")
+
+
+def test_a_row_of_the_front_says_what_it_has_over_the_choice() -> None:
+    known = TuneResults({}, {}, {})
+    for way, drop, memory in ((AS_IT_IS, 0.0, 5), (INT8, 0.004, 9)):
+        known.ways[way] = WayResult(way, "", way.precision, "", Accuracy(100, 0, 0, agreement=1 - drop))
+        rate = 200.0 if way is INT8 else 100.0
+        known.full[Candidate(way)] = FullMeasurement(Candidate(way), "", rate, 0.01, 0.02, memory)
+    summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known)
+    assert [row.verdict for row in summary.rows] == ["chosen", "front"]
+    assert summary.merits_of(summary.rows[1]) == "more exact, less memory"

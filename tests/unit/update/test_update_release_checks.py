@@ -1,0 +1,133 @@
+"""Which releases a device takes: the rule of percent, and the reasons against one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest
+from edge_runtime.repository.release_paths import LONGEST_LEAP
+from edge_runtime.update.release_checks import (
+    DeviceTraits,
+    KnownReleases,
+    choose_offers,
+    share,
+    takes_part,
+    version_numbers,
+    why_not_fit,
+    why_not_offered,
+)
+
+DEVICE = DeviceTraits("cam-7", "x86-avx2", (0, 3), frozenset({".onnx"}), 1 << 30)
+
+
+def sha(number: int) -> str:
+    return f"{number:064x}"
+
+
+def assignment(counter: int = 1, percent: float = 100.0, model: str = "digits", team: str = "vision") -> Assignment:
+    return Assignment(model, f"team/{team}/{model}/{counter}/manifest.json", sha(counter), percent)
+
+
+def manifest(**changes: object) -> Manifest:
+    folder = "team/vision/digits/4"
+    whole = Manifest(
+        model="digits",
+        version=4,
+        release_counter=4,
+        min_runtime="0.1",
+        inputs=(),
+        outputs=(),
+        artifacts=(Artifact(f"{folder}/model.onnx", sha(1), 10, "onnxruntime"),),
+        golden=Golden(f"{folder}/golden.bin", sha(2), 0, "f32", (), (), (), {}),
+        peak_memory_bytes=1 << 20,
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+@given(st.text(min_size=1, max_size=64), st.integers(0, 1 << 200), st.floats(0, 100), st.floats(0, 100))
+def test_raising_the_percentage_only_adds_devices(device_id: str, number: int, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    has_low = takes_part(device_id, Assignment("m", "", sha(number), low))
+    has_high = takes_part(device_id, Assignment("m", "", sha(number), high))
+    assert has_high or not has_low
+
+
+def test_all_devices_take_part_at_a_hundred_percent_and_about_a_tenth_at_ten() -> None:
+    devices = [f"cam-{number}" for number in range(5000)]
+    assert all(takes_part(each, assignment(percent=100.0)) for each in devices)
+    tenth = sum(takes_part(each, assignment(percent=10.0)) for each in devices)
+    assert 400 < tenth < 600
+
+
+def test_not_the_same_devices_go_first_each_time() -> None:
+    devices = [f"cam-{number}" for number in range(2000)]
+    first, second = ({each for each in devices if takes_part(each, assignment(counter, 10.0))} for counter in (1, 2))
+    assert len(first & second) < len(first) / 2
+
+
+def test_the_share_of_a_device_is_a_promise_and_never_changes() -> None:
+    """Another value here would let devices of different versions of this runtime disagree on who is a canary."""
+    assert share("cam-7", sha(1)) == pytest.approx(99.11598, abs=1e-4)
+
+
+def test_of_several_releases_the_one_with_the_highest_counter_that_includes_the_device_is_meant() -> None:
+    found = choose_offers(
+        [assignment(3), assignment(5, percent=1e-9), assignment(4), assignment(1, model="other")], "cam-7"
+    )
+    assert {model: each.release.counter for model, each in found.items()} == {"digits": 4, "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("memory", "reason"),
+    [
+        (KnownReleases({}, {}, {}), None),
+        (KnownReleases({"digits": 4}, {"digits": sha(4)}, {}), ""),
+        (KnownReleases({"digits": 4}, {}, {}), None),
+        (KnownReleases({"digits": 5}, {}, {}), "older than 5"),
+        (KnownReleases({"digits": 4}, {}, {sha(4): "too slow"}), "refused here before: too slow"),
+    ],
+)
+def test_a_release_is_passed_over_for_a_reason(memory: KnownReleases, reason: str | None) -> None:
+    found = why_not_offered(assignment(4), memory)
+    assert found == reason if not reason else reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"profiles": ("x86-avx2", "rpi5")}, None),
+        ({"profiles": ("jetson-orin",)}, "is for jetson-orin; this device's profile is x86-avx2"),
+        ({"min_runtime": "0.3.1"}, "needs edge-runtime 0.3.1"),
+        ({"min_runtime": "0.3.0"}, None),
+        ({"peak_memory_bytes": 1 << 40}, "bytes of memory"),
+        (
+            {"artifacts": (Artifact("team/vision/digits/4/model.xml", sha(1), 1, "openvino"),)},
+            "has model.xml; backends here load .onnx",
+        ),
+        ({"artifacts": (Artifact("team/vision/digits/4/model.py", sha(1), 1, "onnxruntime"),)}, "never brings code"),
+    ],
+)
+def test_a_release_fits_the_device_or_says_why_not(changes: dict[str, object], reason: str | None) -> None:
+    found = why_not_fit(manifest(**changes), DEVICE)
+    assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("1.2.3", (1, 2, 3)), ("1.2.0", (1, 2)), ("2", (2,)), ("1.2rc1", (1, 2)), ("", ()), ("x.1", ()), ("0.0", ())],
+)
+def test_versions_compare_by_their_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert version_numbers(text) == numbers
+
+
+def test_a_counter_that_leaps_is_passed_over_so_that_there_is_always_one_after_a_thiefs() -> None:
+    for highest in (0, 5, LONGEST_LEAP):
+        memory = KnownReleases({"digits": highest}, {}, {})
+        assert why_not_offered(assignment(highest + LONGEST_LEAP), memory) is None
+        reason = why_not_offered(assignment((1 << 63) - 1), memory)
+        assert reason is not None
+        assert f"leaps from {highest}" in reason
