@@ -38,8 +38,8 @@ KEEP_FRAME_BYTES = 16 << 10
 """From this size a tensor frame is kept uncopied until its run, and dropped untouched when refused. Smaller frames may
 lie unaligned inside libzmq's 8 KiB receive buffer, and a copy costs less than keeping them."""
 
-CACHE_BYTES = 4 << 20
-"""Bound of the header cache: 20 000 headers of 200 bytes."""
+CACHE_BYTES, ROUTE_BYTES = 12 << 20, 3 << 10
+"""Bound of the header cache, and what a kept header takes beside its bytes (measured): about 3 800 headers."""
 
 SEEN_HEADERS = 16_384
 """Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
@@ -477,12 +477,13 @@ class InferFrontend:
     # ---- the cache of headers ---------------------------------------------------------------------------------------
 
     def _remember(self, key: bytes | str, header: RequestHeader, plan: RequestPlan) -> None:
-        """Keep a plan when its header is seen a second time."""
+        """Keep a plan when its header is seen a second time. All are forgotten when they are too many."""
         mark = hash(key)
         if mark in self._seen:
-            if self._cached_bytes + len(key) <= CACHE_BYTES:
-                self._routes[key] = InferRoute(header, plan, JSON if isinstance(key, str) else self._encoding)
-                self._cached_bytes += len(key)
+            if self._cached_bytes + len(key) + ROUTE_BYTES > CACHE_BYTES:
+                self._forget_routes()  # those in use come back at once; a flood must not keep them out for good
+            self._routes[key] = InferRoute(header, plan, JSON if isinstance(key, str) else self._encoding)
+            self._cached_bytes += len(key) + ROUTE_BYTES
             return
         if len(self._seen) >= SEEN_HEADERS:
             self._seen.clear()

@@ -172,6 +172,7 @@ class Loader:
 
     def _run(self) -> None:
         self._guarded(self._sources.begin)
+        self._table.is_complete = True
         self.has_settled.set()
         while not self._is_stopping:
             step = self._next_step()

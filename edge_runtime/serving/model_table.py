@@ -48,8 +48,12 @@ class ModelTable:
     """Live servables by model and version, and the status of every version known."""
 
     def __init__(self, executor: Executor) -> None:
-        """executor: whose thread loads the versions that `take_wanted` returns."""
+        """executor: whose thread loads the versions that `take_wanted` returns.
+
+        is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
+        """
         self.generation = 0
+        self.is_complete = False
         self._live: dict[str, dict[int, Servable]] = {}
         self._beside: dict[str, tuple[Servable, ...]] = {}
         self._splits: dict[str, Split] = {}
@@ -92,7 +96,7 @@ class ModelTable:
         """Whether a version that cannot answer now is loading, or will load on demand."""
         try:
             status = self._status(model, number)
-        except ModelNotFound:
+        except (ModelNotFound, NotReady):
             return False
         return status.state in {VersionState.ON_DEMAND, VersionState.LOADING}
 
@@ -100,7 +104,7 @@ class ModelTable:
         """As `is_coming`, for a request that waits by now: the load that it asked for may have failed before."""
         try:
             status = self._status(model, number)
-        except ModelNotFound:
+        except (ModelNotFound, NotReady):
             return False
         if status.state is VersionState.ON_DEMAND:
             self._want(model, status.number)
@@ -260,6 +264,8 @@ class ModelTable:
     def _status(self, model: str, number: int | None) -> VersionStatus:
         known = self._statuses.get(model)
         if not known:
+            if not self.is_complete:
+                raise NotReady(f"the models are loading, and {model} is not known yet", retry_after_ms=100.0)
             names = ", ".join(sorted(self._statuses)[:20]) or "none"
             raise ModelNotFound(f"Request for unknown model: '{model}' is not found; there are: {names}")
         if number is None:

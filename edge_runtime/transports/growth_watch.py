@@ -107,7 +107,9 @@ class GrowthWatch:
         if grown_bytes >= self._bound_bytes and not self._freeing_looks:
             # Those that were seen at an earlier look: what comes now may be whole in a moment.
             closed = self._close(endpoints, suspects_only=True)
-            if not closed and grown_bytes >= 2 * self._bound_bytes:
+            # Whole messages that wait may be what grew, and whoever brought them is not heard yet: they are read first.
+            patience = 4 if any(endpoint.has_messages() for endpoint in endpoints) else 2
+            if not closed and grown_bytes >= patience * self._bound_bytes:
                 closed = self._close(endpoints, suspects_only=False)
                 self._freeing_looks = FREE_LOOKS
             if closed:

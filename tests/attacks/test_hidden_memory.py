@@ -8,13 +8,15 @@ import time
 
 import pytest
 
-from edge_runtime.config.settings import LimitSettings
-from edge_runtime.transports.growth_watch import private_bytes
-from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, floats, header, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, floats, header, put_model
+from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models
 
 X = floats(1, 16).tobytes()
 BOUND_BYTES = 16 << 20
+LIMITS = (
+    f"[limits]\nmessage_bytes = {BOUND_BYTES}\nunanswered_bytes = {64 << 10}\ntotal_unanswered_bytes = {256 << 10}\n"
+)
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 WAITING = 'mode = "workers"\nmax_queue_delay_ms = 600_000\nmax_batch_rows = 4_000\n'
@@ -25,14 +27,13 @@ WAITING = 'mode = "workers"\nmax_queue_delay_ms = 600_000\nmax_batch_rows = 4_00
 def daemon(tmp_path):
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)
     put_model(tmp_path / "models", "waiting", onnx_models.mlp, toml=WAITING)
-    limits = LimitSettings(message_bytes=BOUND_BYTES, unanswered_bytes=64 << 10, total_unanswered_bytes=256 << 10)
-    with running_daemon(tmp_path / "models", tmp_path / "run", limits=limits) as daemon:
+    with DaemonProcess(tmp_path, config=LIMITS) as daemon:
         yield daemon
 
 
 @pytest.fixture
 def good(daemon):
-    with RawClient(daemon.endpoints[1]) as client:
+    with RawClient(daemon.endpoint) as client:
         yield client
 
 
@@ -41,7 +42,7 @@ def connected(daemon):
     """A bare socket that has shaken hands as a DEALER."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bare:
         bare.settimeout(ANSWER_S)
-        bare.connect(daemon.endpoints[1].removeprefix("ipc://"))
+        bare.connect(daemon.endpoint.removeprefix("ipc://"))
         # In step, as libzmq's own clients: it closes some connections that send frames before it has said READY.
         bare.sendall(GREETING)
         bare.recv(len(GREETING), socket.MSG_WAITALL)
@@ -61,7 +62,7 @@ def frame(payload: bytes) -> bytes:
 )
 def test_a_message_without_an_end_ends_its_connection_and_costs_no_other_an_answer(daemon, good, payload):
     assert good.ask(header(), b"before", X)[1] == b"before"
-    least = private_bytes()
+    least = daemon.resident_bytes()
     block = frame(payload) if len(payload) > 1 else b"\x01\x01." * 20_000
     sent = 0
     with connected(daemon) as endless:
@@ -78,12 +79,12 @@ def test_a_message_without_an_end_ends_its_connection_and_costs_no_other_an_answ
     # Where memory grows within one look, silent connections are closed too; theirs open again by themselves.
     assert counters["connections_closed_unfinished"] >= 1
     end_s = time.monotonic() + ANSWER_S
-    while private_bytes() - least > 2 * BOUND_BYTES:
+    while daemon.resident_bytes() - least > 2 * BOUND_BYTES:
         assert time.monotonic() < end_s, "the memory did not come back"
 
 
 def test_what_one_connection_may_wait_for_is_bounded_in_bytes(daemon, good):
-    with RawClient(daemon.endpoints[1]) as greedy:
+    with RawClient(daemon.endpoint) as greedy:
         for number in range(200):
             greedy.send(header("waiting"), b"%d" % number, X)
         refused = [greedy.receive() for _ in range(200 - (64 << 10) // (1024 + len(X)))]
@@ -96,7 +97,7 @@ def test_what_one_connection_may_wait_for_is_bounded_in_bytes(daemon, good):
 
 def test_what_all_connections_may_wait_for_is_bounded_and_shared(daemon, good):
     with contextlib.ExitStack() as stack:
-        greedy = [stack.enter_context(RawClient(daemon.endpoints[1])) for _ in range(5)]
+        greedy = [stack.enter_context(RawClient(daemon.endpoint)) for _ in range(5)]
         for each in greedy:
             for _ in range(60):
                 each.send(header("waiting"), b"", X)
@@ -108,7 +109,7 @@ def test_what_all_connections_may_wait_for_is_bounded_and_shared(daemon, good):
 
 def test_peers_that_never_read_cost_little_and_no_other_an_answer(daemon, good):
     assert good.ask(header(), b"before", X)[1] == b"before"
-    least = private_bytes()
+    least = daemon.resident_bytes()
     request = b"".join(bytes((flags, len(part))) + part for flags, part in ((1, header()), (1, b"id"), (0, X)))
     with contextlib.ExitStack() as stack:
         for _ in range(60):
@@ -120,4 +121,4 @@ def test_peers_that_never_read_cost_little_and_no_other_an_answer(daemon, good):
         while not good.result("stats")["metrics"]["counters"].get("connections_closed_unread"):
             assert time.monotonic() < end_s, "no connection was closed"
         assert good.ask(header(), b"after", X)[1] == b"after"
-        assert private_bytes() - least < BOUND_BYTES * 4
+        assert daemon.resident_bytes() - least < BOUND_BYTES * 4

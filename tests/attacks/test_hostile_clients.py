@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import random
 import socket
-from pathlib import Path
 
 import pytest
 import zmq
 
 from edge_runtime.config.settings import ZmqSettings
-from tests.contract.running_daemon import RawClient, error_code, floats, header, put_model, running_daemon
+from tests.contract.running_daemon import RawClient, error_code, floats, header, put_model
+from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess
 from tests.models import onnx_models
 
 X = floats(1, 16).tobytes()
 
-GROWTH_BYTES = 20 << 20
-"""Memory that an attack may leave behind (a promise of the security notes), judged after a first round warmed up."""
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    models = tmp_path_factory.mktemp("models")
-    put_model(models, "mlp", onnx_models.mlp)
-    put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
-    with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
+    """A process of its own: what the attackers hold is no memory of it."""
+    folder = tmp_path_factory.mktemp("run")
+    put_model(folder / "models", "mlp", onnx_models.mlp)
+    put_model(folder / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')
+    with DaemonProcess(folder) as daemon:
+        daemon.wait_ready()
         yield daemon
 
 
 @pytest.fixture
 def good(daemon):
-    with RawClient(daemon.endpoints[1]) as client:
+    with RawClient(daemon.endpoint) as client:
         yield client
 
 
 def path_of(daemon) -> str:
-    return daemon.endpoints[1].removeprefix("ipc://")
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return daemon.endpoint.removeprefix("ipc://")
 
 
 def answers(client) -> None:
@@ -75,11 +69,11 @@ def test_connections_of_garbage_are_closed_and_leave_no_memory(daemon, good):
 
     attack()
     answers(good)
-    before = resident_bytes()
+    before = daemon.resident_bytes()
     for _ in range(3):
         attack()
     answers(good)
-    assert resident_bytes() - before < GROWTH_BYTES
+    assert daemon.resident_bytes() - before < GROWTH_BYTES
 
 
 def test_half_messages_are_forgotten_with_their_connection(daemon, good):
@@ -99,7 +93,7 @@ def test_25_000_hostile_messages_leave_no_memory(daemon, good):
     pieces = [header(), header("queued"), X, b"", b"{", b'{"model":"mlp"}', b"\x80" * 1000, b"\xdf" + b"\xff" * 60_000]
 
     def attack(count):
-        with RawClient(daemon.endpoints[1]) as hostile:
+        with RawClient(daemon.endpoint) as hostile:
             hostile.socket.set(zmq.SNDHWM, 100)
             for _ in range(count):
                 frames = [generator.choice(pieces) for _ in range(generator.randrange(1, 5))]
@@ -109,10 +103,10 @@ def test_25_000_hostile_messages_leave_no_memory(daemon, good):
 
     attack(5_000)
     answers(good)
-    before = resident_bytes()
+    before = daemon.resident_bytes()
     attack(20_000)
     answers(good)
-    assert resident_bytes() - before < GROWTH_BYTES
+    assert daemon.resident_bytes() - before < GROWTH_BYTES
 
 
 def test_a_flood_of_new_headers_does_not_grow_the_cache_without_bound(daemon, good):
@@ -122,24 +116,24 @@ def test_a_flood_of_new_headers_does_not_grow_the_cache_without_bound(daemon, go
             good.receive()
 
     attack(0)
-    before = resident_bytes()
+    before = daemon.resident_bytes()
     attack(6_000)
     attack(6_000)
-    assert resident_bytes() - before < GROWTH_BYTES
+    assert daemon.resident_bytes() - before < GROWTH_BYTES
 
 
 def test_a_deaf_flood_is_bounded_and_others_are_answered(daemon, good):
-    with RawClient(daemon.endpoints[1]) as deaf:
+    with RawClient(daemon.endpoint) as deaf:
         deaf.socket.set(zmq.RCVHWM, 1)
         big = header(shape=(128, 16)), b"", floats(128, 16).tobytes()
-        before = resident_bytes()
+        before = daemon.resident_bytes()
         for _ in range(30_000):
             try:
                 deaf.socket.send_multipart(big, zmq.DONTWAIT)
             except zmq.Again:
                 answers(good)
         answers(good)
-        assert resident_bytes() - before < ZmqSettings().send_bound_bytes + GROWTH_BYTES
+        assert daemon.resident_bytes() - before < ZmqSettings().send_bound_bytes + GROWTH_BYTES
 
 
 @pytest.mark.parametrize(
@@ -150,7 +144,7 @@ def test_a_deaf_flood_is_bounded_and_others_are_answered(daemon, good):
     ],
 )
 def test_a_message_that_is_too_large_is_refused_and_costs_nobody_else_an_answer(daemon, good, tensors):
-    with RawClient(daemon.endpoints[1]) as greedy:
+    with RawClient(daemon.endpoint) as greedy:
         greedy.send(header(), b"first", X)
         greedy.send(header(), b"large", *tensors)
         greedy.send(header(), b"last", X)
@@ -173,7 +167,7 @@ def test_a_message_that_is_too_large_is_refused_and_costs_nobody_else_an_answer(
     ],
 )
 def test_an_odd_header_is_refused_and_costs_nobody_else_an_answer(daemon, good, frame):
-    with RawClient(daemon.endpoints[1]) as odd:
+    with RawClient(daemon.endpoint) as odd:
         for _ in range(10):
             odd.send(frame, b"odd") if frame[:1] != b"{" else odd.send(frame)
         answers(good)

@@ -11,12 +11,11 @@ import zlib
 from contextlib import ExitStack
 
 import numpy as np
-import psutil
 import pytest
 
-from edge_runtime.config.settings import HttpSettings
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import floats, put_model
+from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models
 
 INFER = "/v2/models/mlp/infer"
@@ -26,23 +25,28 @@ MANY = 600
 
 
 @pytest.fixture(scope="module")
-def daemon_here(tmp_path_factory):
-    models = tmp_path_factory.mktemp("models")
-    put_model(models, "mlp", onnx_models.mlp)
-    put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
-    put_model(models, "text", onnx_models.identity, datatype="BYTES")
-    settings = HttpSettings(
-        endpoint="127.0.0.1:0", max_body_bytes=MAX_BODY_BYTES, body_timeout_s=BODY_TIMEOUT_S, max_connections=256
-    )
-    with running_daemon(models, tmp_path_factory.mktemp("run"), http=settings) as daemon:
-        with RawHttp(daemon.http.endpoints[0]) as client:  # starts the thread that inflates
+def daemon(tmp_path_factory):
+    """A process of its own: what strangers hold is no memory of it."""
+    folder = tmp_path_factory.mktemp("run")
+    put_model(folder / "models", "mlp", onnx_models.mlp)
+    put_model(folder / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')
+    put_model(folder / "models", "text", onnx_models.identity, datatype="BYTES")
+    config = f"""[http]
+endpoint = "127.0.0.1:0"
+max_body_bytes = {MAX_BODY_BYTES}
+body_timeout_s = {BODY_TIMEOUT_S}
+max_connections = 256
+"""
+    with DaemonProcess(folder, config=config) as daemon:
+        daemon.wait_ready()
+        with RawHttp(daemon.address("http")) as client:  # starts the thread that inflates
             client.ask("POST", INFER, gzip.compress(b"{}"), content_encoding="gzip")
         yield daemon
 
 
 @pytest.fixture
-def url(daemon_here):
-    return daemon_here.http.endpoints[0]
+def url(daemon):
+    return daemon.address("http")
 
 
 @pytest.fixture
@@ -158,15 +162,15 @@ def test_a_trailer_without_an_end_is_refused(stranger):
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_bomb_is_refused_before_it_fills_the_memory(stranger, coding):
+def test_a_bomb_is_refused_before_it_fills_the_memory(daemon, stranger, coding):
     zeros = bytes(96 << 20)
     bomb = gzip.compress(zeros, 9) if coding == "gzip" else zlib.compress(zeros, 9)
-    before = psutil.Process().memory_info().rss
+    before = daemon.resident_bytes()
 
     answer = stranger.ask("POST", INFER, bomb, content_encoding=coding)
 
     assert answer.status == 413
-    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert daemon.resident_bytes() - before < 64 << 20
 
 
 @pytest.mark.parametrize(
@@ -243,14 +247,14 @@ def test_a_request_that_does_not_arrive_is_told_so_and_closed(stranger, part):
     assert time.monotonic() - began_s < 3 * (BODY_TIMEOUT_S + 1)
 
 
-def test_a_length_that_was_announced_takes_no_memory_before_it_comes(url, honest):
-    before = psutil.Process().memory_info().rss
+def test_a_length_that_was_announced_takes_no_memory_before_it_comes(daemon, url, honest):
+    before = daemon.resident_bytes()
     with ExitStack() as stack:
         for _ in range(100):
             client = stack.enter_context(RawHttp(url))
             client.send(request("POST", INFER, b"x", content_length=MAX_BODY_BYTES))
         assert is_answered(honest)
-        assert psutil.Process().memory_info().rss - before < 100 << 20
+        assert daemon.resident_bytes() - before < 100 << 20
 
 
 def test_idle_connections_give_way_to_new_ones(url, honest):
@@ -268,21 +272,21 @@ def test_idle_connections_give_way_to_new_ones(url, honest):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_peer_that_reads_nothing_is_held_to_a_bound(daemon_here, url, honest):
+def test_a_peer_that_reads_nothing_is_held_to_a_bound(daemon, url, honest):
     """Requests of which it reads no answer: after some, no more are taken from it."""
     text = b"x" * 50_000
     data = (len(text).to_bytes(4, "little") + text) * 2
     tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [tensor]}).encode()
     whole = request("POST", "/v2/models/text/infer", head + data, inference_header_content_length=len(head))
-    before = psutil.Process().memory_info().rss
+    before = daemon.resident_bytes()
     with RawHttp(url) as deaf:
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.socket.settimeout(2.0)
         with pytest.raises(TimeoutError):
             deaf.send(whole * 400)
         assert is_answered(honest)
-        assert psutil.Process().memory_info().rss - before < 64 << 20
+        assert daemon.resident_bytes() - before < 64 << 20
 
 
 def test_pipelined_requests_are_answered_in_their_order(stranger):

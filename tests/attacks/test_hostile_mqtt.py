@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import MqttSettings
-from tests.attacks.test_hostile_clients import GROWTH_BYTES, resident_bytes
 from tests.contract.running_daemon import floats, header, put_model, running_daemon
 from tests.contract.test_mqtt_wire import counted, error_of, wait_status
 from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.daemon_process import GROWTH_BYTES, resident_bytes
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models, python_models
 

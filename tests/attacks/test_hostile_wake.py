@@ -12,10 +12,10 @@ import pytest
 
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.daemon.core import Core
-from tests.attacks.test_hostile_clients import GROWTH_BYTES, resident_bytes
 from tests.contract.running_daemon import floats, header, put_model
 from tests.contract.running_door import Looks, running_door
 from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.daemon_process import GROWTH_BYTES, resident_bytes
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
 

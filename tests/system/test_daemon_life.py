@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,48 +20,11 @@ import pytest
 from edge_runtime.client.mqtt_client import MqttClient
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.daemon_process import START_S, DaemonProcess
 from tests.models import onnx_models
 from tests.models.harmful_models import HARMFUL, looping
 
-START_S = 30.0
-"""Three times what a start takes on a machine that does ten other things."""
-
 X = floats(1, 16).tobytes()
-
-
-class DaemonProcess:
-    """`edge-runtime serve` with its log, stopped by id when the test ends."""
-
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.endpoint = f"ipc://{folder}/i.sock"
-        self._log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "edge_runtime", "serve", "--models", str(folder / "models"),
-                "--state", str(folder / "state"), "--zmq", self.endpoint, *arguments,
-            ],
-            stderr=self._log, env={**os.environ, **environment},
-        )  # fmt: skip
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(START_S)
-
-    def log(self) -> list[dict]:
-        self._log.flush()
-        return [json.loads(line) for line in Path(self._log.name).read_text().splitlines()]
-
-    def messages(self) -> list[str]:
-        return [line["message"] for line in self.log()]
 
 
 class SystemdSocket:

@@ -13,8 +13,8 @@ import pytest
 
 from edge_runtime import Client
 from tests.contract.running_daemon import floats, put_model, replace_model
+from tests.fakes.daemon_process import START_S, DaemonProcess
 from tests.models import onnx_models
-from tests.system.test_daemon_life import START_S, DaemonProcess
 
 X = {"x": floats(1, 16)}
 
