@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edge_runtime.model_spec import ModelSpec
+from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array, Tensors
 
 
@@ -36,7 +37,8 @@ class LoadOptions:
     artifact must hold: no backend quantises) or "" for the backend's default. device: "CPU", "GPU", "NPU", "AUTO",
     "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the library's own words, passed through.
     max_rows: most rows of one run, where the configuration says it; engines are built for that range.
-    host_memory_bytes: what a host may allocate for the model, None for no limit.
+    host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared with the model, which
+    its host runs beside it.
     """
 
     threads: int = 1
@@ -47,6 +49,7 @@ class LoadOptions:
     concurrency: int = 1
     max_rows: int | None = None
     host_memory_bytes: int | None = None
+    steps: ModelSteps | None = None
 
 
 class Bound(Protocol):
@@ -174,6 +177,11 @@ class HostedInstance(Protocol):
     @property
     def host(self) -> HostStatus:
         """What is told of its host now."""
+        ...
+
+    @property
+    def forms(self) -> Mapping[Form, Instance]:
+        """Of declared steps: the other forms in which the same model can be asked."""
         ...
 
     def finish_warm_up(self) -> None:

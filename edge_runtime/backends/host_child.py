@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from edge_runtime.backends.host_messages import (
     ChannelEnded,
     Engine,
     Forget,
+    FormLines,
     Hello,
     HostOrder,
     HostTask,
@@ -52,6 +53,9 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, pack_bytes, values_to_bits
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.steps_instance import StepsInstance
 
 KEPT_ORDERS = 64
 """Of one runner: the arrays of orders that come again and again are made once."""
@@ -80,11 +84,12 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
     """Load the model, then run it until the daemon closes the channel."""
     try:
         send(control, Hello())
-        instance = _load(task, control)
-        if instance is None:
+        loaded = _load(task, control)
+        if loaded is None:
             return
+        instance, forms = loaded
         used = runners[: max(min(instance.concurrency, task.runners), 1)]
-        host = _ServedModel(instance, used, ends_softly=task.backend == "python")
+        host = _ServedModel(instance, forms, used, ends_softly=task.backend == "python")
         threading.Thread(target=host.listen, args=(control,), name="host-control", daemon=True).start()
         for index in range(1, len(used)):
             threading.Thread(target=host.run_orders, args=(index,), name=f"host-runner-{index}", daemon=True).start()
@@ -101,11 +106,16 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 
-def _load(task: HostTask, control: socket.socket) -> Instance | None:
+def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[StepsInstance]] | None:
     """Load, and tell the daemon what came of it; None: it failed."""
+    forms: Sequence[StepsInstance] = ()
     try:
         made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
         instance = made.load(Path(task.artifact), task.options)
+        if task.options.steps is not None:
+            from edge_runtime.backends.steps_instance import make_forms
+
+            forms = make_forms(instance, task.options.steps, task.options.threads)
     except EdgeRuntimeError as error:
         message = error.message[:MAX_ERROR_CHARACTERS]
         send(control, NotLoaded(message, error.code, isinstance(error, NotBuiltYet)))
@@ -129,13 +139,14 @@ def _load(task: HostTask, control: socket.socket) -> Instance | None:
         instance.concurrency,
         instance.memory_bytes,
         can_interrupt=isinstance(instance, Interruptible),
+        forms=tuple(FormLines(each.form, _lines(each.spec.inputs), _lines(each.spec.outputs)) for each in forms),
     )
     try:
         send(control, loaded)
     except ChannelEnded as error:
         send(control, NotLoaded(f"it cannot be described: {error}", LoadFailed.code))
         return None
-    return instance
+    return instance, forms
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
@@ -174,8 +185,15 @@ class _EnginesOfDaemon:
 class _ServedModel:
     """A loaded model and its runners."""
 
-    def __init__(self, instance: Instance, channels: Sequence[socket.socket], *, ends_softly: bool) -> None:
-        self._runners = [_HostRunner(instance, channel, keeps_inputs=ends_softly) for channel in channels]
+    def __init__(
+        self,
+        instance: Instance,
+        forms: Sequence[StepsInstance],
+        channels: Sequence[socket.socket],
+        *,
+        ends_softly: bool,
+    ) -> None:
+        self._runners = [_HostRunner([instance, *forms], channel, keeps_inputs=ends_softly) for channel in channels]
         self._instance = instance
         self._ends_softly = ends_softly
 
@@ -203,14 +221,15 @@ class _ServedModel:
 class _HostRunner:
     """Runs orders of one socket, one after another, on the slot that belongs to it."""
 
-    def __init__(self, instance: Instance, channel: socket.socket, *, keeps_inputs: bool) -> None:
+    def __init__(
+        self, forms: Sequence[Instance | StepsInstance], channel: socket.socket, *, keeps_inputs: bool
+    ) -> None:
+        """forms: the model, and behind it the forms of its steps."""
         self._channel = channel
-        self._run = instance.run
-        self._inputs = instance.spec.inputs
-        self._outputs = instance.spec.outputs
+        self._forms = forms
         self._keeps_inputs = keeps_inputs
         self._memories: dict[int, SharedMemory] = {}
-        self._kept: dict[bytes, tuple[dict[str, Array], int]] = {}
+        self._kept: dict[bytes, tuple[dict[str, Array], int, int]] = {}
         self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[Place, ...]]] = {}
         self._lock = threading.Lock()
         self._thread = 0
@@ -235,8 +254,8 @@ class _HostRunner:
             if self._is_running and self._runs == run:
                 instance.interrupt(self._thread)
 
-    def _prepare(self, data: bytes) -> tuple[dict[str, Array], int] | None:
-        """Return a run's inputs and where its results may begin; None for an order that is done at once."""
+    def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int] | None:
+        """Return a run's inputs, where its results may begin, and its form; None for an order that is done at once."""
         order = decode(data, RunnerOrder)
         if isinstance(order, Memory):
             self._take_memory(order)
@@ -245,15 +264,16 @@ class _HostRunner:
             self._memories.pop(order.region, None)
             self._kept.clear()
             return None
+        inputs = self._forms[order.form].spec.inputs
         arrays = {
             spec.name: self._memories[place.region].view(spec.datatype, place)
-            for spec, place in zip(self._inputs, order.inputs, strict=True)
+            for spec, place in zip(inputs, order.inputs, strict=True)
         }
-        if all(DATATYPES[spec.datatype].itemsize for spec in self._inputs):
+        if all(DATATYPES[spec.datatype].itemsize for spec in inputs):
             if len(self._kept) >= KEPT_ORDERS:
                 self._kept.clear()
-            self._kept[data] = arrays, order.results_at
-        return arrays, order.results_at
+            self._kept[data] = arrays, order.results_at, order.form
+        return arrays, order.results_at, order.form
 
     def _take_memory(self, order: Memory) -> None:
         _, descriptors = receive_with_descriptors(self._channel)
@@ -264,7 +284,7 @@ class _HostRunner:
         self._kept.clear()
         self._replies.clear()
 
-    def _serve_run(self, arrays: dict[str, Array], results_at: int) -> None:
+    def _serve_run(self, arrays: dict[str, Array], results_at: int, form: int) -> None:
         if self._keeps_inputs:
             arrays = {name: array.copy() for name, array in arrays.items()}
         with self._lock:
@@ -272,11 +292,11 @@ class _HostRunner:
             self._is_running = True
         try:
             try:
-                results = self._run(arrays)
+                results = self._forms[form].run(arrays)
             finally:
                 with self._lock:
                     self._is_running = False
-            self._reply(results, results_at)
+            self._reply(results, results_at, form)
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
@@ -287,12 +307,13 @@ class _HostRunner:
             traceback.print_exc()
             send(self._channel, NotRun(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]))
 
-    def _reply(self, results: Sequence[Array], results_at: int) -> None:
+    def _reply(self, results: Sequence[Array], results_at: int, form: int) -> None:
         """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""
-        has_text = any(not DATATYPES[spec.datatype].itemsize for spec in self._outputs)
-        payloads = [self._payload(spec, array) for spec, array in zip(self._outputs, results, strict=True)]
+        outputs = self._forms[form].spec.outputs
+        has_text = any(not DATATYPES[spec.datatype].itemsize for spec in outputs)
+        payloads = [self._payload(spec, array) for spec, array in zip(outputs, results, strict=True)]
         # The key holds where results begin too: the same shapes come behind inputs of other sizes.
-        key = ((results_at,), *(array.shape for array in results))
+        key = ((results_at, form), *(array.shape for array in results))
         known = None if has_text else self._replies.get(key)
         if known is None:
             shapes = [(array.shape, each.nbytes) for array, each in zip(results, payloads, strict=True)]

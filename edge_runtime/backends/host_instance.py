@@ -62,6 +62,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.regions import MappedFile, Regions
+from edge_runtime.steps import Form
 from edge_runtime.tensors import DATATYPES, Array, Tensors, pack_bytes
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class HostInstance:
     ) -> None:
         self.backend = task.backend
         self.spec = ModelSpec((), ())
+        self.forms: dict[Form, FormInstance] = {}
         self.device = ""
         self.precision = ""
         self.concurrency = 1
@@ -170,7 +172,7 @@ class HostInstance:
         self.is_warm = False
         self._task = task
         self._hosts = hosts
-        self._load_timeout_s = load_timeout_s
+        self.load_timeout_s = load_timeout_s
         self._run_limit_s = run_limit_s
         self._engines = engines
         self._clock = clock
@@ -225,7 +227,7 @@ class HostInstance:
         The limit is the load's: without deadlines of their own, warm-up and calibration run on the loader's thread.
         """
         parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
-        results = self.run_parts(parts, self._load_timeout_s)
+        results = self.run_parts(parts, self.load_timeout_s)
         if outputs is None:
             return results
         by_name = {spec.name: array for spec, array in zip(self.spec.outputs, results, strict=True)}
@@ -234,13 +236,18 @@ class HostInstance:
         except KeyError as error:
             raise RunFailed(f"the model has no output {error}") from error
 
-    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False) -> list[Array]:
-        """Run requests together, joined in the host's memory. Raises RunFailed, RunTooLong, HostEnded."""
+    def run_parts(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False, form: int = 0
+    ) -> list[Array]:
+        """Run requests together, joined in the host's memory. Raises RunFailed, RunTooLong, HostEnded.
+
+        form: of its steps, as `Run` has it.
+        """
         del alone  # the caller starts no other run beside it, and each runner is one run
         life, runner = self._take_runner()
         limit_s = min(limit_s, self._run_limit_s)
         try:
-            return runner.run(parts, limit_s)
+            return runner.run(parts, limit_s, form)
         except TimeoutError:
             self._end_run(life, runner, limit_s)
             raise RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended") from None
@@ -375,6 +382,9 @@ class HostInstance:
                 raise LoadFailed(failure)
             loaded = self._wait_for_load(process)
             spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows)
+            form_specs = [
+                ModelSpec(_specs(each.inputs), _specs(each.outputs), loaded.max_rows) for each in loaded.forms
+            ]
             if self.spec.outputs and spec != self.spec:
                 raise LoadFailed(f"{self._task.artifact} was changed: it has other tensors than before")
         except BaseException:
@@ -386,17 +396,21 @@ class HostInstance:
             with self._changed:
                 self._loading = None
         self.spec, self.device, self.precision = spec, loaded.device, loaded.precision
+        if not self.forms:
+            named = zip(loaded.forms, form_specs, strict=True)
+            self.forms = {line.form: FormInstance(self, number, made) for number, (line, made) in enumerate(named, 1)}
         self.concurrency = min(loaded.concurrency, self._task.runners)
         self.memory_bytes = loaded.memory_bytes
         used = process.runners[: max(self.concurrency, 1)]
         life.can_interrupt = loaded.can_interrupt
         regions = self._hosts.regions
-        life.free = [_RunnerSide(index, channel, spec, regions) for index, channel in enumerate(used)]
+        specs = [spec, *form_specs]
+        life.free = [_RunnerSide(index, channel, specs, regions) for index, channel in enumerate(used)]
         return life
 
     def _wait_for_load(self, process: HostProcess) -> Loaded:
         artifact = self._task.artifact
-        deadline_s = time.monotonic() + self._load_timeout_s
+        deadline_s = time.monotonic() + self.load_timeout_s
         while True:
             try:
                 process.control.settimeout(max(deadline_s - time.monotonic(), 1e-3))
@@ -409,7 +423,7 @@ class HostInstance:
                 if isinstance(report, WantsEngine):
                     self._send_engine(process, report)
             except TimeoutError:
-                raise LoadFailed(f"{artifact} was not loaded within {self._load_timeout_s:g} s") from None
+                raise LoadFailed(f"{artifact} was not loaded within {self.load_timeout_s:g} s") from None
             except BrokenMessage as error:
                 raise LoadFailed(f"{artifact}: its process sent what is no message: {error}") from error
             except ChannelEnded as error:
@@ -501,6 +515,49 @@ class HostInstance:
         process.close()
 
 
+class FormInstance:
+    """A model asked in one form of its steps: the same host and the same runners, other tensors."""
+
+    def __init__(self, model: HostInstance, number: int, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._model = model
+        self._number = number
+
+        self.forms: dict[Form, FormInstance] = {}
+        self.backend, self.device, self.precision = model.backend, model.device, model.precision
+        self.concurrency = model.concurrency
+        self.memory_bytes = 0  # the model's own
+
+    @property
+    def host(self) -> HostStatus:
+        """What is told of its host now."""
+        return self._model.host
+
+    def finish_warm_up(self) -> None:
+        """See HostInstance. Raises LoadFailed."""
+        self._model.finish_warm_up()
+
+    def restore(self) -> None:
+        """See HostInstance. Raises LoadFailed."""
+        self._model.restore()
+
+    def bind(self, max_rows: int) -> None:
+        """Return None, as a host does."""
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Run once, as HostInstance does; all outputs."""
+        del outputs
+        parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
+        return self.run_parts(parts, self._model.load_timeout_s)
+
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False) -> list[Array]:
+        """Run requests of this form together. Raises RunFailed, RunTooLong, HostEnded."""
+        return self._model.run_parts(parts, limit_s, alone=alone, form=self._number)
+
+    def close(self) -> None:
+        """Nothing: the model's own instance ends the host."""
+
+
 class _EndedFromOutside(LoadFailed):
     """A signal from outside ended a host while it loaded: nothing speaks against trying again."""
 
@@ -538,13 +595,13 @@ class _RunOrder:
 class _RunnerSide:
     """One runner of a host, its slot, and the clients' regions that it was given. One run at a time."""
 
-    def __init__(self, index: int, channel: socket.socket, spec: ModelSpec, regions: Regions | None) -> None:
+    def __init__(self, index: int, channel: socket.socket, specs: Sequence[ModelSpec], regions: Regions | None) -> None:
+        """specs: of the model, and of the forms of its steps."""
         self._index = index
         self._channel = channel
-        self._inputs = spec.inputs
-        self._outputs = spec.outputs
-        self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
-        self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
+        self._specs = specs
+        self._form = 0
+        self._use_form(0)
         self._slot: SharedMemory | None = None
         self._regions = regions
         self._given: set[int] = set()
@@ -554,8 +611,20 @@ class _RunnerSide:
         self._timeout_s: float | None = None
         self._runs = 0
 
-    def run(self, parts: Sequence[Sequence[Array]], limit_s: float) -> list[Array]:
+    def _use_form(self, form: int) -> None:
+        """The inputs and outputs of the next runs."""
+        spec = self._specs[form]
+        self._form = form
+        self._inputs, self._outputs = spec.inputs, spec.outputs
+        self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
+        self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
+
+    def run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0) -> list[Array]:
         """Write inputs, run, copy results out. Raises RunFailed, TimeoutError, ChannelEnded."""
+        if form != self._form:
+            self._use_form(form)
+            self._orders.clear()
+            self._results.clear()
         if self._has_text_inputs:
             message = self._write_text(parts)
         else:
@@ -609,7 +678,7 @@ class _RunnerSide:
             places, end = lay_out(sizes)
             slot = self._slot_of(end)
             views = tuple(slot.view(spec.datatype, place) for spec, place in zip(self._inputs, places, strict=True))
-            order = self._orders[shapes] = _RunOrder(msgspec.msgpack.encode(Run(places, end)), views)
+            order = self._orders[shapes] = _RunOrder(msgspec.msgpack.encode(Run(places, end, self._form)), views)
         return order
 
     def _order_in_regions(self, inputs: Sequence[Array]) -> _RunOrder | None:
@@ -647,7 +716,7 @@ class _RunnerSide:
                     self._give_region(each.file)
                     told.append(Place(array.shape, each.offset, array.nbytes, each.file.serial))
                     views.append(None)
-            order = _RunOrder(msgspec.msgpack.encode(Run(tuple(told), end)), tuple(views))
+            order = _RunOrder(msgspec.msgpack.encode(Run(tuple(told), end, self._form)), tuple(views))
             self._orders[key] = order
         return order
 
@@ -682,7 +751,7 @@ class _RunnerSide:
         slot = self._slot_of(end)
         for place, payload in zip(places, payloads, strict=True):
             slot.bytes[place.offset : place.offset + place.nbytes] = payload.reshape(-1).view(np.uint8)
-        return msgspec.msgpack.encode(Run(places, end))
+        return msgspec.msgpack.encode(Run(places, end, self._form))
 
     def _read(self, data: bytes) -> list[Array]:
         """Copy results out of the slot. Raises RunFailed, BrokenMessage."""

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.steps import Form
 
 MAX_MESSAGE_BYTES = 1 << 17
 """A description of a model with a thousand tensors is smaller, and a socket takes at least this much at once."""
@@ -98,8 +99,19 @@ class TensorLine(Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
+class FormLines(Struct, frozen=True, array_like=True):
+    """A form in which a model with declared steps can be asked, see steps.py."""
+
+    form: Form
+    inputs: tuple[TensorLine, ...]
+    outputs: tuple[TensorLine, ...]
+
+
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """The model is loaded: what its instance says. can_interrupt: whether its library can end a run."""
+    """The model is loaded: what its instance says. can_interrupt: whether its library can end a run.
+
+    forms: beside its own tensors, of declared steps.
+    """
 
     inputs: tuple[TensorLine, ...]
     outputs: tuple[TensorLine, ...]
@@ -109,6 +121,7 @@ class Loaded(Struct, frozen=True, tag="loaded"):
     concurrency: int
     memory_bytes: int
     can_interrupt: bool
+    forms: tuple[FormLines, ...] = ()
 
 
 class NotLoaded(Struct, frozen=True, tag="not loaded"):
@@ -163,10 +176,14 @@ class Place(Struct, frozen=True, array_like=True):
 
 
 class Run(Struct, frozen=True, tag="run", array_like=True):
-    """Run the model on these inputs, in its order. results_at: where results may begin in the slot."""
+    """Run the model on these inputs, in its order. results_at: where results may begin in the slot.
+
+    form: 0 for the model's own tensors, else the number of a form of its steps, counted from 1.
+    """
 
     inputs: tuple[Place, ...]
     results_at: int
+    form: int = 0
 
 
 class Memory(Struct, frozen=True, tag="memory", array_like=True):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from edge_runtime.config import settings
 from edge_runtime.config.settings import LARGEST, LONGEST, Config, ModelSettings
 from edge_runtime.typed_toml import bare_type, is_struct, wanted
 
@@ -98,8 +97,10 @@ def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool) -> Iterator
     for field in msgspec.structs.fields(kind):
         table = _inner_table(field)
         if table is not None:
-            is_inner_list = table is not bare_type(field.type)
-            inner.append((table, f"{path}.{field.name}" if path else field.name, is_inner_list))
+            is_named = typing.get_origin(bare_type(field.type)) is dict
+            is_inner_list = table is not bare_type(field.type) and not is_named
+            name = f"{field.name}.NAME" if is_named else field.name
+            inner.append((table, f"{path}.{name}" if path else name, is_inner_list))
         elif field.name in meanings:
             keys.append(_key(field, meanings[field.name]))
         else:
@@ -115,12 +116,12 @@ def _key(field: msgspec.structs.FieldInfo, meaning: str) -> Key:
     value = wanted(field.type).replace(f", {LARGEST:_} or less", "").replace(f", {LONGEST:_.12g} or less", "")
     unit = next((f" ({unit})" for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
     text = None if default is msgspec.NODEFAULT or default is None else _toml(default)
-    return Key(field.name, value + unit, text, field.required, meaning)
+    return Key(field.encode_name, value + unit, text, field.required, meaning)
 
 
 def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string below each field, on one line; read from the source, as Python keeps none of them."""
-    tree = ast.parse(inspect.getsource(settings))
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
     names = {each.__name__ for each in kind.__mro__}
     meanings = {}
     for node in tree.body:

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from edge_runtime.steps import InputSteps, OutputSteps, Preset
+
 Priority = Annotated[int, Meta(ge=1, le=9)]
 Place = Annotated[str, Meta(min_length=1)]
 """A path; an empty one would mean the folder in which the daemon happens to start."""
@@ -146,6 +148,16 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     pinned: bool = False
     """Never unload the model to free memory."""
+
+    preset: Preset | None = None
+    """Steps as a family of models means them, for what `[input.NAME]` and `[output.NAME]` leave out. When absent: as
+    the model's own metadata says."""
+
+    input: dict[str, InputSteps] = field(default_factory=dict)
+    """Tables `[input.NAME]`: pictures in place of this input."""
+
+    output: dict[str, OutputSteps] = field(default_factory=dict)
+    """Tables `[output.NAME]`: answers in place of this output."""
 
     on_demand: bool = False
     """Load the model on its first request, which is refused with `not_ready` until the model is loaded."""

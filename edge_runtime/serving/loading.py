@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
@@ -27,8 +27,10 @@ from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.serving.declared_steps import declared_steps
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, warm_up
+from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -141,6 +143,7 @@ class VersionLoader:
         for choice, artifact in self._choose(settings, version, passed):
             options = _options(choice, settings, self._limits)
             try:
+                options = replace(options, steps=declared_steps(settings, folder, version, artifact))
                 backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
@@ -244,6 +247,10 @@ class VersionLoader:
         isolation = "always" if self._isolation == "always" else settings.isolation or self._isolation
         if name in CODE and settings.isolation == "never":
             raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which is code; leave it out')
+        if options.steps is not None and isolation == "never":
+            raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
+        if options.steps is not None:
+            return self._hosted(name), "its declared steps decode pictures"
         if name in CODE:
             return self._hosted(name), f"{artifact.name} is code"
         if isolation == "never":
@@ -307,8 +314,54 @@ class VersionLoader:
             clock=self._clock,
             metrics=metrics,
             warm_length=first.length if first.times else None,
+            steps=options.steps,
         )
+        if isinstance(instance, HostedInstance):
+            servable.forms = {
+                form: self._form(servable, form, each, first.times) for form, each in instance.forms.items()
+            }
         return servable, first
+
+    def _form(self, servable: Servable, form: Form, instance: Instance, times: Mapping[int, float]) -> Servable:
+        """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
+
+        times: where the curve begins, the model's first runs; each run then teaches what the steps take.
+        """
+        own = servable.scheduled
+        layout = layout_of(
+            instance,
+            batches=servable.batches,
+            threads=own.layout.threads,
+            concurrency=own.layout.concurrency,
+            run_times=LatencyModel(times),
+            run_limit_s=own.layout.run_limit_s,
+        )
+        scheduled = ScheduledModel(
+            servable.model,
+            layout,
+            own.limits,
+            max_queue_rows=own.max_queue_rows,
+            max_queue_bytes=own.max_queue_bytes,
+            may_rerun=servable.settings.rerun,
+            metrics=servable.metrics,
+        )
+        made = Servable(
+            servable.model,
+            servable.number,
+            servable.settings,
+            Layouts(instance),
+            batches=servable.batches,
+            mode="workers",
+            max_rows=servable.max_rows,
+            inline=None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=servable.metrics,
+            steps=servable.steps,
+        )
+        made.form = form
+        return made
 
 
 def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:

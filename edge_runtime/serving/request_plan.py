@@ -66,6 +66,7 @@ class RequestPlan:
     """
 
     def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
+        servable = servable.form_for(header)
         self.servable = servable
         self.inputs = header.inputs
         self.order = _match_inputs(servable, header.inputs)

@@ -20,11 +20,13 @@ from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instan
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
+from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 
@@ -123,13 +125,21 @@ class Servable:
         clock: Clock,
         metrics: ModelMetrics,
         warm_length: int | None = None,
+        steps: ModelSteps | None = None,
     ) -> None:
-        """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made."""
+        """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
+
+        steps: what is declared with the model. forms: who answers requests that use them: servables of their own
+        queue, whose runs go to the same host.
+        """
         self.model = model
         self.number = number
         self.settings = settings
         self.layouts = layouts
         self.spec: ModelSpec = layouts.narrow.spec
+        self.steps = steps
+        self.form = Form("tensor", answers=False)
+        self.forms: dict[Form, Servable] = {}
         self.batches = batches
         self.mode: Mode = mode
         self.max_rows = max_rows
@@ -154,6 +164,26 @@ class Servable:
         """Memory that this version holds."""
         wide = self.layouts.wide
         return self.layouts.narrow.memory_bytes + (wide.memory_bytes if wide is not None else 0)
+
+    def form_for(self, header: RequestHeader) -> Servable:
+        """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for."""
+        if not self.forms or self.steps is None:
+            return self
+        raw = (header.parameters or {}).get("raw")
+        given: Given = "tensor"
+        for tensor in header.inputs:
+            if tensor.name in self.steps.inputs:
+                if tensor.datatype == "BYTES":
+                    given = "picture"
+                elif tensor.datatype == "UINT8" and (raw is not True or not self._is_own_tensor(tensor)):
+                    given = "frames"
+        return self.forms.get(Form(given, answers=raw is False or (raw is None and given != "tensor")), self)
+
+    def _is_own_tensor(self, given: TensorHeader) -> bool:
+        return any(
+            spec.name == given.name and spec.datatype == given.datatype and spec.fits(given.shape)
+            for spec in self.spec.inputs
+        )
 
     def submit(self, request: Request) -> None:
         """Admit a checked request, or refuse it at once; an inline model answers before this returns.
@@ -182,6 +212,8 @@ class Servable:
 
         A run that is still on then ends with its host; inside the daemon nothing can end it.
         """
+        for form in self.forms.values():
+            self._dispatcher.close_model(form.scheduled, timeout_s)
         with self.inline_lock:
             self.is_open = False
         drained = self._dispatcher.close_model(self.scheduled, timeout_s)

@@ -277,6 +277,14 @@ def add_weights(folder: Path, weights: onnx.TensorProto) -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", 2])], [("y", "FP32", ["rows", 2])], [weights])
 
 
+def colours(folder: Path, side: int | str = 8) -> Path:
+    """image FP32 [rows, 3, side, side] -> scores [rows, 3]: how much of each colour it has."""
+    node = helper.make_node("ReduceMean", ["image"], ["scores"], axes=[2, 3], keepdims=0)
+    inputs = [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["rows", 3, side, side])]
+    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["rows", 3])]
+    return save(folder, helper.make_graph([node], "colours", inputs, outputs))
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:

@@ -232,12 +232,13 @@ def tables_of(kind: type[msgspec.Struct], path: str = "") -> dict[str, type[msgs
     for field in msgspec.structs.fields(kind):
         for inner in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
             if is_struct(inner):
-                found |= tables_of(inner, f"{path}.{field.name}" if path else field.name)
+                name = f"{field.name}.NAME" if typing.get_origin(bare_type(field.type)) is dict else field.name
+                found |= tables_of(inner, f"{path}.{name}" if path else name)
     return found
 
 
 def keys_of(kind: type[msgspec.Struct]) -> set[str]:
-    return {key for table in tables_of(kind).values() for key in table.__struct_fields__}
+    return {key for table in tables_of(kind).values() for key in table.__struct_encode_fields__}
 
 
 KNOWN = sorted(keys_of(Config) | keys_of(ModelSettings))
@@ -285,8 +286,8 @@ def test_the_reference_describes_every_key_of_every_table_and_no_other(kind: typ
     described = {table.path: [key.name for key in table.keys] for table in describe(kind)}
     tables = tables_of(kind)
     for path, table in tables.items():
-        inner = {name.removeprefix(f"{path}.") for name in tables if name}
-        assert described.pop(path) == [name for name in table.__struct_fields__ if name not in inner]
+        inner = {name.removeprefix(f"{path}.").removesuffix(".NAME") for name in tables if name}
+        assert described.pop(path) == [name for name in table.__struct_encode_fields__ if name not in inner]
     assert described == {}
 
 
@@ -294,7 +295,7 @@ def test_the_reference_describes_every_key_of_every_table_and_no_other(kind: typ
 def test_each_default_in_the_reference_is_toml_that_says_the_default(kind: type[msgspec.Struct]) -> None:
     tables = tables_of(kind)
     for table in describe(kind):
-        fields = {field.name: field for field in msgspec.structs.fields(tables[table.path])}
+        fields = {field.encode_name: field for field in msgspec.structs.fields(tables[table.path])}
         for key in table.keys:
             field = fields[key.name]
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -1,0 +1,164 @@
+"""Answers that a person understands: classes and boxes with labels, as callers get them. Values only.
+
+A host gives them as arrays: `classes` FP32 [rows, top, 2] (index, score); `boxes` FP32 [rows, most, 6] (index, score,
+x1, y1, x2, y2 in the picture's pixels), best first, and index -1 where there are no more; `mask` UINT8 [rows, height,
+width]; `embedding` FP32 [rows, length]; `text` BYTES [rows]; and PICTURE_SIZE, INT64 [rows, 2] (width, height).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_runtime.steps import AnswerKind, ModelSteps, OutputSteps
+from edge_runtime.tensors import Array
+
+PICTURE_SIZE = "picture_size"
+"""The output beside the answers of pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRead:
+    """How a picture was read: its own size in pixels, how it was fitted to the model's, and the order of colours."""
+
+    width: int
+    height: int
+    fit: str
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """One class. label: its index as text where there are no labels."""
+
+    label: str
+    index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One thing found. box: left, top, right, bottom in the pixels of the picture as it was sent."""
+
+    label: str
+    index: int
+    score: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model says of one picture (or row). Of `classes` … `text` those that its outputs declare, else None.
+
+    classes and boxes: best first. mask: UINT8 [height, width]. embedding: FP32 [length].
+    """
+
+    picture: PictureRead | None = None
+    classes: tuple[ClassScore, ...] | None = None
+    boxes: tuple[Box, ...] | None = None
+    mask: Any = None
+    embedding: Any = None
+    text: str | None = None
+
+
+def kind_of(output: OutputSteps) -> AnswerKind:
+    """The kind of answer of an output."""
+    return output.answer or ("boxes" if output.layout is not None else "classes")
+
+
+def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
+    """Make answers of what a host gave, by name; one a row. Empty where none of these outputs is an answer."""
+    declared = [(name, steps.outputs[name]) for name in outputs if name in steps.outputs]
+    if not declared:
+        return []
+    read = next(iter(steps.inputs.values()), None)
+    sizes = outputs.get(PICTURE_SIZE)
+    found: list[Answer] = []
+    for row in range(outputs[declared[0][0]].shape[0]):
+        values: dict[str, Any] = {}
+        if sizes is not None and read is not None:
+            values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit, read.color)
+        for name, output in declared:
+            kind = kind_of(output)
+            values.setdefault(kind, _read(kind, outputs[name][row], steps.labels.get(name, ())))
+        found.append(Answer(**values))
+    return found
+
+
+def answer_fields(answers: Sequence[Answer], *, as_list: bool) -> dict[str, Any]:
+    """The JSON of answers: of one as it is, of several (or `as_list`) under `answers`."""
+    if len(answers) == 1 and not as_list:
+        return _fields(answers[0])
+    return {"answers": [_fields(each) for each in answers]}
+
+
+def answers_from_fields(fields: Mapping[str, Any]) -> list[Answer]:
+    """Answers out of their JSON. Raises KeyError, TypeError, ValueError for what is none."""
+    if "answers" in fields:
+        return [_from_fields(each) for each in fields["answers"]]
+    return [_from_fields(fields)]
+
+
+def _read(kind: AnswerKind, row: Array, labels: Sequence[str]) -> Any:
+    match kind:
+        case "classes":
+            return tuple(
+                ClassScore(_label(int(index), labels), int(index), float(score))
+                for index, score in row.tolist()
+                if index >= 0
+            )
+        case "boxes":
+            return tuple(
+                Box(_label(int(index), labels), int(index), float(score), tuple(box))
+                for index, score, *box in row.tolist()
+                if index >= 0
+            )
+        case "text":
+            value = row.item() if hasattr(row, "item") else row
+            return bytes(value).decode("utf-8", "replace")
+        case _:
+            return row
+
+
+def _label(index: int, labels: Sequence[str]) -> str:
+    return labels[index] if index < len(labels) else str(index)
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if answer.picture is not None:
+        read = answer.picture
+        fields["picture"] = {"width": read.width, "height": read.height, "fit": read.fit, "color": read.color}
+    if answer.classes is not None:
+        fields["classes"] = [
+            {"label": each.label, "index": each.index, "score": round(each.score, 6)} for each in answer.classes
+        ]
+    if answer.boxes is not None:
+        fields["boxes"] = [
+            {
+                "label": each.label,
+                "index": each.index,
+                "score": round(each.score, 6),
+                "box": [round(side, 2) for side in each.box],
+            }
+            for each in answer.boxes
+        ]
+    if answer.mask is not None:
+        fields["mask"] = answer.mask.tolist()
+    if answer.embedding is not None:
+        fields["embedding"] = answer.embedding.tolist()
+    if answer.text is not None:
+        fields["text"] = answer.text
+    return fields
+
+
+def _from_fields(fields: Mapping[str, Any]) -> Answer:
+    values: dict[str, Any] = {name: fields[name] for name in ("mask", "embedding", "text") if name in fields}
+    if "picture" in fields:
+        values["picture"] = PictureRead(**fields["picture"])
+    if "classes" in fields:
+        values["classes"] = tuple(ClassScore(**each) for each in fields["classes"])
+    if "boxes" in fields:
+        values["boxes"] = tuple(Box(**{**each, "box": tuple(each["box"])}) for each in fields["boxes"])
+    return Answer(**values)

@@ -1,0 +1,126 @@
+"""Steps that `model.toml` declares: how a picture becomes the model's input, and how its outputs become an answer.
+
+Values only. A host runs them beside the model (backends/steps_instance.py); answers.py has what callers get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct, field
+
+PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
+Fit = Literal["stretch", "crop", "letterbox"]
+Color = Literal["rgb", "bgr", "gray"]
+Filter = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+PixelRange = Literal["0..1", "-1..1", "0..255"]
+AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
+BoxLayout = Literal["yolov5", "yolov8", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr"]
+Given = Literal["tensor", "picture", "frames"]
+Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
+
+Side = Annotated[int, Meta(ge=1, le=16_384)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Level = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
+class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """What a caller may send in place of this input, and how it becomes the tensor. Keys of `[input.NAME]`."""
+
+    source: PictureSource = "picture"
+    """`"picture"`: JPEG, PNG, WebP or BMP, and raw frames too; `"frames"`: only uint8 `[rows, height, width, 3]`, RGB;
+    `"nv12"`, `"yuyv"`, `"gray"`: only raw frames in that form."""
+
+    fit: Fit = "stretch"
+    """How a picture of any size becomes one of the model's: `"stretch"`; `"crop"`, the middle of it; `"letterbox"`,
+    whole with `fill` around it."""
+
+    fill: tuple[Annotated[int, Meta(ge=0, le=255)], ...] = (114,)
+    """Around a letterboxed picture: one level, or one a channel."""
+
+    shorter_side: Side | None = None
+    """With `fit = "crop"`: the shorter side after scaling, before the middle is cut out; torchvision has 256 for 224.
+    When absent: the model's own side."""
+
+    filter: Filter = "bilinear"
+    """How pixels are scaled, as Pillow has it: with antialiasing."""
+
+    color: Color = "rgb"
+    """Order of the channels that the model was trained with."""
+
+    mean: tuple[Level, ...] = ()
+    """`(pixel - mean) * scale`, with pixels of 0 to 255: one number, or one a channel."""
+
+    scale: tuple[Level, ...] = ()
+    """See `mean`."""
+
+    range: PixelRange | None = None
+    """In place of `mean` and `scale`: the range that pixels are brought into. When all three are absent: `"0..255"` for
+    an integer input, and an error for any other, since nobody can guess it."""
+
+    size: tuple[Side, Side] | None = None
+    """Height and width, where the model leaves them open."""
+
+    def __post_init__(self) -> None:
+        if self.range is not None and (self.mean or self.scale):
+            raise ValueError("got range beside mean or scale; say one of the two")
+        for name in ("fill", "mean", "scale"):
+            if len(getattr(self, name)) not in ((1, 3) if name == "fill" else (0, 1, 3)):
+                raise ValueError(
+                    f"{name} has {len(getattr(self, name))} numbers; wanted one, or one for each of 3 channels"
+                )
+        if self.shorter_side is not None and self.fit != "crop":
+            raise ValueError(f'shorter_side is for fit = "crop"; got fit = "{self.fit}"')
+
+
+class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
+    """How an output becomes an answer that a person understands. Keys of `[output.NAME]`."""
+
+    answer: AnswerKind | None = None
+    """`"classes"`: labels with scores, best first; `"boxes"`: with labels, in the picture's pixels; `"mask"`: a class
+    for each pixel; `"embedding"`: the vector, of length 1; `"text"`. When absent: boxes with `layout`, else classes."""
+
+    labels: str | None = None
+    """A file beside `model.toml` or in the version's folder, one label a line. When absent: names in the model's own
+    metadata, else numbers."""
+
+    softmax: bool | None = None
+    """Whether scores are made of logits. When absent: where a first run gives what is no probability."""
+
+    top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """Most classes of an answer."""
+
+    layout: BoxLayout | None = None
+    """What an output of boxes means, by the family that writes it so."""
+
+    threshold: Share = 0.25
+    """Least score of a box or class that is told; classes below it are left out only if it is set above 0.25."""
+
+    overlap: Share = 0.45
+    """Boxes of one class that overlap more are one (intersection over union)."""
+
+    wanted: tuple[str, ...] = ()
+    """Labels that are told. When empty: all."""
+
+    most: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """Most boxes of an answer."""
+
+
+class Form(NamedTuple):
+    """What goes in and out of a model with declared steps.
+
+    given: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, channels], or the
+    bytes of nv12 and yuyv as [rows, lines, width]. answers: whether answers come out, in place of its own tensors.
+    """
+
+    given: Given
+    answers: bool
+
+
+class ModelSteps(Struct, frozen=True):
+    """All declared steps of one version, as a host gets them. labels: by output, empty where there are none."""
+
+    inputs: Mapping[str, InputSteps] = field(default_factory=dict)
+    outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

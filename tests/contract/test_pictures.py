@@ -1,0 +1,104 @@
+"""Pictures in place of tensors, and answers in place of outputs, by the steps that `model.toml` declares."""
+
+from __future__ import annotations
+
+import io
+
+import msgpack
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.contract.running_daemon import RawClient, error_code, put_model, running_daemon
+from tests.models import onnx_models
+
+COLOURS = """
+[input.image]
+range = "0..1"
+[output.scores]
+labels = "labels.txt"
+top_k = 2
+"""
+
+
+def picture(colour, size=(64, 48), kind="PNG"):
+    """The bytes of a picture of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, kind)
+    return file.getvalue()
+
+
+def picture_header(model="colours", datatype="BYTES", shape=(1,), **fields):
+    inputs = [{"name": "image", "datatype": datatype, "shape": list(shape)}]
+    return msgpack.packb({"v": 1, "op": "infer", "model": model, "inputs": inputs, **fields})
+
+
+def framed(*texts):
+    """The BYTES tensor of these."""
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+    (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+    with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon):
+    with RawClient(daemon.endpoints[1]) as client:
+        yield client
+
+
+def test_a_picture_is_answered_with_the_best_classes_and_its_size(client):
+    got = client.ask(picture_header(), b"1", framed(picture("red")))
+    assert len(got) == 4, got
+    header, _, scores, size = got
+    outputs = {each["name"]: each for each in msgpack.unpackb(header)["outputs"]}
+    assert outputs["scores"]["shape"] == [1, 2, 2]
+    best = np.frombuffer(scores, np.float32).reshape(2, 2)
+    assert best[0].tolist() == [0.0, 1.0]
+    assert np.frombuffer(size, np.int64).tolist() == [64, 48]
+
+
+def test_pictures_of_several_sizes_and_kinds_are_one_request(client):
+    sent = framed(picture("blue"), picture("red", (9, 200), "JPEG"), picture("lime", (224, 224), "WEBP"))
+    _, _, scores, size = client.ask(picture_header(shape=(3,)), b"1", sent)
+    assert np.frombuffer(scores, np.float32).reshape(3, 2, 2)[:, 0, 0].tolist() == [2, 0, 1]
+    assert np.frombuffer(size, np.int64).reshape(3, 2).tolist() == [[64, 48], [9, 200], [224, 224]]
+
+
+def test_raw_frames_of_any_size_are_pictures(client):
+    frame = np.zeros((2, 20, 30, 3), np.uint8)
+    frame[0, :, :, 1], frame[1, :, :, 2] = 255, 255
+    _, _, scores, _ = client.ask(picture_header(datatype="UINT8", shape=frame.shape), b"1", frame.tobytes())
+    assert np.frombuffer(scores, np.float32).reshape(2, 2, 2)[:, 0, 0].tolist() == [1, 2]
+
+
+def test_the_models_own_tensor_is_served_as_before(client):
+    image = np.full((1, 3, 8, 8), 0.5, np.float32)
+    header, _, scores = client.ask(picture_header(datatype="FP32", shape=image.shape), b"1", image.tobytes())
+    assert msgpack.unpackb(header)["outputs"][0]["shape"] == [1, 3]
+    assert np.frombuffer(scores, np.float32).tolist() == [0.5, 0.5, 0.5]
+
+
+def test_raw_gives_the_bare_outputs_of_a_picture(client):
+    header, _, scores = client.ask(picture_header(parameters={"raw": True}), b"1", framed(picture("red")))
+    assert msgpack.unpackb(header)["outputs"][0]["shape"] == [1, 3]
+    assert np.frombuffer(scores, np.float32).tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no picture", picture("red")[:60], b"\xff\xd8\xff" + bytes(500)],
+    ids=["nothing", "text", "cut", "zeros"],
+)
+def test_what_is_no_picture_is_one_failed_run_and_nothing_else(client, data):
+    client.send(picture_header(), b"bad", framed(data))
+    client.send(picture_header(), b"good", framed(picture("red")))
+    replies = {reply[1]: reply for reply in (client.receive(), client.receive())}
+    assert error_code(replies[b"bad"]) == "run_failed"
+    assert "outputs" in msgpack.unpackb(replies[b"good"][0])
