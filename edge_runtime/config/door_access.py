@@ -164,13 +164,17 @@ class DoorAccess:
                 f"Host: got {_brief(host)}, which is no address of this door; wanted {address} or localhost. Behind a "
                 f"proxy, list its address in {self.key}.allowed_origins"
             )
-        if origin is None or ANY_ORIGIN in self._origins or origin.lower() in self._origins:
+        if origin is None or self.is_listed(origin):
             return
         own = f"{'https' if address.is_tls else 'http'}://{(host or '').lower()}"
         if origin.lower() != own or name is None or not self._is_ours(address, name):
             raise Forbidden(
                 f"Origin: web pages of {_brief(origin)} may not call this door; list it in {self.key}.allowed_origins"
             )
+
+    def is_listed(self, origin: str) -> bool:
+        """Whether web pages of this `Origin` may call, and read the answers."""
+        return ANY_ORIGIN in self._origins or origin.lower() in self._origins
 
     def reload_tokens(self) -> None:
         """Read the tokens again. Raises ConfigError for a broken file; the tokens are as before then."""

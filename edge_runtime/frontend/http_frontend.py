@@ -24,15 +24,18 @@ from edge_runtime.frontend.http_message import (
     BINARY,
     INFER,
     MAX_OIP_HEAD_BYTES,
+    OPTIONS,
     GenerateAnswer,
     HttpCall,
     HttpEndpoint,
     OipAnswer,
+    allowed_page,
     caller_of,
     error_frames,
     inflate,
     json_response,
     read_call,
+    response,
 )
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
@@ -105,8 +108,12 @@ class HttpFrontend:
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
     def understand(self, head: HttpHead) -> None:
-        """Read what a head asks for."""
+        """Read what a head asks for. A web page that is listed may read the answer: its browser asks for a header."""
         head.meaning = read_call(head)
+        origin = head.headers.get("origin")
+        if origin is not None and self._access.is_listed(origin):
+            head.adds = allowed_page(head)
+            head.is_plain = False
 
     def begin(self, request: HttpRequest) -> Frames | None:
         """Refuse by its head what cannot be answered, before its body is read."""
@@ -253,6 +260,8 @@ class HttpFrontend:
             self._transport.answer(request, error_frames(error, status))
         elif call.name == INFER:
             self._infer(request, call, body, fields)
+        elif call.name == OPTIONS:
+            self._transport.answer(request, response((), more="Allow: GET, POST\r\n"))
         else:
             self._call(request, call, fields)
 
@@ -362,7 +371,7 @@ class HttpFrontend:
         headers = head.headers
         try:
             self._access.check_browser(place, headers.get("origin"), headers.get("host"))
-            if call.name in OPEN_CALLS:
+            if call.name in OPEN_CALLS or call.name == OPTIONS:
                 return Caller(None)
             rights = self._access.caller(place, headers.get("authorization"))
             if call.name == INFER and not rights.may_infer:

@@ -60,6 +60,9 @@ _PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
 )
 """Triton's paths: case-sensitive, no slash at their end."""
 
+OPTIONS = "options"
+"""The call of a browser that asks what a page may send."""
+
 HEAD_LENGTH = "inference-header-content-length"
 """Bytes of the JSON head before the tensors in binary form. 0: the body is one input's data, and nothing else."""
 
@@ -116,11 +119,26 @@ def read_call(head: HttpHead) -> HttpCall:
     return call
 
 
+def allowed_page(head: HttpHead) -> bytes:
+    """The headers by which a browser lets a web page read a response, or send a request that it asks about (CORS)."""
+    lines = [f"Access-Control-Allow-Origin: {head.headers['origin']}", "Vary: Origin"]
+    if head.method == "OPTIONS":
+        asked = head.headers.get("access-control-request-headers", "")
+        lines += ["Access-Control-Allow-Methods: GET, POST", "Access-Control-Max-Age: 600"]
+        lines += [f"Access-Control-Allow-Headers: {asked}"] if asked else []
+    else:
+        lines.append("Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, retry-after-ms")
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
 def _find(head: HttpHead, call: HttpCall) -> None:
     for path, calls in _PATHS:
         found = path.fullmatch(head.path)
         if found is None:
             continue
+        if head.method == "OPTIONS":  # what a browser asks before a page's request, without its token
+            call.name = OPTIONS
+            return
         name = calls.get(head.method)
         if name is None:
             raise BadMessage(f"got {head.method}, wanted {' or '.join(calls)} for {head.path}", 405)

@@ -35,7 +35,7 @@ class HttpHead:
 
     headers: by name in lower case. length: of the body, 0 without one. is_plain: the connection goes on after it, and
     its response is sent as it is. meaning: the receiver's, made once. body_shift: the byte of the body that is to lie
-    aligned.
+    aligned. adds: headers of every response to it, each with its line's end.
     """
 
     method: str
@@ -50,6 +50,7 @@ class HttpHead:
     is_plain: bool
     meaning: Any = None
     body_shift: int = 0
+    adds: bytes = b""
 
 
 @dataclass(slots=True)

@@ -831,6 +831,8 @@ def _adapted(request: HttpRequest, frames: Frames) -> Frames:
         first = first.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     elif head is not None and head.is_old:
         first = first.replace(b"\r\n", b"\r\nConnection: keep-alive\r\n", 1)
+    if head is not None and head.adds:
+        first = first.replace(b"\r\n", b"\r\n" + head.adds, 1)
     if head is not None and head.method == "HEAD":
         return (first[: first.index(b"\r\n\r\n") + 4],)
     return (first, *frames[1:])

@@ -78,6 +78,31 @@ def test_a_strange_web_page_may_not_call(models, tmp_path):
         assert raw.ask("GET", "/v2", origin="https://ours.example").status == 200
 
 
+def test_a_listed_page_may_ask_first_and_read_the_answer(models, tmp_path):
+    _, bearer = tokens(tmp_path)
+    ours = "https://ours.example"
+    settings = {"allowed_origins": (ours,), "tokens_file": str(tmp_path / "tokens.toml")}
+    with serving(models, tmp_path, **settings) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+        asked = {
+            "access_control_request_method": "POST",
+            "access_control_request_headers": "authorization,content-type",
+        }
+        first = raw.ask("OPTIONS", INFER, origin=ours, **asked)
+        assert first.status == 200
+        assert first.headers["access-control-allow-origin"] == ours
+        assert first.headers["access-control-allow-headers"] == "authorization,content-type"
+        body = json_infer([0.0] * 16)
+        answer = raw.ask("POST", INFER, body, origin=ours, authorization=bearer["asker"])
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, ours)
+        refused = raw.ask("POST", INFER, body, origin=ours)  # it has to read why
+        assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ours)
+        strange = raw.ask("OPTIONS", INFER, origin="https://evil.example", **asked)
+        assert strange.status == 403
+        assert "access-control-allow-origin" not in strange.headers
+        plain = raw.ask("POST", INFER, body, authorization=bearer["asker"])
+        assert "access-control-allow-origin" not in plain.headers
+
+
 def test_control_has_an_address_of_its_own(models, tmp_path):
     path = tmp_path / "control.sock"
     with serving(models, tmp_path, control=f"unix:{path}") as daemon:
