@@ -11,9 +11,11 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from edge_runtime.client.oip_client import OipClient
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
-from tests.contract.running_daemon import put_model, running_daemon
+from edge_runtime.errors import Forbidden
+from tests.contract.running_daemon import floats, put_model, running_daemon
 from tests.fakes.certificates import Certificates
 from tests.models import onnx_models
 
@@ -93,3 +95,16 @@ def test_a_tokens_rights_hold_over_grpc(site, client):
         client.load_model("mlp", headers=bearer(site, "camera"))
     assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
     client.load_model("mlp", headers=bearer(site, "boss"))
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_our_own_client_comes_by_tls_with_its_token_and_trusts_nobody_else(site, tmp_path, door):
+    certificates, tokens, daemon = site
+    url = getattr(daemon, door).endpoints[0].replace("0.0.0.0", "localhost")
+    (tmp_path / "token").write_text(tokens["camera"])
+    with OipClient(url, token_file=str(tmp_path / "token"), ca_file=str(certificates.ca)) as client:
+        assert client.infer("mlp", {"x": floats(2, 16)})["y"].shape == (2, 4)
+        with pytest.raises(Forbidden):
+            client.unload("mlp")
+    with OipClient(url, token_file=str(tmp_path / "token")) as trusting_others, pytest.raises(ConnectionError):
+        trusting_others.infer("mlp", {"x": floats(2, 16)}, timeout_ms=2_000)

@@ -1,4 +1,4 @@
-"""Loads that lay a configuration or files over a model, asked by Triton's own client over HTTP."""
+"""Loads that lay a configuration or files over a model, asked by Triton's own clients."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from contextlib import contextmanager
 
 import pytest
+import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from tests.contract.running_daemon import put_model, running_daemon
 from tests.contract.updated_device import update_settings
 from tests.fakes.update_site import UpdateSite
@@ -133,3 +134,17 @@ def test_while_only_signed_releases_are_served_neither_is_taken(tmp_path, model)
             status, message = refused(client.load_model, "mlp", **words)
             assert (status, "require_signed" in message) == ("403", True)
         assert not (tmp_path / "run" / "state" / "overrides").exists()
+
+
+def test_grpc_brings_a_config_and_files_too(tmp_path, model):
+    (tmp_path / "models").mkdir()
+    grpc = GrpcSettings(endpoint="127.0.0.1:0", control=True)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", grpc=grpc, calibrate=False) as daemon,
+        tritonclient.grpc.InferenceServerClient(daemon.grpc.endpoints[0].removeprefix("grpc://")) as client,
+    ):
+        client.load_model("brought", config='{"max_batch_size": 3}', files={"file:7/model.onnx": model})
+        assert client.get_model_metadata("brought").versions == ["7"]
+        assert client.get_model_config("brought").config.max_batch_size == 3
+        status, message = refused(client.load_model, "brought", config='{"optimization": {}}')
+        assert (status, "optimization" in message) == ("StatusCode.UNIMPLEMENTED", True), (status, message)
