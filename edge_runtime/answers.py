@@ -68,14 +68,18 @@ def kind_of(output: OutputSteps) -> AnswerKind:
 
 
 def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
-    """Make answers of what a host gave, by name; one a row. Empty where none of these outputs is an answer."""
+    """Make answers of what a host gave, by name; one a row.
+
+    An answer says no more than how a picture was read where no output is declared. Empty where nothing is known.
+    """
     declared = [(name, steps.outputs[name]) for name in outputs if name in steps.outputs]
-    if not declared:
+    sizes = outputs.get(PICTURE_SIZE)
+    first = outputs[declared[0][0]] if declared else sizes
+    if first is None:
         return []
     read = next(iter(steps.inputs.values()), None)
-    sizes = outputs.get(PICTURE_SIZE)
     found: list[Answer] = []
-    for row in range(outputs[declared[0][0]].shape[0]):
+    for row in range(first.shape[0]):
         values: dict[str, Any] = {}
         if sizes is not None and read is not None:
             values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit, read.color)

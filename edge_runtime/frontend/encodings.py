@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_runtime.answers import answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
@@ -69,7 +70,9 @@ class JsonEncoding:
         timing = timing_fields(request) if plan.wants_timing else None
         servable = plan.servable
         outputs = list(zip(headers, selected, strict=True))
-        return (json_codec.pack_json_answer(request_id, servable.model, servable.number, outputs, timing),)
+        answers = plan.answers(selected)
+        more = None if answers is None else {"answer": answer_fields(answers, as_list=False)}
+        return (json_codec.pack_json_answer(request_id, servable.model, servable.number, outputs, timing, more=more),)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
         """Frames of an error."""

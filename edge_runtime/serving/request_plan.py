@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_runtime.answers import Answer, answer_fields, answers_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
@@ -150,13 +151,26 @@ class RequestPlan:
         """The wanted outputs, in the order of the request."""
         return [outputs[index] for index in self.outputs]
 
+    def answers(self, selected: Sequence[Array]) -> list[Answer] | None:
+        """What these outputs say, one a row; None where they are bare outputs."""
+        servable = self.servable
+        if not servable.form.answers or servable.steps is None:
+            return None
+        names = (servable.spec.outputs[index].name for index in self.outputs)
+        return answers_of(servable.steps, dict(zip(names, selected, strict=True))) or None
+
     def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
-        """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's."""
+        """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's.
+
+        Where they are answers of declared steps, each header has them too.
+        """
         shapes = tuple(array.shape for array in selected)
         if timing is None and shapes == self._answer_shapes:
             return self._answer_header
-        packed = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes), timing)
-        if timing is None:
+        answers = self.answers(selected)
+        fields = None if answers is None else answer_fields(answers, as_list=False)
+        packed = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes), timing, fields)
+        if timing is None and answers is None:
             self._answer_shapes, self._answer_header = shapes, packed
         return packed
 

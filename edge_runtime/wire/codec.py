@@ -57,11 +57,15 @@ MAX_REPLY_HEADER_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplyHeader:
-    """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three)."""
+    """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three).
+
+    answer: what the outputs say where the model declares steps, as answers.answer_fields has it.
+    """
 
     model: str = ""
     version: int = 0
     outputs: tuple[TensorHeader, ...] = ()
+    answer: Mapping[str, Any] | None = None
     timing: Mapping[str, float] | None = None
     result: Any = None
     error: Mapping[str, Any] | None = None
@@ -278,15 +282,24 @@ def unpack_request(frame: bytes) -> RequestHeader:
 
 
 def pack_answer(
-    model: str, version: int, outputs: Sequence[TensorHeader], timing: Mapping[str, float] | None = None
+    model: str,
+    version: int,
+    outputs: Sequence[TensorHeader],
+    timing: Mapping[str, float] | None = None,
+    answer: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Header of an answer; its first byte is 0x84 without timing, which generators may count on."""
+    """Header of an answer; its first byte is 0x84 with neither timing nor answer, which generators may count on.
+
+    answer: of a model with declared steps, as answers.answer_fields has it.
+    """
     fields: dict[str, Any] = {
         "v": PROTOCOL_VERSION,
         "model": model,
         "version": version,
         "outputs": [tensor_fields(tensor) for tensor in outputs],
     }
+    if answer is not None:
+        fields["answer"] = answer
     if timing is not None:
         fields["timing"] = dict(timing)
     return _pack(fields)
@@ -316,6 +329,7 @@ def unpack_reply(frame: bytes) -> ReplyHeader:
         model=typed(fields, "model", str, ""),
         version=typed(fields, "version", int, 0),
         outputs=tuple(tensor_header(item) for item in typed(fields, "outputs", list, [])),
+        answer=typed(fields, "answer", dict, None),
         timing=typed(fields, "timing", dict, None),
     )
 

@@ -99,7 +99,7 @@ def pack_json_answer(
     outputs: Sequence[tuple[TensorHeader, Array]],
     timing: Mapping[str, float] | None = None,
     *,
-    more: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     """An answer in OIP's JSON: data flat, non-finite floats as the strings "NaN", "Infinity", "-Infinity".
 

@@ -64,6 +64,38 @@ def test_a_picture_is_answered_with_the_best_classes_and_its_size(client):
     assert np.frombuffer(size, np.int64).tolist() == [64, 48]
 
 
+def test_the_reply_header_says_what_the_outputs_mean(client):
+    header, *_ = client.ask(picture_header(), b"1", framed(picture("red")))
+    assert msgpack.unpackb(header)["answer"] == {
+        "picture": {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"},
+        "classes": [{"label": "red", "index": 0, "score": 1.0}, {"label": "green", "index": 1, "score": 0.0}],
+    }
+
+
+def test_the_reply_header_of_several_pictures_has_an_answer_for_each_of_its_own_request(client):
+    for colours in (("blue", "red"), ("red", "lime")):
+        header, *_ = client.ask(picture_header(shape=(2,)), b"1", framed(*map(picture, colours)))
+        answers = msgpack.unpackb(header)["answer"]["answers"]
+        assert [each["classes"][0]["label"] for each in answers] == [
+            {"lime": "green"}.get(each, each) for each in colours
+        ]
+
+
+def test_bare_outputs_and_the_models_own_tensor_have_no_answer_beside_them(client):
+    raw, *_ = client.ask(picture_header(parameters={"raw": True}), b"1", framed(picture("red")))
+    image = np.full((1, 3, 8, 8), 0.5, np.float32)
+    own, *_ = client.ask(picture_header(datatype="FP32", shape=image.shape), b"1", image.tobytes())
+    assert "answer" not in msgpack.unpackb(raw)
+    assert "answer" not in msgpack.unpackb(own)
+
+
+def test_json_with_a_tensor_is_answered_with_classes_where_raw_is_false(client):
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 3, 8, 8], "data": [0.25] * 64 + [0.75] * 64 + [0] * 64}
+    reply = client.ask_json(model="colours", inputs=[image], parameters={"raw": False})
+    assert reply["answer"]["classes"][0] == {"label": "green", "index": 1, "score": 0.75}
+    assert reply["outputs"][0]["shape"] == [1, 2, 2]
+
+
 def test_pictures_of_several_sizes_and_kinds_are_one_request(client):
     sent = framed(picture("blue"), picture("red", (9, 200), "JPEG"), picture("lime", (224, 224), "WEBP"))
     _, _, scores, size = client.ask(picture_header(shape=(3,)), b"1", sent)
