@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from edge_runtime.answers import Answer
 from edge_runtime.tensors import Array
+
+PICTURE = ""
+"""Name of a tensor in a request that stands for the input that takes pictures, whatever the model calls it."""
 
 
 class RegionPlace(NamedTuple):
@@ -68,7 +72,7 @@ class InferResult:
     """An answer: output arrays by name in the order asked for, and the version that gave it.
 
     `result["scores"]` is `result.outputs["scores"]`. Shapes: axis 0 is rows for a model that batches. shared: the
-    inputs that went by their place in shared memory.
+    inputs that went by their place in shared memory. answers: one a row, where declared steps make answers.
     """
 
     model: str
@@ -76,6 +80,19 @@ class InferResult:
     outputs: dict[str, Array]
     timing: Timing | None = None
     shared: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        """The answer to the one picture that was sent. Raises ValueError where there is not exactly one."""
+        if len(self.answers) == 1:
+            return self.answers[0]
+        if self.answers:
+            raise ValueError(f"there are {len(self.answers)} answers, one a row; take them from `answers`")
+        raise ValueError(
+            f"model {self.model!r} gave tensors and no answer: it declares no [output.NAME] in model.toml, or it was "
+            "asked with its own tensors (raw=False gives answers to them too) or with raw=True; see `outputs`"
+        )
 
     def __getitem__(self, name: str) -> Array:
         """One output by name. Raises KeyError naming the outputs that are there."""

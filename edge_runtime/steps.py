@@ -6,9 +6,9 @@ Values only. A host runs them beside the model (backends/steps_instance.py); ans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, convert, field, to_builtins
 
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
 Fit = Literal["stretch", "crop", "letterbox"]
@@ -124,3 +124,26 @@ class ModelSteps(Struct, frozen=True):
     inputs: Mapping[str, InputSteps] = field(default_factory=dict)
     outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def steps_fields(steps: ModelSteps) -> dict[str, Any]:
+    """Steps as metadata has them: `inputs` and `outputs` with the keys of `model.toml`, and `labels` by output."""
+    fields: dict[str, Any] = to_builtins(steps)
+    return fields
+
+
+def steps_from_fields(fields: Mapping[str, Any]) -> ModelSteps:
+    """Steps out of metadata. Keys that a newer daemon has beside these are left out. Raises ValueError for no steps."""
+    known = {"inputs": _keys(InputSteps), "outputs": _keys(OutputSteps)}
+    kept = {
+        table: {
+            name: {key: value for key, value in each.items() if key in keys} for name, each in fields[table].items()
+        }
+        for table, keys in known.items()
+        if table in fields
+    }
+    return convert({**kept, "labels": fields.get("labels", {})}, ModelSteps)
+
+
+def _keys(kind: type[InputSteps | OutputSteps]) -> tuple[str, ...]:
+    return kind.__struct_encode_fields__

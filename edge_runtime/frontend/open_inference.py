@@ -519,12 +519,14 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def _metadata(described: Mapping[str, Any]) -> dict[str, Any]:
     platform = described["platform"]
+    steps = {"steps": described["steps"]} if "steps" in described else {}
     return {
         "name": described["name"],
         "versions": described["versions"],
         "platform": triton_words.PLATFORMS.get(platform, platform),
         "inputs": described["inputs"],
         "outputs": described["outputs"],
+        **steps,
     }
 
 

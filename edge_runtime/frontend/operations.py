@@ -21,6 +21,7 @@ from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.servable import Servable
+from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.wire.operations import OPERATIONS, Scope
 
@@ -245,7 +246,7 @@ class OperationHandlers:
         """The metadata of the Open Inference Protocol with the two limits that a client needs."""
         servable: Servable = self._table.resolve(model, version)
         versions = [each.number for each in self._table.live() if each.model == servable.model]
-        return {
+        described: dict[str, Any] = {
             "name": servable.model,
             "versions": [str(number) for number in sorted(versions)],
             "platform": servable.layouts.narrow.backend,
@@ -256,6 +257,9 @@ class OperationHandlers:
             "max_batch_rows": servable.max_rows,
             "max_frame_bytes": max_frame_bytes,
         }
+        if servable.steps is not None:
+            described["steps"] = steps_fields(servable.steps)
+        return described
 
     # ---- updates: `answer` has checked that they are configured ------------------------------------------------------
 

@@ -5,6 +5,7 @@ Pure. Field names, their order and defaults are those of Triton's JSON, because 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.repository.folder import DEFAULT_LATEST
 from edge_runtime.serving.servable import Servable
+from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, bf16_to_fp32
 
@@ -74,7 +76,10 @@ def model_config(servable: Servable) -> dict[str, Any]:
         }
     ]
     config["default_model_filename"] = MODEL_FILES.get(backend, "")
-    config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": {}, "model_warmup": []}
+    steps = servable.steps
+    # gRPC's ModelMetadata has no place for them.
+    parameters = {} if steps is None else {"steps": {"string_value": json.dumps(steps_fields(steps))}}
+    config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": parameters, "model_warmup": []}
     return config
 
 

@@ -5,10 +5,13 @@ Reads: `model.toml`'s tables, label files. Thread: the loader's.
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.steps import ModelSteps
 
@@ -29,6 +32,37 @@ def declared_steps(
         if steps.labels is not None
     }
     return ModelSteps(settings.input, settings.output, labels)
+
+
+def why_no_picture(model: str, spec: ModelSpec) -> str:
+    """Say that a model declares no steps for a picture, with the lines to write."""
+    fitting = [each for each in spec.inputs if len(each.shape) == 4 and {1, 3} & {each.shape[1], each.shape[3]}]
+    if not fitting:
+        there = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in spec.inputs)
+        return (
+            f"model {model!r} takes no picture: it has the inputs {there}; wanted one of "
+            "[rows, 3, height, width] or [rows, height, width, 3], which [input.NAME] of model.toml can declare"
+        )
+    tensor = fitting[0]
+    lines = [f"[input.{_key(tensor.name)}]"]
+    if 1 in (tensor.shape[1], tensor.shape[3]):
+        lines.append('color = "gray"')
+    if DYNAMIC in tensor.shape[1:]:
+        lines.append("size = [224, 224]  # height, width")
+    if tensor.datatype.startswith("F"):
+        lines.append('range = "0..1"  # what its numbers mean; or "-1..1", "0..255", or mean and scale')
+    lines += ['fit = "stretch"  # or "crop", "letterbox"']
+    if spec.outputs:
+        lines += [f"[output.{_key(spec.outputs[0].name)}]", 'answer = "classes"  # or "boxes" with layout, …']
+    return (
+        f"model {model!r} declares no steps for a picture, and how it was trained cannot be guessed; write into its "
+        "model.toml, as it was trained:\n" + "\n".join(lines)
+    )
+
+
+def _key(name: str) -> str:
+    """A name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _read_labels(name: str, folder: ModelFolder, version: VersionFolder) -> tuple[str, ...]:

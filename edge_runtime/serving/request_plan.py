@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from edge_runtime.answers import Answer, answer_fields, answers_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.regions import SharedTensor
+from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import InlineBuffers, Servable
 from edge_runtime.serving.split import Split
@@ -67,6 +68,7 @@ class RequestPlan:
     """
 
     def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
+        header = _with_names(servable, header)
         servable = servable.form_for(header)
         self.servable = servable
         self.inputs = header.inputs
@@ -210,6 +212,18 @@ def plan_request(table: ModelTable, header: RequestHeader) -> RequestPlan:
     split = table.split_of(header.model) if header.version is None else None
     canary = Canary(split, RequestPlan(split.candidate, header)) if split is not None else None
     return RequestPlan(servable, header, canary)
+
+
+def _with_names(servable: Servable, header: RequestHeader) -> RequestHeader:
+    """The header with the model's name for PICTURE. Raises TensorMismatch where no input is declared to take one."""
+    if all(tensor.name != PICTURE for tensor in header.inputs):
+        return header
+    declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
+    own = [spec.name for spec in servable.spec.inputs]
+    if declared is None and PICTURE not in own:
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec))
+    inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
+    return replace(header, inputs=tuple(inputs))
 
 
 def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ _ROWS = (
         (MODEL, VERSION),
         notes=(
             "In the Open Inference Protocol's words, with `max_batch_rows` and `max_frame_bytes`. Over MQTT the latter "
-            "bounds a whole message."
+            "bounds a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does."
         ),
         command="models show",
     ),
