@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from edge_runtime.answers import PICTURE_SIZE, kind_of
+from edge_runtime.answers import PICTURE_SIZE
+from edge_runtime.backends.answer_steps import AnswerSteps
 from edge_runtime.backends.base import Instance
 from edge_runtime.backends.picture_fit import Placed, place
 from edge_runtime.backends.pictures import check_installed, open_picture, pixels
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import Form, Given, InputSteps, ModelSteps, OutputSteps
+from edge_runtime.steps import Form, Given, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, Tensors
 
 
@@ -36,37 +36,33 @@ def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[Step
     """The forms in which a model with these steps can be asked, beside its own. Raises LoadFailed: they do not fit."""
     del threads
     picture = _picture_tensor(instance.spec, steps)
-    unknown = set(steps.outputs) - {spec.name for spec in instance.spec.outputs}
-    if unknown:
-        there = ", ".join(spec.name for spec in instance.spec.outputs)
-        raise LoadFailed(f"[output.{min(unknown)}]: the model has no such output; it has {there}")
+    answers = AnswerSteps(instance.spec, steps)
     given: list[Given] = ["tensor"]
     if picture is not None:
         check_installed()
         given += ["frames"] if picture.steps.source != "picture" else ["picture", "frames"]
     forms = [Form(each, answers) for each in given for answers in (True, False)]
-    return [StepsInstance(instance, steps, picture, form) for form in forms if form != Form("tensor", answers=False)]
+    return [StepsInstance(instance, picture, answers, form) for form in forms if form != Form("tensor", answers=False)]
 
 
 class StepsInstance:
     """One form of a model. spec: what goes in and out in this form."""
 
-    def __init__(self, instance: Instance, steps: ModelSteps, picture: PictureTensor | None, form: Form) -> None:
+    def __init__(self, instance: Instance, picture: PictureTensor | None, answers: AnswerSteps, form: Form) -> None:
         self.form = form
         self._instance = instance
-        self._steps = steps
         self._picture = picture if form.given != "tensor" else None
         inputs = tuple(
             _given_spec(spec, form.given) if self._picture is not None and spec is self._picture.spec else spec
             for spec in instance.spec.inputs
         )
-        self._outputs = instance.spec.outputs
-        if form.answers and steps.outputs:
-            self._outputs = tuple(spec for spec in instance.spec.outputs if spec.name in steps.outputs)
-        outputs = [self._answer_spec(spec) if form.answers else spec for spec in self._outputs]
-        if self._picture is not None and form.answers:
-            outputs.append(TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2)))
-        self.spec = ModelSpec(inputs, tuple(outputs), instance.spec.max_rows)
+        self._answers = answers if form.answers else None
+        outputs = instance.spec.outputs
+        if self._answers is not None:
+            outputs = self._answers.specs
+            if self._picture is not None:
+                outputs += (TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2)),)
+        self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows)
 
     def run(self, inputs: Tensors) -> list[Array]:
         """Run once. Raises RunFailed: a picture cannot be read, or the model failed."""
@@ -79,10 +75,10 @@ class StepsInstance:
                 raise RunFailed("there is no picture")
             tensors[name] = np.stack([row for row, _ in rows])
             places = [placed for _, placed in rows]
-        results = self._instance.run(tensors, [spec.name for spec in self._outputs])
-        if not self.form.answers:
-            return results
-        answers = [self._answer(spec, array) for spec, array in zip(self._outputs, results, strict=True)]
+        if self._answers is None:
+            return self._instance.run(tensors)
+        results = dict(zip(self._answers.needs, self._instance.run(tensors, self._answers.needs), strict=True))
+        answers = self._answers.make(results, tensors, places)
         if self._picture is not None:
             answers.append(np.array([(each.source_width, each.source_height) for each in places], np.int64))
         return answers
@@ -116,38 +112,6 @@ class StepsInstance:
         row = _normalised(canvas, steps, tensor.spec.datatype)
         return np.ascontiguousarray(row.transpose(2, 0, 1) if tensor.is_channels_first else row), placed
 
-    def _answer_spec(self, spec: TensorSpec) -> TensorSpec:
-        output = self._steps.outputs.get(spec.name)
-        if output is None:
-            return spec
-        match kind_of(output):
-            case "classes":
-                return TensorSpec(spec.name, "FP32", (DYNAMIC, min(output.top_k, _last(spec)), 2))
-            case "embedding":
-                return TensorSpec(spec.name, "FP32", (DYNAMIC, _last(spec)))
-            case kind:
-                raise LoadFailed(f'[output.{spec.name}]: answer = "{kind}" is not built yet')
-
-    def _answer(self, spec: TensorSpec, array: Array) -> Array:
-        output = self._steps.outputs.get(spec.name)
-        if output is None:
-            return array
-        rows: npt.NDArray[np.float32] = array.reshape(array.shape[0], -1).astype(np.float32)
-        if kind_of(output) == "embedding":
-            vectors: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-            return vectors
-        return _classes(rows, output)
-
-
-def _classes(rows: npt.NDArray[np.float32], output: OutputSteps) -> Array:
-    """FP32 [rows, top, 2]: index and score, best first."""
-    is_probability = rows.min() >= 0.0 and rows.max() <= 1.0 + 1e-3
-    if output.softmax or (output.softmax is None and not is_probability):
-        rows = np.exp(rows - rows.max(axis=1, keepdims=True))
-        rows = rows / rows.sum(axis=1, keepdims=True)
-    best = np.argsort(np.negative(rows), axis=1, kind="stable")[:, : output.top_k]
-    return np.stack([best.astype(np.float32), np.take_along_axis(rows, best, 1)], axis=2)
-
 
 def _normalised(canvas: Array, steps: InputSteps, datatype: str) -> Array:
     dtype = DATATYPES[datatype].dtype
@@ -170,15 +134,6 @@ def _given_spec(spec: TensorSpec, given: Given) -> TensorSpec:
     if given == "picture":
         return TensorSpec(spec.name, "BYTES", (DYNAMIC,))
     return TensorSpec(spec.name, "UINT8", (DYNAMIC, DYNAMIC, DYNAMIC, DYNAMIC))
-
-
-def _last(spec: TensorSpec) -> int:
-    count = 1
-    for side in spec.shape[1:]:
-        count = DYNAMIC if DYNAMIC in (side, count) else count * side
-    if count == DYNAMIC:
-        raise LoadFailed(f"[output.{spec.name}]: its shape is {list(spec.shape)}; wanted known lengths behind axis 0")
-    return count
 
 
 def _picture_tensor(spec: ModelSpec, steps: ModelSteps) -> PictureTensor | None:
