@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_runtime.answers import answer_fields
+from edge_runtime.answers import PICTURE_SIZE, answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
@@ -83,6 +83,44 @@ class JsonEncoding:
         return (json_codec.pack_json_result(request_id, result),)
 
 
+class JsonPictureEncoding(JsonEncoding):
+    """The same for a request that sent pictures: its answer in words, without tensors, but for bare outputs (`raw`)."""
+
+    def __init__(self, *, as_list: bool) -> None:
+        """as_list: answer under `answers`, however many there are."""
+        self._as_list = as_list
+
+    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
+        """Frames of what its outputs say."""
+        fields = picture_fields(request, as_list=self._as_list)
+        if fields is None:
+            return super().answer(request, request_id)
+        timing = {"timing": timing_fields(request)} if request.plan.wants_timing else {}
+        return (json_codec.dumps({"id": request_id, **fields, **timing}),)
+
+
+def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
+    """The answer to pictures in JSON, but its id and timing; None where bare outputs were asked for.
+
+    Outputs of a model that declares none of them stand beside, as tensors.
+    """
+    plan: RequestPlan = request.plan
+    servable = plan.servable
+    selected = plan.select(request.outputs)
+    answers = plan.answers(selected)
+    if answers is None:
+        return None
+    fields: dict[str, Any] = {"model_name": servable.model, "model_version": str(servable.number)}
+    fields |= answer_fields(answers, as_list=as_list)
+    if servable.steps is not None and not servable.steps.outputs:
+        headers = plan.tensor_headers([array.shape for array in selected])
+        outputs = [
+            (header, array) for header, array in zip(headers, selected, strict=True) if header.name != PICTURE_SIZE
+        ]
+        fields["outputs"] = json_codec.outputs_to_json(outputs)
+    return fields
+
+
 def json_answers(plan: RequestPlan) -> json_codec.JsonAnswers | None:
     """What writes the answers of a plan's bursts; None where it makes none."""
     if plan.inline is None:
@@ -114,6 +152,14 @@ def _frame(array: Array) -> Buffer:
 
 FRAMES: Encoding = FramesEncoding()
 JSON: Encoding = JsonEncoding()
+_PICTURE, _PICTURES = JsonPictureEncoding(as_list=False), JsonPictureEncoding(as_list=True)
+
+
+def json_encoding(pictures: json_codec.Pictures | None) -> Encoding:
+    """How a JSON request is answered."""
+    if pictures is None:
+        return JSON
+    return _PICTURES if pictures.as_list else _PICTURE
 
 
 def timing_fields(request: Request) -> dict[str, float]:

@@ -159,7 +159,7 @@ class OpReply(Reply, Protocol):
 class TransportReply:
     """The reply to one message of a transport, off the lean path: where it goes, and in which encoding."""
 
-    __slots__ = ("_encoding", "_endpoint", "_envelope", "_frontend", "request_id")
+    __slots__ = ("_endpoint", "_envelope", "_frontend", "encoding", "request_id")
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class TransportReply:
         self._frontend = frontend
         self._endpoint = endpoint
         self._envelope = envelope
-        self._encoding = encoding
+        self.encoding = encoding
         self.request_id = request_id
 
     def answer(self, request: Request) -> None:
@@ -181,7 +181,7 @@ class TransportReply:
         Its listener hears it first: a client with its answer may ask again at once, and another worker would tell the
         listener of that answer before this one.
         """
-        frames = self._encoding.answer(request, self.request_id)
+        frames = self.encoding.answer(request, self.request_id)
         if self._frontend.listeners:
             plan: RequestPlan = request.plan
             self._frontend.tell(plan, (plan.select(request.outputs),))
@@ -189,14 +189,14 @@ class TransportReply:
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error."""
-        self._endpoint.post(self._envelope, self._encoding.refusal(error, self.request_id))
+        self._endpoint.post(self._envelope, self.encoding.refusal(error, self.request_id))
 
     def result(self, result: Any) -> None:
         """Send an op's result, or its error."""
         if isinstance(result, EdgeRuntimeError):
             self.refuse(result)
         else:
-            self._endpoint.post(self._envelope, self._encoding.result(result, self.request_id))
+            self._endpoint.post(self._envelope, self.encoding.result(result, self.request_id))
 
 
 class InferFrontend:
@@ -510,4 +510,6 @@ class InferFrontend:
 
 
 def _nbytes(tensor: Any) -> int:
+    if isinstance(tensor, np.ndarray) and tensor.dtype == object:
+        return sum(map(len, tensor.flat))  # BYTES, read out of JSON or protobuf
     return tensor.nbytes if isinstance(tensor, np.ndarray | SharedTensor) else len(tensor)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.frontend.encodings import FRAMES, JSON
+from edge_runtime.frontend.encodings import FRAMES, JSON, json_encoding
 from edge_runtime.frontend.infer_frontend import Entry
 from edge_runtime.messages import RequestHeader
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
@@ -80,6 +80,7 @@ def read_json(payload: bytes) -> RequestBody:
         decoded.id,
         decoded.reply_to,
     )
+    body.encoding = json_encoding(decoded.pictures)
     return body
 
 

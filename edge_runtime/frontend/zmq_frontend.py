@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.frontend.encodings import FRAMES, JSON
+from edge_runtime.frontend.encodings import FRAMES, JSON, json_encoding
 from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute, TransportReply
 from edge_runtime.transports.zmq_transport import Endpoint, Peer
 from edge_runtime.wire import codec, json_codec
@@ -70,7 +70,7 @@ class ZmqFrontend:
         except EdgeRuntimeError:
             reply.request_id = json_codec.json_id(text)
             raise
-        reply.request_id = decoded.id
+        reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.pictures)
         self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, frame)
         return None
 

@@ -1,25 +1,27 @@
 """Wire v1 in JSON: a request in one frame with its data as text, and its answer.
 
-For people and small clients; everything else sends frames. Non-finite floats are the strings "NaN", "Infinity" and
+For people and small clients; everything else sends frames. `picture` (base64) or `pictures` stand in place of `inputs`,
+and are answered in words that a person understands. Non-finite floats are the strings "NaN", "Infinity" and
 "-Infinity", BF16 are numbers, BYTES are text. Pure, and as strict as msgpack: any text raises an EdgeRuntimeError at
 most.
 """
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import orjson
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.tensors import Array, bf16_from_fp32, bf16_to_fp32, datatype, element_count, values_to_bits
 from edge_runtime.wire.codec import (
     MAX_ID_BYTES,
@@ -43,13 +45,46 @@ parsing text blocks all other requests, and its objects take 20 times its bytes.
 class JsonRequest:
     """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
 
-    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1).
+    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1). pictures: where it has them in
+    place of inputs.
     """
 
     header: RequestHeader
     id: Any
     arrays: tuple[Array, ...]
     reply_to: str | None = None
+    pictures: Pictures | None = None
+
+
+class Pictures(NamedTuple):
+    """Pictures that came in place of inputs. as_list: whether they are answered by a list, however many they are."""
+
+    encoded: tuple[bytes, ...]
+    as_list: bool
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """The inputs that they stand for."""
+        return [{"name": PICTURE, "datatype": "BYTES", "shape": [len(self.encoded)]}]
+
+    def array(self) -> Array:
+        """The tensor that they stand for: BYTES [pictures]."""
+        array: Array = np.empty(len(self.encoded), dtype=object)
+        array[:] = self.encoded
+        return array
+
+
+def pictures_of(fields: Mapping[str, Any]) -> Pictures | None:
+    """The pictures of a request; None where it has inputs. Raises DecodeFailed."""
+    given = [key for key in ("inputs", "picture", "pictures") if fields.get(key) is not None]
+    if given in ([], ["inputs"]):
+        return None
+    if len(given) > 1:
+        raise DecodeFailed(f"got {' and '.join(given)}; wanted one of inputs, picture and pictures")
+    as_list = given == ["pictures"]
+    texts = typed(fields, "pictures", list, []) if as_list else [fields["picture"]]
+    if not texts:
+        raise DecodeFailed("pictures: got an empty list, wanted base64 text of each picture")
+    return Pictures(tuple(_encoded(given[0], text) for text in texts), as_list)
 
 
 def json_id(frame: bytes) -> Any:
@@ -77,19 +112,25 @@ def unpack_json_request(frame: bytes, fields: dict[str, Any] | None = None) -> J
     request_id = _exact_id(frame, fields)
     check_protocol(fields.get("v", PROTOCOL_VERSION), "daemon")
     parameters = typed(fields, "parameters", dict, {})
+    pictures = pictures_of(fields)
+    if pictures is not None:
+        fields = {**fields, "inputs": pictures.inputs()}
     merged = {**fields, **{key: parameters[key] for key in ("timeout_ms", "priority", "timing") if key in parameters}}
     outputs = merged.get("outputs")
     _refuse_places(merged.get("inputs"), outputs)
     if isinstance(outputs, list):
         merged["outputs"] = [item.get("name") if isinstance(item, dict) else item for item in outputs]
     header = request_from_fields(merged)
+    reply_to = typed(fields, "reply_to", str, None)
+    if pictures is not None:
+        return JsonRequest(header, request_id, (pictures.array(),), reply_to, pictures)
     items = typed(fields, "inputs", list, [])
     may_have_booleans = has_booleans(frame)
     arrays = tuple(
         array_from_json(tensor, item.get("data"), may_have_booleans=may_have_booleans)
         for tensor, item in zip(header.inputs, items, strict=True)
     )
-    return JsonRequest(header, request_id, arrays, typed(fields, "reply_to", str, None))
+    return JsonRequest(header, request_id, arrays, reply_to)
 
 
 def pack_json_answer(
@@ -109,14 +150,19 @@ def pack_json_answer(
         "id": request_id,
         "model_name": model,
         "model_version": str(version),
-        "outputs": [
-            {**tensor_fields(tensor), "shape": list(array.shape), "data": array_to_json(tensor.datatype, array)}
-            for tensor, array in outputs
-        ],
+        "outputs": outputs_to_json(outputs),
     }
     if timing is not None:
         fields["timing"] = dict(timing)
     return dumps({**fields, **(more or {})})
+
+
+def outputs_to_json(outputs: Sequence[tuple[TensorHeader, Array]]) -> list[dict[str, Any]]:
+    """Outputs in OIP's JSON, for `dumps`."""
+    return [
+        {**tensor_fields(tensor), "shape": list(array.shape), "data": array_to_json(tensor.datatype, array)}
+        for tensor, array in outputs
+    ]
 
 
 def pack_json_result(request_id: Any, result: Any) -> bytes:
@@ -246,6 +292,16 @@ class JsonAnswers:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _encoded(key: str, text: Any) -> bytes:
+    """The bytes of a picture in base64. Raises DecodeFailed."""
+    if not isinstance(text, str):
+        raise DecodeFailed(f"{key}: got {type(text).__name__}, wanted base64 text of a JPEG, PNG, WebP or BMP")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise DecodeFailed(f"{key}: got {short(text)}, wanted base64 on one line (base64 -w0 FILE): {error}") from None
 
 
 def _refuse_places(*lists: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 
 import msgpack
@@ -43,6 +44,8 @@ def daemon(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+    put_model(models, "silent", onnx_models.colours)
+    put_model(models, "plain", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n')
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
         yield daemon
 
@@ -94,6 +97,78 @@ def test_json_with_a_tensor_is_answered_with_classes_where_raw_is_false(client):
     reply = client.ask_json(model="colours", inputs=[image], parameters={"raw": False})
     assert reply["answer"]["classes"][0] == {"label": "green", "index": 1, "score": 0.75}
     assert reply["outputs"][0]["shape"] == [1, 2, 2]
+
+
+READ = {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"}
+RED = {"label": "red", "index": 0, "score": 1.0}
+
+
+def in_base64(data):
+    return base64.b64encode(data).decode()
+
+
+def test_a_picture_in_json_is_answered_with_its_classes_and_how_it_was_read(client):
+    reply = client.ask_json(model="colours", picture=in_base64(picture("red")), id="a")
+    assert reply == {
+        "id": "a",
+        "model_name": "colours",
+        "model_version": "1",
+        "picture": READ,
+        "classes": [RED, {"label": "green", "index": 1, "score": 0.0}],
+    }
+
+
+@pytest.mark.parametrize("colours", [["red"], ["blue", "red", "lime"]])
+def test_pictures_in_json_are_answered_by_a_list_of_the_same_length(client, colours):
+    reply = client.ask_json(model="colours", pictures=[in_base64(picture(each)) for each in colours])
+    assert set(reply) == {"id", "model_name", "model_version", "answers"}
+    labels = [each["classes"][0]["label"] for each in reply["answers"]]
+    assert labels == [{"lime": "green"}.get(each, each) for each in colours]
+    assert all(each["picture"] == READ for each in reply["answers"])
+
+
+def test_a_picture_in_json_gives_bare_outputs_where_raw_is_asked_for(client):
+    reply = client.ask_json(model="colours", picture=in_base64(picture("red")), parameters={"raw": True})
+    assert reply["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 0.0, 0.0]}]
+    assert "classes" not in reply
+
+
+def test_a_picture_in_json_tells_its_times_and_holds_its_deadline(client):
+    text = in_base64(picture("red"))
+    assert client.ask_json(model="colours", picture=text, parameters={"timing": True})["timing"]["batch_rows"] == 1
+    late = client.ask_json(model="colours", picture=text, timeout_ms=0.000001)
+    assert late["error"]["code"] == "deadline_unmeetable"
+
+
+def test_a_model_that_declares_no_output_answers_with_its_tensors_beside_the_picture(client):
+    reply = client.ask_json(model="plain", picture=in_base64(picture("red")))
+    assert reply["picture"] == READ
+    assert reply["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 0.0, 0.0]}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "told"),
+    [
+        ({"picture": "no base64!"}, "decode_failed", "base64"),
+        ({"picture": "YQ"}, "decode_failed", "base64"),
+        ({"picture": "é"}, "decode_failed", "base64"),
+        ({"picture": 7}, "decode_failed", "got int"),
+        ({"pictures": []}, "decode_failed", "empty list"),
+        ({"pictures": "YQ=="}, "decode_failed", "wanted list"),
+        ({"pictures": ["YQ==", None]}, "decode_failed", "got NoneType"),
+        ({"picture": "YQ==", "pictures": ["YQ=="]}, "decode_failed", "picture and pictures"),
+        ({"picture": "YQ==", "inputs": []}, "decode_failed", "inputs and picture"),
+        ({"picture": "YQ=="}, "run_failed", "no picture can be read from these 1 bytes"),
+        ({"picture": ""}, "run_failed", "0 bytes"),
+        ({"picture": "YQ==", "model": "silent"}, "tensor_mismatch", '[input.image]\nrange = "0..1"'),
+        ({"pictures": ["YQ=="] * 5000}, "tensor_mismatch", "batch-size"),
+    ],
+)
+def test_what_is_wrong_with_a_picture_in_json_is_said(client, fields, code, told):
+    error = client.ask_json(**{"model": "colours", **fields})["error"]
+    assert error["code"] == code, error
+    assert told in error["message"], error
+    assert client.ask_json(model="colours", picture=in_base64(picture("red")))["classes"][0] == RED
 
 
 def test_pictures_of_several_sizes_and_kinds_are_one_request(client):
