@@ -38,8 +38,8 @@ KEEP_FRAME_BYTES = 16 << 10
 """From this size a tensor frame is kept uncopied until its run, and dropped untouched when refused. Smaller frames may
 lie unaligned inside libzmq's 8 KiB receive buffer, and a copy costs less than keeping them."""
 
-CACHE_BYTES, ROUTE_BYTES = 6 << 20, 3 << 10
-"""Bound of the header cache, and what a kept header takes beside its bytes (measured): about 1 900 headers."""
+CACHE_BYTES, ROUTE_BYTES = 4 << 20, 3 << 10
+"""Bound of the header cache, and what a kept header takes beside its bytes (measured): about 1 300 headers."""
 
 SEEN_HEADERS = 16_384
 """Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
