@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from edge_runtime.steps import AnswerKind, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array
 
@@ -158,7 +160,10 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 
 def _from_fields(fields: Mapping[str, Any]) -> Answer:
-    values: dict[str, Any] = {name: fields[name] for name in ("mask", "embedding", "text") if name in fields}
+    values: dict[str, Any] = {"text": fields["text"]} if "text" in fields else {}
+    for name, dtype in (("mask", np.uint8), ("embedding", np.float32)):
+        if name in fields:
+            values[name] = np.asarray(fields[name], dtype)
     if "picture" in fields:
         values["picture"] = PictureRead(**fields["picture"])
     if "classes" in fields:

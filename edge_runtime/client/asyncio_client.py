@@ -24,6 +24,7 @@ from edge_runtime.client.frames import Options, arrays, check_targets, fit_datat
 from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, all_in_flight, closed, no_reply
 from edge_runtime.client.link import lost
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import Retries
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
@@ -33,6 +34,8 @@ from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from edge_runtime.client.pictures import Picture
 
 REPLIES_A_TURN = 64
 """Replies taken before other callbacks of the loop run: under a millisecond of work."""
@@ -84,8 +87,11 @@ class AsyncClient:
     async def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -96,6 +102,7 @@ class AsyncClient:
     ) -> InferResult:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
         retries = Retries(options) if retry else None
         while True:
             try:

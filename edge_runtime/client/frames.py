@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.errors import EdgeRuntimeError, TensorMismatch, error_from_wire
+from edge_runtime.answers import Answer, answers_from_fields
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch, error_from_wire
 from edge_runtime.messages import InferResult, RegionPlace, RequestHeader, TensorHeader, Timing
 from edge_runtime.tensors import (
     Array,
@@ -119,7 +120,7 @@ class ReplyDecoder:
         for tensor, frame in zip(header.outputs, frames[2:], strict=True):
             outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing)
+        return InferResult(header.model, header.version, outputs, timing, answers=_answers(header))
 
     def result_into(self, targets: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]) -> InferResult:
         """As `result`, with outputs in the caller's arrays: written there by the daemon, or copied from frames."""
@@ -134,7 +135,7 @@ class ReplyDecoder:
             target = targets.get(tensor.name)
             outputs[tensor.name] = fill_target(tensor, target, array) if target is not None else _given(tensor, array)
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing, shared)
+        return InferResult(header.model, header.version, outputs, timing, shared, _answers(header))
 
     def value(self, frames: Sequence[Any]) -> Any:
         """Decode the reply to an operation. Raises the EdgeRuntimeError that it carries, or DecodeFailed."""
@@ -149,7 +150,7 @@ class ReplyDecoder:
             header = unpack_reply(packed)
             if header.error is not None:
                 raise _error(header.error)
-            if header.timing is None:  # a header with timing hardly ever comes again
+            if header.timing is None and header.answer is None:  # one with either hardly ever comes again
                 if len(self._headers) >= MAX_KEPT_HEADERS:
                     self._headers.clear()
                 self._headers[packed] = header
@@ -274,6 +275,16 @@ def tensor_frame(name: str, array: Array) -> Frame:
 
 def _timing(fields: Mapping[str, float]) -> Timing:
     return Timing(float(fields["queue_ms"]), float(fields["run_ms"]), int(fields["batch_rows"]))
+
+
+def _answers(header: ReplyHeader) -> tuple[Answer, ...]:
+    """The answers in a header. Raises DecodeFailed for what is none."""
+    if header.answer is None:
+        return ()
+    try:
+        return tuple(answers_from_fields(header.answer))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DecodeFailed(f"the reply's answer cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _error(fields: Mapping[str, Any]) -> EdgeRuntimeError:

@@ -23,6 +23,7 @@ from edge_runtime.client.devices import AWAY, Device, DeviceListing
 from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
+from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings
@@ -35,6 +36,8 @@ from edge_runtime.wire.topics import DEFAULT_PREFIX, ID_RULE, DeviceTopics, chec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from edge_runtime.client.pictures import Picture
 
 __all__ = ["Device", "MqttClient"]
 
@@ -127,8 +130,11 @@ class MqttClient:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -143,6 +149,7 @@ class MqttClient:
         size; RuntimeError inside a future's callback, which cannot wait.
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
             return cast("InferResult", self._link.ask(self._packed(model, inputs, options, parameters, outputs)))
@@ -152,8 +159,11 @@ class MqttClient:
     def submit(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -168,6 +178,7 @@ class MqttClient:
         instead of blocking. Cancelling a future discards its answer; the daemon still runs it.
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
         return self._link.submit(self._packed(model, inputs, options, parameters, outputs))
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:

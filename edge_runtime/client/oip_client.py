@@ -7,30 +7,37 @@ The public name is `OipClient`. gRPC needs the `grpc` extra.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from edge_runtime.answers import PICTURE_SIZE, answers_of
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, SLACK_S
 from edge_runtime.client.frames import Options, arrays, check_targets, fill_target, fit_datatypes, tensor_frame
 from edge_runtime.client.in_flight import acquire, all_in_flight, closed
 from edge_runtime.client.oip_call import OipCall, OipLink, OipReply
+from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.oip_url import OipAccess, oip_access
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, Unsupported
-from edge_runtime.messages import InferResult, TensorHeader, Timing
+from edge_runtime.messages import PICTURE, InferResult, TensorHeader, Timing
+from edge_runtime.steps import ModelSteps, steps_from_fields
 from edge_runtime.tensors import Array, datatype_name
 from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from edge_runtime.client.pictures import Picture
 
 __all__ = ["OipClient"]
 
@@ -66,8 +73,9 @@ class OipClient:
         access = oip_access(url, token_file=token_file, ca_file=ca_file, cert_file=cert_file, key_file=key_file)
         self.endpoint = access.address.url
         self._link = _link(access)
+        self._is_grpc = access.address.protocol == "grpc"
         self._timeout_ms = timeout_ms
-        self._metadata: dict[str, Mapping[str, Any]] = {}
+        self._metadata: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._most = max_in_flight
         self._slots = threading.BoundedSemaphore(max_in_flight)
         self._pool = ThreadPoolExecutor(max_in_flight, thread_name_prefix="edge-oip")
@@ -92,8 +100,11 @@ class OipClient:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -107,6 +118,7 @@ class OipClient:
         parameters: bool, int, float and str, which is what the protocol carries.
         """
         options = self._options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
             call, targets = self._call_of(model, inputs, options, parameters, outputs)
@@ -118,8 +130,11 @@ class OipClient:
     def submit(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -134,6 +149,7 @@ class OipClient:
         thread of the client, on which callbacks run.
         """
         options = self._options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
         call, targets = self._call_of(model, inputs, options, parameters, outputs)
         self._take_slot(call.wait_s)
         try:
@@ -264,12 +280,36 @@ class OipClient:
         )
         return call, check_targets(outputs)
 
+    def _with_pictures(
+        self,
+        model: str,
+        version: int | None,
+        inputs: Mapping[str, npt.ArrayLike] | None,
+        picture: Picture | None,
+        pictures: Sequence[Picture] | Array | None,
+    ) -> Mapping[str, npt.ArrayLike]:
+        """The inputs with the picture under the name that this model has for it: not every server knows another."""
+        if picture is None and pictures is None:
+            return with_pictures(inputs, None, None)
+        name = next(iter(self._steps(model, version).inputs), PICTURE)
+        return with_pictures(inputs, picture, pictures, name)
+
     def _answer(self, call: OipCall, targets: Mapping[str, Array]) -> InferResult:
         """Send a call that has a slot, and give the slot back."""
         try:
-            return _result(self._link.infer(call), targets)
+            result = _result(self._link.infer(call), targets)
         finally:
             self._slots.release()
+        raw = call.parameters.get("raw")
+        if raw is False or (raw is None and PICTURE_SIZE in result.outputs):
+            answers = answers_of(self._steps(result.model, result.version or None), result.outputs)
+            result = replace(result, answers=tuple(answers))
+        return result
+
+    def _steps(self, model: str, version: int | None) -> ModelSteps:
+        """The steps that a version declares, asked once."""
+        fields = self._known_metadata(model, version).get("steps")
+        return ModelSteps() if fields is None else steps_from_fields(fields)
 
     def _take_slot(self, wait_s: float) -> None:
         if self._is_closed:
@@ -277,11 +317,11 @@ class OipClient:
         if not acquire(self._slots, wait_s):
             raise all_in_flight(self._most, wait_s)
 
-    def _known_metadata(self, model: str) -> Mapping[str, Any]:
+    def _known_metadata(self, model: str, version: int | None = None) -> Mapping[str, Any]:
         """Return a model's metadata, fetched once."""
-        found = self._metadata.get(model)
+        found = self._metadata.get((model, version))
         if found is None:
-            found = self._metadata[model] = self.metadata(model)
+            found = self._metadata[model, version] = self.metadata(model, version)
         return found
 
     def _says(self, name: str, field: str, **values: Any) -> bool:
@@ -314,6 +354,11 @@ class OipClient:
 
     def _describe(self, wait_s: float, model: str, version: int | None) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("model_metadata", wait_s=wait_s, model=model, version=version)
+        if self._is_grpc:  # whose ModelMetadata has no place for steps
+            with contextlib.suppress(EdgeRuntimeError):  # an extension, which not every server has
+                parameters = self._configuration(wait_s, model, version).get("parameters") or {}
+                if "steps" in parameters:
+                    found["steps"] = json.loads(parameters["steps"]["string_value"])
         return found if version is None else {**found, "version": version}
 
     def _configuration(self, wait_s: float, model: str, version: int | None) -> dict[str, Any]:
@@ -347,7 +392,8 @@ class OipClient:
             raise Unsupported(
                 "the Open Inference Protocol loads and unloads whole models; name no version, or use ZeroMQ"
             )
-        self._metadata.pop(model, None)
+        for known in [each for each in list(self._metadata) if each[0] == model]:
+            self._metadata.pop(known, None)
         self._ask(name, wait_s=wait_s, model=model)
         return [each for each in self._entries(wait_s) if each["name"] == model]
 

@@ -23,6 +23,7 @@ from edge_runtime.client.frames import Options, arrays, check_targets, fit_datat
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.link import Link
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
@@ -32,6 +33,8 @@ from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from edge_runtime.client.pictures import Picture
 
 __all__ = ["Client", "CurveKeys"]
 
@@ -51,6 +54,7 @@ class Client:
 
         with Client() as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=20)["scores"]
+            boxes = client.infer("yolo", picture="photo.jpg").answer.boxes
     """
 
     def __init__(
@@ -90,8 +94,11 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -107,9 +114,14 @@ class Client:
         (C-contiguous; where a result is smaller, it is the array's beginning). priority: 1 (first) to 9; 0 for the
         model's default. timing: fill `InferResult.timing`. The returned arrays are writable, and the caller's own.
         retry: send a refused request again, when the daemon says or after a growing pause, until its deadline.
-        Raises as the class says; TensorMismatch before sending for a tensor above the daemon's limit.
+        picture, pictures: in place of the input that declared steps take them for: paths, bytes (JPEG, PNG, WebP, BMP),
+        PIL images, or uint8 frames [height, width, 3], RGB; `InferResult.answer` and `answers` say what was seen. raw:
+        True for the bare outputs of pictures, False for answers to the model's own tensors.
+        Raises as the class says; TensorMismatch before sending for a tensor above the daemon's limit; OSError for a
+        picture that cannot be read.
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
             return cast("InferResult", self._link.ask(self._packed(model, inputs, options, parameters, outputs)))
@@ -119,8 +131,11 @@ class Client:
     def submit(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
@@ -136,6 +151,7 @@ class Client:
         instead of blocking. Cancelling a future discards its reply; the daemon still runs it.
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
+        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
         return self._link.submit(self._packed(model, inputs, options, parameters, outputs))
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.client import forks
+from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_core
@@ -21,7 +22,10 @@ from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, RequestHeader, TensorHeader, Timing
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
-from edge_runtime.tensors import as_tensors, bits_to_values, datatype_name, values_to_bits
+from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
+
+if TYPE_CHECKING:
+    from edge_runtime.client.pictures import Picture
 
 PLANS = 256
 """Bound of the kept plans: one for each combination of model, shapes and options in use."""
@@ -57,7 +61,8 @@ class InferFuture(Future[InferResult]):
         selected = {
             specs[index].name: bits_to_values(specs[index].datatype, request.outputs[index]) for index in plan.outputs
         }
-        self.set_result(InferResult(servable.model, servable.number, selected, timing))
+        answers = plan.answers(list(selected.values())) or ()
+        self.set_result(InferResult(servable.model, servable.number, selected, timing, answers=tuple(answers)))
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Set the error."""
@@ -104,8 +109,11 @@ class Runtime:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         timeout_ms: float | None = None,
@@ -114,18 +122,31 @@ class Runtime:
     ) -> InferResult:
         """Run one request and wait for its answer.
 
-        inputs: arrays by name, whole shapes, axis 0 rows where the model batches. timeout_ms: deadline from now, else
-        the model's default. priority: 1 (first) to 9, 0 the model's default. Raises RequestError, Refused, RunFailed.
+        inputs: arrays by name, whole shapes, axis 0 rows where the model batches. picture, pictures, raw: as
+        `Client.infer`. timeout_ms: deadline from now, else the model's default. priority: 1 (first) to 9, 0 the model's
+        default. Raises RequestError, Refused, RunFailed; OSError for a picture that cannot be read.
         """
         return self.submit(
-            model, inputs, version=version, outputs=outputs, timeout_ms=timeout_ms, priority=priority, timing=timing
+            model,
+            inputs,
+            picture=picture,
+            pictures=pictures,
+            raw=raw,
+            version=version,
+            outputs=outputs,
+            timeout_ms=timeout_ms,
+            priority=priority,
+            timing=timing,
         ).result()
 
     def submit(
         self,
         model: str,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
         *,
+        picture: Picture | None = None,
+        pictures: Sequence[Picture] | Array | None = None,
+        raw: bool | None = None,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         timeout_ms: float | None = None,
@@ -136,7 +157,7 @@ class Runtime:
         self._check_process()
         future = InferFuture()
         try:
-            arrays = as_tensors(inputs)
+            arrays = as_tensors(with_pictures(inputs, picture, pictures))
             header = RequestHeader(
                 model=model,
                 version=version,
@@ -145,15 +166,16 @@ class Runtime:
                 timeout_ms=timeout_ms,
                 priority=priority,
                 timing=timing,
+                parameters=with_raw(None, raw) or {},
             )
             given = [values_to_bits(array) for array in arrays.values()]
-        except EdgeRuntimeError as error:
+        except (EdgeRuntimeError, OSError) as error:
             future.set_exception(error)
             return future
         core = self._core
         nbytes = sum(array.nbytes for array in given)
         future.request = Request(header, given, nbytes, future, SENDER, core.clock.monotonic_s(), core.metrics)
-        key = (model, version, timeout_ms, priority, timing, header.outputs, header.inputs)
+        key = (model, version, timeout_ms, priority, timing, raw, header.outputs, header.inputs)
         generation = core.table.generation
         kept = self._kept_plan(key, generation)
         plan = core.infer.submit(future.request, kept)

@@ -154,10 +154,12 @@ def infer_header(
             if name in classes:
                 raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
             output_regions[name] = part
+    raw = typed(parameters, oip.RAW, bool, None)
     header = RequestHeader(
         model=model,
         version=version_number(version),
         inputs=tuple(inputs),
+        parameters={} if raw is None else {oip.RAW: raw},
         outputs=tuple(names) or None,
         timeout_ms=_timeout_ms(parameters, timeout_ms),
         priority=min(_whole_number(parameters, oip.PRIORITY) or 0, LOWEST_PRIORITY),

@@ -78,5 +78,7 @@ class RegionPart(NamedTuple):
 BINARY_SIZE, BINARY_OUTPUT, BINARY_OUTPUTS = "binary_data_size", "binary_data", "binary_data_output"
 CLASSES = "classification"
 TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING = "timeout", "timeout_ms", "priority", "timing"
+RAW = "raw"
+"""True for the bare outputs of a picture, False for answers to the model's own tensors."""
 REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")

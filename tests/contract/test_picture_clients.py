@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from PIL import Image
 
+from edge_runtime.answers import Answer, ClassScore, PictureRead
+from edge_runtime.client.asyncio_client import AsyncClient
+from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.client.oip_client import OipClient
+from edge_runtime.client.zmq_client import Client
+from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
+from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.errors import RunFailed, TensorMismatch
+from edge_runtime.messages import InferResult
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
-from tests.contract.running_daemon import RawClient, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, RawClient, put_model, running_daemon
+from tests.fakes.broker import Broker, needs_mosquitto
 from tests.models import onnx_models
+
+pytestmark = needs_mosquitto
 
 COLOURS = """
 [input.image]
@@ -29,14 +46,185 @@ def encoded(colour, size=(64, 48), kind="PNG"):
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
+def models(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
     put_model(models, "numbers", onnx_models.mlp)
-    with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
+    return models
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def daemon(models, broker, tmp_path_factory):
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
+    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt, **doors) as daemon:
+        with MqttClient(f"{broker.url}/dev1") as client:
+            client.wait_ready(ANSWER_S)
         yield daemon
+
+
+Ask = Callable[..., InferResult]
+
+
+def over_asyncio(endpoint: str) -> Ask:
+    async def ask(*words: Any, **options: Any) -> InferResult:
+        async with AsyncClient(endpoint) as client:
+            return await client.infer(*words, **options)
+
+    return lambda *words, **options: asyncio.run(ask(*words, **options))
+
+
+@pytest.fixture(params=["zmq", "asyncio", "mqtt", "http", "grpc", "process"])
+def ask(request, daemon: Daemon, broker, models) -> Iterator[Ask]:
+    """`infer` of each client, of one daemon."""
+    if request.param == "asyncio":
+        yield over_asyncio(daemon.endpoints[1])
+        return
+    makers: dict[str, Callable[[], Any]] = {
+        "zmq": lambda: Client(daemon.endpoints[1]),
+        "mqtt": lambda: MqttClient(f"{broker.url}/dev1"),
+        "http": lambda: OipClient(daemon.http.endpoints[0]),
+        "grpc": lambda: OipClient(daemon.grpc.endpoints[0]),
+        "process": lambda: Runtime(models),
+    }
+    with makers[request.param]() as client:
+        yield client.infer
+
+
+@pytest.fixture
+def client(daemon) -> Iterator[Client]:
+    with Client(daemon.endpoints[1]) as client:
+        yield client
+
+
+def frame(colour, size=(64, 48)) -> np.ndarray:
+    return np.asarray(Image.new("RGB", size, colour))
+
+
+RED = Answer(PictureRead(64, 48, "stretch", "rgb"), classes=(ClassScore("red", 0, 1.0), ClassScore("green", 1, 0.0)))
+
+
+# ---- every client ---------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_answered_alike_however_it_is_given(ask, tmp_path):
+    path = tmp_path / "photo.png"
+    path.write_bytes(encoded("red"))
+    given = [
+        str(path),
+        path,
+        encoded("red"),
+        bytearray(encoded("red")),
+        Image.new("RGB", (64, 48), "red"),
+        frame("red"),
+    ]
+    for picture in given:
+        result = ask("colours", picture=picture, timeout_ms=20_000)
+        assert (result.model, result.version, result.answer) == ("colours", 1, RED)
+    assert result["scores"].shape == (1, 2, 2)
+
+
+def test_pictures_of_any_size_are_answered_each_in_order(ask):
+    sent = [encoded("blue"), encoded("red", (9, 200), "JPEG"), encoded("lime", (224, 224), "WEBP")]
+    answers = ask("colours", pictures=sent).answers
+    assert [each.classes[0].label for each in answers] == ["blue", "red", "green"]
+    assert [each.picture.width for each in answers] == [64, 9, 224]
+
+
+def test_frames_go_together_as_a_list_or_as_one_array(ask):
+    frames = [frame("blue"), frame("red")]
+    for pictures in (frames, np.stack(frames), [Image.fromarray(each) for each in frames]):
+        assert [each.classes[0].label for each in ask("colours", pictures=pictures).answers] == ["blue", "red"]
+
+
+def test_raw_decides_between_bare_outputs_and_answers(ask):
+    bare = ask("colours", picture=encoded("red"), raw=True)
+    assert (bare["scores"].tolist(), bare.answers) == ([[1.0, 0.0, 0.0]], ())
+    tensor = np.zeros((1, 3, 8, 8), np.float32)
+    tensor[:, 1] = 0.5
+    own = ask("colours", {"image": tensor})
+    assert (own["scores"].tolist(), own.answers) == ([[0.0, 0.5, 0.0]], ())
+    read = ask("colours", {"image": tensor}, raw=False)
+    assert read.answer == Answer(classes=(ClassScore("green", 1, 0.5), ClassScore("red", 0, 0.0)))
+
+
+def test_what_is_no_picture_fails_as_a_run(ask):
+    with pytest.raises(RunFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
+        ask("colours", picture=b"hello")
+
+
+def test_a_model_without_steps_refuses_with_the_lines_to_write(ask):
+    with pytest.raises(TensorMismatch, match=r'declares no steps for a picture[^$]*range = "0..1"'):
+        ask("silent", picture=encoded("red"))
+
+
+# ---- one client -----------------------------------------------------------------------------------------------------
+
+
+def test_a_submitted_picture_is_answered_too(daemon, broker):
+    url = f"{broker.url}/dev1"
+    with Client(daemon.endpoints[1]) as zmq, MqttClient(url) as mqtt, OipClient(daemon.http.endpoints[0]) as oip:
+        waiting = [each.submit("colours", picture=encoded("red")) for each in (zmq, mqtt, oip)]
+        assert [each.result(ANSWER_S).answer for each in waiting] == [RED] * 3
+
+
+def test_a_frame_in_shared_memory_is_not_sent(client):
+    shared = client.allocate((48, 64, 3), np.uint8)
+    shared[...] = frame("red")
+    result = client.infer("colours", picture=shared)
+    assert result.shared == ("",)
+    assert result.answer == RED
+
+
+def test_gray_pictures_become_what_the_model_takes(client):
+    best = client.infer("colours", picture=Image.new("L", (64, 48), 128)).answer.classes
+    assert [round(each.score, 2) for each in best] == [0.5, 0.5]
+
+
+def test_one_answer_is_asked_of_what_has_one(client):
+    with pytest.raises(ValueError, match="there are 2 answers"):
+        _ = client.infer("colours", pictures=[frame("red")] * 2).answer
+    with pytest.raises(ValueError, match="gave tensors and no answer"):
+        _ = client.infer("numbers", {"x": np.zeros((1, 16), np.float32)}).answer
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "there is nothing to ask; wanted inputs="),
+        ({"picture": b"x", "pictures": [b"x"]}, "got picture= and pictures="),
+        ({"picture": 7}, "a picture is int; wanted a path"),
+        ({"picture": np.zeros((4, 4, 3))}, r"float64 \[4, 4, 3\]; wanted a path"),
+        ({"picture": np.zeros((4, 4, 4), np.uint8)}, r"uint8 \[4, 4, 4\]"),
+        ({"picture": np.zeros((2, 4, 4, 3), np.uint8)}, "several frames go by pictures="),
+        ({"pictures": np.zeros((4, 4, 3), np.uint8)}, "one frame goes by picture="),
+        ({"pictures": []}, "pictures= is empty"),
+        ({"pictures": "photo.jpg"}, "pictures= wants a list"),
+        ({"pictures": [b"x", np.zeros((4, 4, 3), np.uint8)]}, "one kind in one call"),
+        ({"pictures": [np.zeros((4, 4, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]}, "one size, unless"),
+    ],
+)
+def test_what_is_no_picture_is_told_before_it_is_sent(client, options, said):
+    with pytest.raises(TensorMismatch, match=said):
+        client.infer("colours", **options)
+
+
+def test_files_that_are_no_pictures_are_named(client, tmp_path):
+    (tmp_path / "notes.jpg").write_text("no picture")
+    with pytest.raises(TensorMismatch, match=r"notes\.jpg is no picture; wanted a JPEG, PNG, WebP or BMP"):
+        client.infer("colours", picture=tmp_path / "notes.jpg")
+    with pytest.raises(TensorMismatch, match="is a folder"):
+        client.infer("colours", picture=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"away\.jpg"):
+        client.infer("colours", picture=tmp_path / "away.jpg")
 
 
 # ---- the wire -------------------------------------------------------------------------------------------------------
