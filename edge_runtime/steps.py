@@ -94,8 +94,17 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
     layout: BoxLayout | None = None
     """What an output of boxes means, by the family that writes it so."""
 
+    scores: str | None = None
+    """Beside an output of boxes: the one with their scores (DETR's logits). When absent: the only one that fits."""
+
+    classes: str | None = None
+    """With `layout = "ssd"`: the output with the boxes' classes. When absent: the one named so."""
+
+    count: str | None = None
+    """With `layout = "ssd"`: the output with the number of boxes. When absent: the one named so, if any."""
+
     threshold: Share = 0.25
-    """Least score of a box or class that is told; classes below it are left out only if it is set above 0.25."""
+    """A box is told if its score is above; classes below it are left out only if it is set above 0.25."""
 
     overlap: Share = 0.45
     """Boxes of one class that overlap more are one (intersection over union)."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from edge_runtime.steps import Fit
 
 
@@ -21,11 +24,12 @@ class Placed:
     left: int
     top: int
 
-    def to_source(self, x: float, y: float) -> tuple[float, float]:
-        """A point of the model's picture, in the pixels of the source, and inside it."""
-        back_x = (x - self.left) * self.source_width / self.width
-        back_y = (y - self.top) * self.source_height / self.height
-        return min(max(back_x, 0.0), float(self.source_width)), min(max(back_y, 0.0), float(self.source_height))
+    def to_source(self, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Boxes of the model's picture, [n, 4], in the pixels of the source, and inside it."""
+        corner = np.array((self.left, self.top) * 2, np.float64)
+        scale = np.array((self.source_width / self.width, self.source_height / self.height) * 2, np.float64)
+        sides = (self.source_width, self.source_height) * 2
+        return np.clip((boxes - corner) * scale, 0, sides).astype(np.float32)
 
 
 def place(fit: Fit, source: tuple[int, int], target: tuple[int, int], shorter_side: int | None = None) -> Placed:

@@ -36,7 +36,7 @@ def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[Step
     """The forms in which a model with these steps can be asked, beside its own. Raises LoadFailed: they do not fit."""
     del threads
     picture = _picture_tensor(instance.spec, steps)
-    answers = AnswerSteps(instance.spec, steps)
+    answers = AnswerSteps(instance, steps, (picture.height, picture.width) if picture is not None else None)
     given: list[Given] = ["tensor"]
     if picture is not None:
         check_installed()
