@@ -115,6 +115,10 @@ def _shared_bars() -> list[Bar]:
         )
         bars.append(Bar(f"shared.{in_flight}.gain", f"{what}: rate, shared memory ÷ frames"))
     bars.append(Bar("shared.1.p50_gain", "mobilenetv2, 600 KB, one at a time: p50, frames ÷ shared memory"))
+    what = "mobilenetv2 in shared memory, 500 ms, 2 × capacity"
+    bars.append(Bar("shared.overload.goodput_ratio", f"{what}: goodput ÷ capacity", "≥", 0.98))
+    bars.append(Bar("shared.overload.refused_p99_ms", f"{what}: refusals' p99", "≤", 4, None, "ms"))
+    bars.append(Bar("shared.overload.neither", f"{what}: neither answered nor refused", "=", 0, rounds="sum"))
     return bars
 
 
@@ -324,6 +328,7 @@ BARS: tuple[Bar, ...] = (
     *_host_bars(),
     *_oip_bars(),
     Bar("bf16.mobilenetv2.ratio", "mobilenetv2, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    Bar("bf16.mobilenetv2.shared_ratio", "the same in shared memory", "≥", 0.90),
     Bar("bf16.resnet18.ratio", "resnet18, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
     *_poisson_bars("poisson.small5ms", "small5ms", 0.95, 1.0, 8, 4),
     *_poisson_bars("poisson.mobilenetv2", "mobilenetv2, 500 ms", 0.85, 0.92, 20, 10),

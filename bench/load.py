@@ -90,7 +90,7 @@ class Generator:
     def open(
         self,
         endpoint: str,
-        request: Path,
+        request: Path | SharedRequest,
         rate: float,
         seconds: float,
         *,
@@ -145,10 +145,10 @@ def write_request(path: Path, model: BenchModel, *, served_as: str = "", timeout
     return path
 
 
-def write_shared_request(path: Path, model: BenchModel) -> SharedRequest:
+def write_shared_request(path: Path, model: BenchModel, timeout_ms: float | None = None) -> SharedRequest:
     """Headers of one row of `model` at each of PLACES places in region 1, in load.c's file format."""
     stride = -(-model.row_bytes // 64) * 64
-    headers = [_header(model, model.name, None, RegionPlace(1, number * stride)) for number in range(PLACES)]
+    headers = [_header(model, model.name, timeout_ms, RegionPlace(1, number * stride)) for number in range(PLACES)]
     with path.open("wb") as file:
         for frame in (*headers, b""):
             file.write(struct.pack("I", len(frame)) + frame)

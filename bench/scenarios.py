@@ -27,7 +27,7 @@ from bench.raw import Layout, RawResult, RawRun
 from bench.servers import REPOSITORY, BenchError, Children, ControlConnection, Daemon, Yardstick, answer_time_s
 
 HERE = Path(__file__).parent
-BF16_SETTINGS = 'backend = "openvino"\nprecision = "bf16"\n'
+BF16_SETTINGS = 'backend = "openvino"\nprecision = "bf16"\nisolation = "always"\n'
 IMAGE_DEADLINE_MS = 500.0
 SLICES = 3
 """Of a round, where a run settles at once: a virtual machine's wake-ups take 30 or 100 us by turns of some seconds, and
@@ -253,7 +253,22 @@ def shared(bench: Bench) -> None:
                 figures.add(f"shared.{in_flight}.{name}_p50_ms", load.p50_ms)
             figures.add(f"shared.{in_flight}.gain", loads["shared"].rate / loads["frames"].rate)
             figures.add(f"shared.{in_flight}.p50_gain", loads["frames"].p50_ms / loads["shared"].p50_ms)
+        _shared_overload(bench, daemon, model, number)
     daemon.stop()
+
+
+def _shared_overload(bench: Bench, daemon: Daemon, model: BenchModel, seed: int) -> None:
+    """2 x capacity, each with a deadline."""
+    figures, path = bench.figures, bench.children.folder / f"{model.name}-shared-deadline.req"
+    request = write_shared_request(path, model, IMAGE_DEADLINE_MS)
+    capacity = max(figures.values["shared.16.shared_rate"][-1], figures.values["shared.64.shared_rate"][-1])
+    load = bench.generator.open(
+        daemon.endpoint, request, 2 * capacity, bench.overload_seconds, deadline_ms=IMAGE_DEADLINE_MS, seed=seed
+    )
+    figures.add("shared.overload.goodput_ratio", load.goodput / capacity)
+    figures.add("shared.overload.neither", load.lost + load.stray)
+    if load.refused_p99_ms is not None:
+        figures.add("shared.overload.refused_p99_ms", load.refused_p99_ms)
 
 
 def bf16(bench: Bench) -> None:
@@ -267,6 +282,7 @@ def bf16(bench: Bench) -> None:
     for model in (makers.mobilenetv2(), makers.resnet18()):
         key = f"bf16.{model.name}"
         request, daemon = bench.request(model), bench.daemon(model, settings=BF16_SETTINGS)
+        placed = write_shared_request(bench.children.folder / f"{model.name}-shared.req", model)
         daemon.start_and_settle(request)
         for _ in bench.rounds(f"bf16, {model.name}"):
             raws = [bench.raw(model, layout, backend="openvino", precision="bf16") for layout in ("all", "callers")]
@@ -275,6 +291,8 @@ def bf16(bench: Bench) -> None:
             figures.add(f"{key}.raw", best)
             figures.add(f"{key}.rate", load.rate)
             figures.add(f"{key}.ratio", load.rate / best)
+            if bench.generator.shares_memory:
+                figures.add(f"{key}.shared_ratio", bench.rate(daemon.endpoint, placed, 16).rate / best)
             if raws[0].precision != "bf16":
                 figures.note("bf16", f"this CPU runs {raws[0].precision} when asked for bf16")
         daemon.stop()
