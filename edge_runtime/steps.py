@@ -13,12 +13,15 @@ from msgspec import Meta, Struct, convert, field, to_builtins
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
 Fit = Literal["stretch", "crop", "letterbox"]
 Color = Literal["rgb", "bgr", "gray"]
-Filter = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Filter = Literal["nearest", "linear", "bilinear", "bicubic", "lanczos"]
 PixelRange = Literal["0..1", "-1..1", "0..255"]
 AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
 BoxLayout = Literal["yolov5", "yolov8", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr"]
 Given = Literal["tensor", "picture", "frames"]
 Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
+
+FRAME_CHANNELS = (1, 3)
+"""Of raw frames, where `from` names no other form: gray, RGB."""
 
 Side = Annotated[int, Meta(ge=1, le=16_384)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -29,8 +32,10 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
     """What a caller may send in place of this input, and how it becomes the tensor. Keys of `[input.NAME]`."""
 
     source: PictureSource = "picture"
-    """`"picture"`: JPEG, PNG, WebP or BMP, and raw frames too; `"frames"`: only uint8 `[rows, height, width, 3]`, RGB;
-    `"nv12"`, `"yuyv"`, `"gray"`: only raw frames in that form."""
+    """`"picture"`: JPEG, PNG, WebP, BMP or GIF (of several frames the first), upright as its EXIF says, or raw frames;
+    `"frames"`: only uint8 `[rows, height, width, 3]`, RGB, or 1, gray; only frames of another form: `"gray"`, `[rows,
+    height, width, 1]`; `"nv12"`, `[rows, height * 3 / 2, width]`; `"yuyv"`, `[rows, height, width, 2]` (BT.601, limited
+    range)."""
 
     fit: Fit = "stretch"
     """How a picture of any size becomes one of the model's: `"stretch"`; `"crop"`, the middle of it; `"letterbox"`,
@@ -44,7 +49,8 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
     When absent: the model's own side."""
 
     filter: Filter = "bilinear"
-    """How pixels are scaled, as Pillow has it: with antialiasing."""
+    """How pixels are scaled, as Pillow has it: with antialiasing. `"linear"`: without, as OpenCV's INTER_LINEAR has it,
+    and so Ultralytics."""
 
     color: Color = "rgb"
     """Order of the channels that the model was trained with."""
@@ -57,7 +63,7 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
 
     range: PixelRange | None = None
     """In place of `mean` and `scale`: the range that pixels are brought into. When all three are absent: `"0..255"` for
-    an integer input, and an error for any other, since nobody can guess it."""
+    a UINT8 input, and an error for any other, since nobody can guess it."""
 
     size: tuple[Side, Side] | None = None
     """Height and width, where the model leaves them open."""
@@ -119,8 +125,8 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 class Form(NamedTuple):
     """What goes in and out of a model with declared steps.
 
-    given: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, channels], or the
-    bytes of nv12 and yuyv as [rows, lines, width]. answers: whether answers come out, in place of its own tensors.
+    given: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, 1 or 3], or as
+    `from` says. answers: whether answers come out, in place of its own tensors.
     """
 
     given: Given

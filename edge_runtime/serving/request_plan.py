@@ -239,7 +239,13 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
             fault = f"unexpected inference input '{strange}' for model '{model}'"
         raise TensorMismatch(f"{fault}: got {got}; wanted {', '.join(wanted)}, each once")
     for tensor in spec.inputs:
-        _check_tensor(model, tensor, inputs[given[tensor.name]])
+        got_tensor = inputs[given[tensor.name]]
+        _check_tensor(model, tensor, got_tensor)
+        if not servable.has_frame_channels(got_tensor):
+            raise TensorMismatch(
+                f"input {tensor.name!r}: frames are {_shape(got_tensor.shape)}; wanted [rows,height,width,3], RGB, or "
+                "[rows,height,width,1], gray"
+            )
     return tuple(given[name] for name in wanted)
 
 

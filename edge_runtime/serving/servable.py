@@ -26,7 +26,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, Schedule
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
-from edge_runtime.steps import Form, Given, ModelSteps
+from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 
@@ -175,15 +175,21 @@ class Servable:
             if tensor.name in self.steps.inputs:
                 if tensor.datatype == "BYTES":
                     given = "picture"
-                elif tensor.datatype == "UINT8" and (raw is not True or not self._is_own_tensor(tensor)):
+                elif tensor.datatype == "UINT8" and not self._is_own_tensor(tensor, raw is True):
                     given = "frames"
         return self.forms.get(Form(given, answers=raw is False or (raw is None and given != "tensor")), self)
 
-    def _is_own_tensor(self, given: TensorHeader) -> bool:
-        return any(
-            spec.name == given.name and spec.datatype == given.datatype and spec.fits(given.shape)
-            for spec in self.spec.inputs
-        )
+    def _is_own_tensor(self, given: TensorHeader, is_raw: bool) -> bool:
+        """Whether bytes are the model's own input, and no frames: where both fit, `is_raw` decides."""
+        frames = self.forms.get(Form("frames", answers=True))
+        fits_frames = frames is not None and _fits(frames, given) and frames.has_frame_channels(given)
+        return _fits(self, given) and (is_raw or not fits_frames)
+
+    def has_frame_channels(self, given: TensorHeader) -> bool:
+        """Whether frames for this form have channels that steps can read; True for what are no frames of channels."""
+        if self.form.given != "frames" or self.steps is None or given.name not in self.steps.inputs:
+            return True
+        return self.steps.inputs[given.name].source not in ("picture", "frames") or given.shape[-1] in FRAME_CHANNELS
 
     def submit(self, request: Request) -> None:
         """Admit a checked request, or refuse it at once; an inline model answers before this returns.
@@ -236,6 +242,13 @@ class Servable:
             check_in_time(layout.run_times, request.rows, request.arrived_s, request.timeout_s, started_s)
             run_batch(layout.run, (request,), request.rows, self.model, self.metrics, started_s, clock)
         request.complete()
+
+
+def _fits(servable: Servable, given: TensorHeader) -> bool:
+    return any(
+        spec.name == given.name and spec.datatype == given.datatype and spec.fits(given.shape)
+        for spec in servable.spec.inputs
+    )
 
 
 def layout_of(

@@ -38,7 +38,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "psutil": ("telemetry.", "profiles."),
     "prometheus_client": ("telemetry.",),
     "ml_dtypes": ("tensors",),
-    "PIL": ("backends.pictures", "backends.steps_instance", "cli.", "client."),
+    "PIL": ("backends.pictures", "backends.picture_input", "cli.", "client."),
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),
     "cryptography": ("publish.",),

@@ -39,6 +39,12 @@ def framed(*texts):
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
+QUANTISED = """
+[input.image]
+color = "rgb"
+"""
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
@@ -46,6 +52,7 @@ def daemon(tmp_path_factory):
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
     put_model(models, "plain", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n')
+    put_model(models, "quantised", onnx_models.picture_copy, toml=QUANTISED, datatype="UINT8")
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
         yield daemon
 
@@ -209,3 +216,18 @@ def test_what_is_no_picture_is_one_failed_run_and_nothing_else(client, data):
     replies = {reply[1]: reply for reply in (client.receive(), client.receive())}
     assert error_code(replies[b"bad"]) == "run_failed"
     assert "outputs" in msgpack.unpackb(replies[b"good"][0])
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4, 8])
+def test_frames_of_other_channels_are_a_mismatch(client, channels):
+    shape = (1, 8, 8, channels)
+    got = client.ask(picture_header(datatype="UINT8", shape=shape), b"1", bytes(64 * channels))
+    assert error_code(got) == "tensor_mismatch"
+    assert "wanted [rows,height,width,3], RGB" in msgpack.unpackb(got[0])["error"]["message"]
+
+
+def test_where_bytes_are_the_models_own_tensor_or_a_frame_their_shape_decides(client):
+    frame, own = np.full((1, 2, 4, 3), 9, np.uint8), np.full((1, 3, 8, 8), 7, np.uint8)
+    for sent, length in ((frame, 2), (own, 1)):
+        got = client.ask(picture_header("quantised", "UINT8", sent.shape), b"1", sent.tobytes())
+        assert len(msgpack.unpackb(got[0])["outputs"]) == length, got

@@ -285,6 +285,12 @@ def colours(folder: Path, side: int | str = 8) -> Path:
     return save(folder, helper.make_graph([node], "colours", inputs, outputs))
 
 
+def picture_copy(folder: Path, shape: Sequence[int | str] = ("rows", 3, 8, 8), datatype: str = "FP32") -> Path:
+    """image -> copy: what a picture became, as it is."""
+    nodes = [helper.make_node("Identity", ["image"], ["copy"])]
+    return _write(folder, nodes, [("image", datatype, shape)], [("copy", datatype, shape)])
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:
