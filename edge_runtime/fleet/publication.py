@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.frontend.infer_frontend import Outputs
 from edge_runtime.messages import TensorHeader
@@ -170,7 +171,8 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
         return tuple(given.values())
     if not given.keys() >= set(names):
         return None
-    return tuple(given[name] for name in names)
+    sizes = [PICTURE_SIZE] if PICTURE_SIZE in given and plan.servable.form.answers else []
+    return tuple(given[name] for name in dict.fromkeys((*names, *sizes)))
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:

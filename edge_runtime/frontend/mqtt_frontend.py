@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden
+from edge_runtime.frontend.encodings import FRAMES
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, OpReply, TransportReply
 from edge_runtime.frontend.mqtt_message import (
     MSGPACK_TYPE,
@@ -25,10 +26,8 @@ from edge_runtime.frontend.mqtt_message import (
     ReplyAddress,
     RequestBody,
     completed,
-    is_json,
     is_plain,
-    read_array,
-    read_json,
+    read_body,
     reply_expires_s,
     tightens,
 )
@@ -209,8 +208,7 @@ class MqttFrontend:
         if not message.topic.startswith(self._request_prefix):
             self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends other topics
             return
-        has_json = is_json(message)
-        body = read_json(message.payload) if has_json else read_array(message.payload)
+        body = read_body(message)
         try:
             topic, correlation = self._reply_place(message, body)
         except EdgeRuntimeError as error:
@@ -221,7 +219,7 @@ class MqttFrontend:
             self._sender_of[topic],
             min(message.qos, 1),
             correlation,
-            is_json=has_json,
+            is_json=body.encoding is not FRAMES,
             expires_s=reply_expires_s(now_s, math.inf),
         )
         # Overlong correlation data is refused in `_answer`, and never kept.
@@ -262,6 +260,8 @@ class MqttFrontend:
     def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
         """Reply topic and correlation data. Raises Forbidden, or DecodeFailed without a topic."""
         topic = message.response_topic or body.reply_to
+        if topic is None and body.is_picture:
+            topic = self._topics.reply(self._topics.address(message.topic).model)
         if topic is None:
             raise body.error or DecodeFailed(
                 "got no Response Topic (MQTT 5) and no reply_to (3.1.1); name a topic for the reply"

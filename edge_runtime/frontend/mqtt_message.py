@@ -1,8 +1,8 @@
 """MQTT messages as requests, and replies as MQTT messages.
 
-Owns: reading a payload in either encoding, with what topic, expiry and user properties add; a reply's address, age and
-size limit. Reading is pure, and raises only EdgeRuntimeErrors or keeps them in `RequestBody.error`. Replies may be
-posted from any thread; the transport owns the waiting messages.
+Owns: reading a payload, be it JSON, a msgpack array or a picture, with what topic, expiry and user properties add; a
+reply's address, age and size limit. Reading is pure, and raises only EdgeRuntimeErrors or keeps them in
+`RequestBody.error`. Replies may be posted from any thread; the transport owns the waiting messages.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ _MSGPACK_PROPERTIES = text_property(CONTENT_TYPE, MSGPACK_TYPE)
 class RequestBody:
     """A decoded payload, or the error with as much of `reply_to` and the ids as could be read.
 
-    request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request.
+    request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request. is_picture: the
+    payload is a picture, and has no place for a `reply_to`.
     """
 
-    __slots__ = ("body_id", "encoding", "error", "header", "packed", "reply_to", "request_id", "tensors")
+    __slots__ = ("body_id", "encoding", "error", "header", "is_picture", "packed", "reply_to", "request_id", "tensors")
 
     def __init__(self) -> None:
         self.encoding = FRAMES
@@ -62,6 +63,7 @@ class RequestBody:
         self.reply_to: str | None = None
         self.body_id: bytes | str | int | None = None
         self.error: EdgeRuntimeError | None = None
+        self.is_picture = False
 
 
 def read_json(payload: bytes) -> RequestBody:
@@ -96,12 +98,41 @@ def read_array(payload: bytes) -> RequestBody:
     return body
 
 
-def is_json(message: Inbound) -> bool:
-    """Whether the payload is JSON, by its Content Type, else by its first byte."""
+def read_picture(payload: bytes) -> RequestBody:
+    """Take a payload that is an encoded picture: it is answered in JSON."""
+    body = RequestBody()
+    pictures = json_codec.Pictures((payload,), as_list=False)
+    body.encoding, body.request_id = json_encoding(pictures), None
+    body.header = codec.request_from_fields({"inputs": pictures.inputs()})
+    body.tensors, body.is_picture = (pictures.array(),), True
+    return body
+
+
+def read_body(message: Inbound) -> RequestBody:
+    """Read a payload as its Content Type says, else as its first bytes look."""
+    payload = message.payload
     kind = (message.content_type or "").split(";")[0].strip().lower()
-    if kind in {JSON_TYPE, MSGPACK_TYPE}:
-        return kind == JSON_TYPE
-    return message.payload[:64].lstrip()[:1] == b"{"  # editors and shells put blanks before it
+    if kind == JSON_TYPE:
+        return read_json(payload)
+    if kind == MSGPACK_TYPE:
+        return read_array(payload)
+    if kind.startswith("image/") or is_picture(payload):
+        return read_picture(payload)
+    if not payload and not kind:
+        body = RequestBody()
+        body.encoding, body.request_id = JSON, None
+        body.error = DecodeFailed(
+            "the message is empty; wanted JSON, a msgpack array or a picture (mosquitto_rr -f sends nothing before 2.1)"
+        )
+        return body
+    is_json = payload[:64].lstrip()[:1] == b"{"  # editors and shells put blanks before it
+    return read_json(payload) if is_json else read_array(payload)
+
+
+def is_picture(payload: bytes) -> bool:
+    """Whether a payload begins as a JPEG, PNG, WebP or BMP, which no JSON and no msgpack array does."""
+    is_webp = (payload[:4], payload[8:12]) == (b"RIFF", b"WEBP")
+    return is_webp or payload.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"BM"))
 
 
 def is_plain(message: Inbound, body: RequestBody) -> bool:
@@ -126,6 +157,9 @@ def completed(header: RequestHeader, address: Address, message: Inbound) -> Requ
         raise DecodeFailed(f"topic, body and user properties name different versions: {sorted(versions)}")
     if not address.model and header.op == "infer":
         raise DecodeFailed(f"topic {message.topic} names no model; wanted {message.topic}/<model>[/<version>]")
+    parameters = header.parameters
+    if "raw" in extras:
+        parameters = {"raw": extras["raw"], **parameters}
     timeout_ms = header.timeout_ms if header.timeout_ms is not None else extras.get("timeout_ms")
     if message.expiry_s is not None:
         timeout_ms = min(message.expiry_s * 1e3, math.inf if timeout_ms is None else timeout_ms)
@@ -135,10 +169,12 @@ def completed(header: RequestHeader, address: Address, message: Inbound) -> Requ
         version=next(iter(versions), None),
         timeout_ms=timeout_ms,
         priority=header.priority or extras.get("priority", 0),
+        parameters=parameters,
     )
 
 
 _NUMBERS: dict[str, Callable[[str], int | float]] = {"version": int, "priority": int, "timeout_ms": float}
+_BOOLEANS = {"true": True, "false": False}
 
 
 def _user_properties(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -154,7 +190,13 @@ def _user_properties(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
             except (ValueError, OverflowError):
                 raise DecodeFailed(f"user property {name}: got {codec.short(text)}, wanted a number") from None
     checked = codec.request_from_fields(found)
-    return {name: getattr(checked, name) for name in found}
+    extras = {name: getattr(checked, name) for name in found}
+    for name, text in pairs:
+        if name == "raw":
+            if text not in _BOOLEANS:
+                raise DecodeFailed(f"user property raw: got {codec.short(text)}, wanted true or false")
+            extras["raw"] = _BOOLEANS[text]
+    return extras
 
 
 # ---- replies --------------------------------------------------------------------------------------------------------

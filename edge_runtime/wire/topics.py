@@ -84,6 +84,10 @@ class DeviceTopics:
         """Where a model's results are published when a rule names no topic."""
         return f"{self.base}/result/{model}"
 
+    def reply(self, model: str) -> str:
+        """Where the answer to a picture goes that names no topic: cameras with MQTT 3.1.1 cannot."""
+        return f"{self.base}/reply/{model}"
+
     def reply_prefixes(self) -> tuple[str, ...]:
         """Where replies may go when nothing is configured."""
         return (f"{self.base}/reply/", "reply/")

@@ -1,0 +1,241 @@
+"""Pictures over MQTT as a camera sends them, and what is published of them: a real daemon, a real broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import struct
+import subprocess
+import zlib
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from edge_runtime.client.zmq_client import Client
+from edge_runtime.config.settings import MqttSettings, PublishRule
+from tests.contract.running_daemon import put_model, running_daemon
+from tests.contract.test_pictures import COLOURS, picture
+from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.mqtt_peer import Peer
+from tests.models import onnx_models
+
+pytestmark = needs_mosquitto
+
+TOPIC = "edge/dev1/infer/colours"
+HOW_READ = {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+    (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+    put_model(models, "undeclared", onnx_models.colours)
+    return models
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+@contextmanager
+def serving(models, broker, folder, *rules, device="dev2", home_assistant=None):
+    """A daemon that is online."""
+    settings = MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05, home_assistant=home_assistant)
+    with (
+        Peer(broker.url) as watcher,
+        running_daemon(models, folder, mqtt=settings, publish=rules) as daemon,
+    ):
+        watcher.subscribe(f"edge/{device}/status", 1)
+        while watcher.next().payload != b"online":
+            pass
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(models, broker, tmp_path_factory):
+    with serving(models, broker, tmp_path_factory.mktemp("run"), device="dev1") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def peer(daemon, broker):
+    with Peer(broker.url) as peer:
+        yield peer
+
+
+def asked(peer, payload, topic=TOPIC, **options):
+    return json.loads(peer.ask(topic, payload, **options).payload)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+@pytest.mark.parametrize("names_type", [True, False])
+def test_a_picture_as_payload_is_answered_in_json(peer, kind, names_type):
+    options = {"content_type": f"image/{kind.lower()}"} if names_type else {}
+    reply = peer.ask(TOPIC, picture("red", kind=kind), **options)
+    assert reply.properties.ContentType == "application/json"
+    said = json.loads(reply.payload)
+    assert (said["model_name"], said["model_version"], said["picture"]) == ("colours", "1", HOW_READ)
+    assert said["classes"][0]["label"] == "red"
+    assert said["classes"][0]["score"] == pytest.approx(1.0, abs=0.02)
+    assert "outputs" not in said
+
+
+def test_pictures_in_json_are_answered_as_those_by_any_door(peer):
+    texts = [base64.b64encode(picture(colour)).decode() for colour in ("blue", "lime")]
+    one = asked(peer, json.dumps({"picture": texts[0], "id": "a"}))
+    assert (one["id"], one["classes"][0]["label"], one["picture"]) == ("a", "blue", HOW_READ)
+    several = asked(peer, json.dumps({"pictures": texts}))
+    assert [each["classes"][0]["label"] for each in several["answers"]] == ["blue", "green"]
+
+
+def test_the_version_in_the_topic_and_parameters_in_user_properties_count(peer):
+    assert asked(peer, picture("red"), f"{TOPIC}/1")["model_version"] == "1"
+    assert asked(peer, picture("red"), f"{TOPIC}/2")["error"]["code"] == "model_not_found"
+    bare = asked(peer, picture("red"), user_properties=[("raw", "true"), ("priority", "1")])
+    assert [each["shape"] for each in bare["outputs"]] == [[1, 3]]
+    late = asked(peer, picture("red"), user_properties=[("timeout_ms", "0")])
+    assert late["error"]["code"] == "deadline_unmeetable"
+    odd = asked(peer, picture("red"), user_properties=[("raw", "maybe")])
+    assert odd["error"]["code"] == "decode_failed"
+    assert "raw" in odd["error"]["message"]
+
+
+def test_raw_counts_for_tensors_too(peer):
+    item = {"name": "image", "shape": [1, 3, 8, 8], "datatype": "FP32", "data": [1.0] * 64 + [0.0] * 128}
+    request = json.dumps({"inputs": [item]})
+    assert asked(peer, request)["outputs"][0]["shape"] == [1, 3]
+    assert asked(peer, request, user_properties=[("raw", "false")])["outputs"][0]["shape"] == [1, 2, 2]
+
+
+def test_a_model_that_declares_no_steps_refuses_a_picture_and_says_what_to_write(peer):
+    error = asked(peer, picture("red"), "edge/dev1/infer/undeclared")["error"]
+    assert error["code"] == "tensor_mismatch"
+    assert "[input.image]" in error["message"]
+
+
+def bomb():
+    """A PNG whose head promises 40 000 x 40 000 pixels, in a few bytes."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "options"),
+    [
+        (picture("red")[:60], {}),
+        (bomb(), {}),
+        (b"\xff\xd8\xff" + bytes(500), {}),
+        (b"", {"content_type": "image/jpeg"}),
+        (b'{"inputs": []}', {"content_type": "image/png"}),
+        (b"GIF89a" + bytes(20), {"content_type": "image/gif"}),
+    ],
+    ids=["cut", "bomb", "zeros", "nothing", "json", "gif"],
+)
+def test_what_is_no_picture_is_one_failed_run_and_those_beside_it_are_answered(peer, payload, options):
+    peer.subscribe("reply/beside", 1)
+    peer.publish(TOPIC, picture("blue"), response_topic="reply/beside")
+    error = asked(peer, payload, **options)["error"]
+    assert error["code"] == "run_failed"
+    assert error["message"]
+    assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
+
+
+def test_a_picture_that_the_broker_delivers_twice_is_answered_once(peer):
+    peer.subscribe("reply/twice", 1)
+    for _ in range(2):
+        peer.publish(TOPIC, picture("red"), 1, response_topic="reply/twice", correlation=b"once")
+    peer.publish(TOPIC, picture("lime"), 1, response_topic="reply/twice", correlation=b"last")
+    labels = [json.loads(peer.next().payload)["classes"][0]["label"] for _ in range(2)]
+    assert sorted(labels) == ["green", "red"]
+    assert peer.is_silent(0.3)
+
+
+def test_a_retained_picture_is_no_request(broker, models, tmp_path):
+    with Peer(broker.url) as peer:
+        topic = "edge/dev2/infer/colours"
+        peer.subscribe("reply/kept", 1)
+        peer.publish(topic, picture("red"), 1, retain=True, response_topic="reply/kept")
+        try:
+            with serving(models, broker, tmp_path / "run") as daemon, Client(daemon.endpoints[1]) as client:
+                while not client.stats()["metrics"]["counters"].get("mqtt_retained_ignored"):
+                    pass
+                assert peer.is_silent(0.1)
+        finally:
+            peer.publish(topic, b"", 1, retain=True)
+
+
+def test_a_camera_that_can_name_no_topic_is_answered_on_the_devices_own(daemon, broker):
+    with Peer(broker.url, protocol=4) as camera:
+        camera.subscribe("edge/dev1/reply/#")
+        camera.publish(TOPIC, picture("red", kind="JPEG"))
+        message = camera.next()
+    assert message.topic == "edge/dev1/reply/colours"
+    assert json.loads(message.payload)["classes"][0]["label"] == "red"
+
+
+def file_of(folder, colour):
+    path = folder / "photo.jpg"
+    path.write_bytes(picture(colour, kind="JPEG"))
+    return str(path)
+
+
+def test_mosquitto_rr_sends_a_file_and_prints_the_answer(daemon, broker, tmp_path):
+    port = broker.url.rpartition(":")[2]
+    command = ["mosquitto_rr", "-p", port, "-V", "5", "-t", TOPIC, "-e", "reply/me", "-W", "20"]
+    if shutil.which("mosquitto_rr") is None:
+        pytest.skip("mosquitto_rr is not installed (apt-get install mosquitto-clients)")
+    done = subprocess.run([*command, "-f", file_of(tmp_path, "blue")], capture_output=True, check=True, timeout=30)
+    said = json.loads(done.stdout)
+    if "mosquitto_rr" in said.get("error", {}).get("message", ""):
+        pytest.skip(f"this mosquitto_rr sends nothing of a file: {said['error']['message']}")
+    assert said["classes"][0]["label"] == "blue"
+
+
+def test_mosquitto_pub_sends_a_file_and_the_answer_goes_where_it_says(peer, broker, tmp_path):
+    if shutil.which("mosquitto_pub") is None:
+        pytest.skip("mosquitto_pub is not installed (apt-get install mosquitto-clients)")
+    port = broker.url.rpartition(":")[2]
+    peer.subscribe("reply/shell", 1)
+    where = ["-D", "publish", "response-topic", "reply/shell"]
+    path = file_of(tmp_path, "blue")
+    subprocess.run(["mosquitto_pub", "-p", port, "-V", "5", "-t", TOPIC, "-f", path, *where], check=True, timeout=30)
+    assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
+
+
+def test_an_empty_message_is_refused_in_words(peer):
+    error = asked(peer, b"")["error"]
+    assert error["code"] == "decode_failed"
+    assert "empty" in error["message"]
+
+
+# ---- what is published ----------------------------------------------------------------------------------------------
+
+
+def test_answers_are_published_in_words(models, broker, tmp_path):
+    with (
+        Peer(broker.url) as listener,
+        serving(models, broker, tmp_path / "run", PublishRule("colours", outputs=("scores",))) as daemon,
+        Client(daemon.endpoints[1]) as client,
+    ):
+        listener.subscribe("edge/dev2/result/#", 1)
+        array = np.empty(1, object)
+        for colour in ("red", "red", "lime"):
+            array[0] = picture(colour)
+            client.infer("colours", {"image": array})
+        first, second = (json.loads(listener.next().payload) for _ in range(2))
+        assert listener.is_silent(0.3), "the same answer is published once"
+    assert [each["classes"][0]["label"] for each in (first, second)] == ["red", "green"]
+    assert (first["model_name"], first["model_version"], first["picture"]) == ("colours", "1", HOW_READ)
+    assert first["time"]
+    assert "outputs" not in first
