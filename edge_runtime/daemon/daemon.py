@@ -135,7 +135,7 @@ class Daemon:
         self._start_self_check()
         self.status.is_ready = True
         if self._mqtt is not None:
-            self._mqtt.start()
+            self._mqtt.start(self._pages())
         self._report_ready()
         self._core.loader.load_suspects()
 
@@ -281,6 +281,12 @@ class Daemon:
             self._core.metrics, self._host, settings.host, settings.port, triton_names=settings.triton_names
         )
         log.info("metrics", extra={"url": self.metrics_url})
+
+    def _pages(self) -> list[str]:
+        """What a browser can open of this daemon."""
+        endpoints = self.http.endpoints if self.http is not None else []
+        pages = [f"{each}/v2" for each in endpoints if each.startswith("http")]
+        return [self.metrics_url, *pages] if self.metrics_url is not None else pages
 
     def _beat(self) -> None:
         """Called by the I/O loop each time round: if models answer too, serving works, and the watchdog is fed."""

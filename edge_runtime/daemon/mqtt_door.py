@@ -6,6 +6,7 @@ Imported only with `[mqtt]`, since it imports paho. Thread: main, except as the 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.daemon.core import Core
-from edge_runtime.fleet.discovery import Discovery, birth_topic
+from edge_runtime.fleet.discovery import Discovery, birth_topic, page_for_others
 from edge_runtime.fleet.identity import UpdateSource, WakeCommands, check_groups, device_topics, reply_prefixes
 from edge_runtime.fleet.results import ResultPublisher
 from edge_runtime.fleet.status import StatusPublisher, last_will
@@ -62,7 +63,16 @@ class MqttDoor:
         if settings.home_assistant is not None:
             subscribed.append(birth_topic(settings.home_assistant))
         self.transport = self._new_transport(access, settings, subscribed)
-        discovery = self._new_discovery(settings, host)
+        self._results = ResultPublisher(
+            rules,
+            self.topics,
+            self.transport,
+            table=core.table,
+            infer=core.infer,
+            metrics=core.metrics,
+            clock=core.clock,
+        )
+        discovery = self._new_discovery(settings, host, has_updates=updates is not None)
         self._status = StatusPublisher(
             self.topics,
             self.transport,
@@ -75,15 +85,6 @@ class MqttDoor:
             discovery=discovery,
             updates=updates,
         )
-        self._results = ResultPublisher(
-            rules,
-            self.topics,
-            self.transport,
-            table=core.table,
-            infer=core.infer,
-            metrics=core.metrics,
-            clock=core.clock,
-        )
         listeners: list[TopicListener] = [self._status, *commands]
         self._mqtt_frontend.listen(listeners if discovery is None else [*listeners, discovery])
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
@@ -92,15 +93,18 @@ class MqttDoor:
         """What is to hear the answers of ZeroMQ clients, by model, to publish them."""
         return self._results.listeners()
 
-    def start(self) -> None:
-        """Begin to connect; `online` is published with the first connection. The daemon is ready."""
+    def start(self, pages: Sequence[str] = ()) -> None:
+        """Begin to connect; `online` is published with the first connection. The daemon is ready.
+
+        pages: what a browser can open of the daemon.
+        """
         address = self.transport.access.address
         if not address.is_tls and not address.is_this_machine:
             log.warning(
                 "MQTT without TLS beyond this machine: everyone on the way can read and forge requests; use mqtts://",
                 extra={"broker": address.url},
             )
-        self._status.ready()
+        self._status.ready(page_for_others(pages, socket.gethostname()))
         self.transport.start()
         self._results.start()
 
@@ -149,7 +153,7 @@ class MqttDoor:
             clock=self._core.clock,
         )
 
-    def _new_discovery(self, settings: MqttSettings, host: HostProbe) -> Discovery | None:
+    def _new_discovery(self, settings: MqttSettings, host: HostProbe, *, has_updates: bool) -> Discovery | None:
         if settings.home_assistant is None:
             return None
         return Discovery(
@@ -158,5 +162,7 @@ class MqttDoor:
             self.transport,
             profile=self._core.profile.name,
             has_temperature=bool(host.temperatures()),
+            has_updates=has_updates,
+            results=self._results.shown,
             clock=self._core.clock,
         )

@@ -13,10 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+from edge_runtime.answers import answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
+from edge_runtime.fleet.discovery import ShownOutput, ShownResult
 from edge_runtime.fleet.folder_source import FolderSource, InputFolder, name_as_text
 from edge_runtime.fleet.publication import PendingResult, Publication
 from edge_runtime.frontend.infer_frontend import Listener, Outputs
@@ -24,10 +27,11 @@ from edge_runtime.frontend.mqtt_message import JSON_TYPE
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Outgoing
 from edge_runtime.transports.mqtt_transport import Sender
-from edge_runtime.wire.json_codec import pack_json_answer
+from edge_runtime.wire.json_codec import dumps, pack_json_answer
 from edge_runtime.wire.mqtt_properties import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
 from edge_runtime.wire.topics import DeviceTopics, check_result_topic
 
@@ -64,6 +68,7 @@ class ResultPublisher:
         self._wake = threading.Event()
         self._publications = [Publication(rule, _topic(rule, topics)) for rule in rules]
         self._sources = [self._source(each) for each in self._publications if each.rule.source == "folder"]
+        self._shown: dict[Publication, ShownResult] = {}
         self._warned: set[tuple[str, str]] = set()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
@@ -76,6 +81,17 @@ class ResultPublisher:
             model: ResultListener([each for each in publications if each.rule.model == model], self._wake)
             for model in {each.rule.model for each in publications}
         }
+
+    def shown(self) -> tuple[ShownResult, ...]:
+        """What the rules tell of their models now, or of those unloaded meanwhile: what they told before.
+
+        Thread: the MQTT transport's, or main before it starts.
+        """
+        for publication in self._publications:
+            newest = max(self._table.live_of(publication.rule.model), key=lambda each: each.number, default=None)
+            if newest is not None:
+                self._shown[publication] = _shown(publication, newest)
+        return tuple(self._shown.values())
 
     def start(self) -> None:
         """Begin to publish and to look at folders. Warns of models that are missing."""
@@ -201,12 +217,39 @@ class ResultListener:
 
 
 def result_payload(result: PendingResult) -> bytes:
-    """A result as published: the JSON reply with `time` (UTC, ISO 8601), and `file` if its input was one."""
-    servable = result.plan.servable
+    """A result as published: the JSON reply with `time` (UTC, ISO 8601), and `file` if its input was one.
+
+    Answers of declared steps are told in words, in place of tensors.
+    """
+    servable, tensors = result.plan.servable, result.tensors()
     more = {"time": datetime.fromtimestamp(result.utc_s, timezone.utc).isoformat(timespec="milliseconds")}
     if result.file is not None:
         more["file"] = name_as_text(result.file)
-    return pack_json_answer(None, servable.model, servable.number, result.tensors(), more=more)
+    steps = servable.steps if servable.form.answers else None
+    if steps is None or not steps.outputs:
+        return pack_json_answer(None, servable.model, servable.number, tensors, more=more)
+    answers = answers_of(steps, {header.name: array for header, array in tensors})
+    fields: dict[str, Any] = {"id": None, "model_name": servable.model, "model_version": str(servable.number)}
+    return dumps({**fields, **answer_fields(answers, as_list=False), **more})
+
+
+def _shown(publication: Publication, servable: Servable) -> ShownResult:
+    """What a rule tells of a version, as far as Home Assistant can show it."""
+    rule, steps = publication.rule, servable.steps
+    outputs = [spec for spec in servable.spec.outputs if not rule.outputs or spec.name in rule.outputs]
+    kinds = {kind_of(steps.outputs[spec.name]) for spec in outputs if spec.name in steps.outputs} if steps else set()
+    values = [
+        ShownOutput(spec.name, is_number=spec.datatype.startswith(("FP", "BF")))
+        for spec in outputs
+        if not kinds and all(side == 1 for side in spec.shape[1:])
+    ]
+    return ShownResult(
+        rule.model,
+        publication.topic,
+        has_labels=bool(kinds & {"classes", "boxes"}),
+        counts="boxes" in kinds,
+        values=tuple(values),
+    )
 
 
 def _topic(rule: PublishRule, topics: DeviceTopics) -> str:

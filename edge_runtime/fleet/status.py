@@ -74,13 +74,13 @@ class StatusPublisher:
         self._look_due_s = 0.0
         self._state_due_s = 0.0
 
-    def ready(self) -> None:
-        """Publish `online`: the daemon answers from now on. Thread: any."""
+    def ready(self, page: str | None = None) -> None:
+        """Publish `online`: the daemon answers from now on. page: its web page. Thread: any."""
         self._health = "ok"
         self._state_due_s = 0.0
         self._sender.retain(_status(self._device_topics, ONLINE))
         if self._discovery is not None:
-            self._discovery.start(_names(self._table.statuses()))
+            self._discovery.start(_names(self._table.statuses()), page)
 
     def stopping(self) -> None:
         """Publish `stopped`: the daemon ends on purpose. Thread: any."""
@@ -100,14 +100,13 @@ class StatusPublisher:
             return
         self._look_due_s = now_s + LOOK_S
         statuses = self._table.statuses()
+        if self._discovery is not None:
+            self._discovery.look(_names(statuses))
         summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
         if statuses == self._statuses and summary == self._summary and now_s < self._state_due_s:
             return
-        has_other_models = _names(statuses) != _names(self._statuses)
         self._statuses, self._summary = statuses, summary
         self._state_due_s = now_s + self._interval_s
-        if has_other_models and self._discovery is not None:
-            self._discovery.models_changed(_names(statuses))
         state = json.dumps(self.state()).encode()
         self._sender.retain(Outgoing(self._device_topics.state, state, qos=1, retain=True))
 
@@ -137,6 +136,9 @@ class StatusPublisher:
             model["versions"].append(entry)
             if entry["state"] == VersionState.READY.value:
                 model["version"] = max(entry["version"], model["version"] or 0)
+        latest = _latest_versions(self._summary)
+        for name, model in found.items():
+            model["latest"] = latest.get(name, model["version"])
         return found
 
 
@@ -166,6 +168,18 @@ class Rates:
                 "p95_ms": None if p95_s is None else round(p95_s * 1e3, 3),
             }
         return found
+
+
+def _latest_versions(summary: Mapping[str, Any]) -> dict[str, int]:
+    """By model, the version that is being installed, or that the last check found for this device."""
+    offers = list((summary.get("checked") or {}).get("offers", ()))
+    if summary.get("under_way"):
+        offers.append({"action": "under way", **summary["under_way"]})
+    return {
+        each["model"]: each["version"]
+        for each in offers
+        if each["version"] is not None and each["action"] not in {"passed over", "refused"}
+    }
 
 
 def _status(topics: DeviceTopics, word: str) -> Outgoing:

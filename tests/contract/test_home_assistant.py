@@ -13,10 +13,12 @@ from contextlib import contextmanager
 import pytest
 
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.config.settings import MqttSettings, PublishRule
 from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.test_pictures import COLOURS
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
+from tests.fakes.updates import STATUS, FakeUpdates, checked, offered
 from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
@@ -40,12 +42,15 @@ def broker(tmp_path):
 
 
 @contextmanager
-def discovered(models, broker, folder, prefix="homeassistant"):
+def discovered(models, broker, folder, prefix="homeassistant", **options):
     """A daemon that says what it is, and Home Assistant's place on the broker."""
     settings = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05, state_interval_s=0.3, home_assistant=prefix)
     with Peer(broker.url) as assistant:
         assistant.subscribe(f"{prefix}/device/+/config", 1)
-        with running_daemon(models, folder / "run", mqtt=settings) as daemon, Client(daemon.endpoints[1]) as client:
+        with (
+            running_daemon(models, folder / "run", mqtt=settings, **options) as daemon,
+            Client(daemon.endpoints[1]) as client,
+        ):
             yield client, assistant
 
 
@@ -140,6 +145,37 @@ def test_another_prefix_is_used_everywhere(models, broker, tmp_path):
             wait_online(other)
         assistant.publish("site/ha/status", b"online", 1)
         assert assistant.next().topic == "site/ha/device/dev1/config"
+
+
+@pytest.mark.parametrize(("action", "latest"), [("available", 7), ("put off", 7), ("refused", 1), ("passed over", 1)])
+def test_with_updates_each_model_has_its_newest_version_and_there_is_a_button(models, broker, tmp_path, action, latest):
+    updates = FakeUpdates()
+    updates.told = {**STATUS, "checked": checked(offered(action, model="mlp", version=7))}
+    with discovered(models, broker, tmp_path, updates=updates) as (_, assistant):
+        found = components(assistant.next())
+        assistant.subscribe("edge/dev1/state", 1)
+        state = json.loads(assistant.next().payload)
+    assert {found["update_mlp"]["platform"], found["update_my-net_-v2__x"]["platform"]} == {"update"}
+    assert found["check"]["command_topic"] == "edge/dev1/command/check-update"
+    assert (state["models"]["mlp"]["version"], state["models"]["mlp"]["latest"]) == (1, latest)
+    assert state["models"]["my-net.v2_x"]["latest"] == 1, "nothing was offered"
+
+
+def test_each_published_result_has_its_sensors_once_its_model_is_loaded(models, broker, tmp_path):
+    put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+    (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+    put_model(models, "pair", onnx_models.two_in_two_out)
+    rules = (PublishRule("colours", topic="site/colours"), PublishRule("pair"), PublishRule("late"))
+    with discovered(models, broker, tmp_path, publish=rules) as (client, assistant):
+        names = {each.get("name"): each for each in wait_components(assistant, "version_colours").values()}
+        assert names["colours label"]["state_topic"] == names["colours score"]["state_topic"] == "site/colours"
+        assert "colours count" not in names
+        assert not [name for name in names if str(name).startswith("late")]
+        put_model(models, "late", onnx_models.colours, toml=COLOURS)
+        (models / "late" / "labels.txt").write_text("red\ngreen\nblue\n")
+        client.load("late")
+        while not any(each.get("name") == "late label" for each in components(assistant.next()).values()):
+            pass
 
 
 def test_a_new_model_is_added_and_one_that_leaves_is_removed(models, broker, tmp_path):

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.fleet.discovery import GONE_MODELS, SPREAD_S, Discovery, device_message
+from edge_runtime.fleet.discovery import (
+    GONE_COMPONENTS,
+    HEALTH,
+    SPREAD_S,
+    Discovery,
+    ShownOutput,
+    ShownResult,
+    device_components,
+    device_message,
+    page_for_others,
+)
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.wire.topics import DeviceTopics
 from tests.fakes.clock import FakeClock
@@ -80,7 +90,8 @@ class Told:
 
 
 def message(device: str = "dev1", models: tuple[str, ...] = (), *, has_temperature: bool = False) -> dict[str, Any]:
-    return device_message(DeviceTopics(device), models, (), profile="generic", has_temperature=has_temperature)
+    topics = DeviceTopics(device)
+    return device_message(topics, device_components(topics, models, has_temperature=has_temperature), {}, "generic")
 
 
 def unique_ids(said: dict[str, Any]) -> list[str]:
@@ -128,28 +139,28 @@ def test_only_the_connection_is_available_when_the_device_is_not():
 
 def test_a_model_that_leaves_is_removed_and_may_come_back():
     told = Told("a", "b")
-    told.discovery.models_changed(["b", "c"])
+    told.discovery.look(["b", "c"])
     assert told.is_gone("a")
     assert not told.is_gone("b")
     assert not told.is_gone("c")
-    told.discovery.models_changed(["c"])
+    told.discovery.look(["c"])
     assert told.is_gone("a"), "whoever was away hears of it too"
-    told.discovery.models_changed(["a", "c"])
+    told.discovery.look(["a", "c"])
     assert not told.is_gone("a")
     assert told.is_gone("b")
 
 
 def test_the_same_models_again_are_not_published_again():
     told = Told("b", "a")
-    told.discovery.models_changed(["a", "b"])
+    told.discovery.look(["a", "b"])
     assert len(told.messages) == 1
 
 
 def test_models_that_come_and_go_for_ever_take_no_more_and_more_memory():
     told = Told()
-    for index in range(GONE_MODELS + 50):
-        told.discovery.models_changed([f"m{index}"])
-    assert len(told.components) == 4 + 3 + 3 * GONE_MODELS
+    for index in range(GONE_COMPONENTS // 3 + 50):
+        told.discovery.look([f"m{index}"])
+    assert len(told.components) == 4 + 3 + GONE_COMPONENTS
 
 
 def test_a_birth_is_answered_once_after_a_wait_of_the_devices_own():
@@ -179,3 +190,153 @@ def test_a_prefix_that_cannot_be_is_refused(prefix: str):
         Discovery(
             prefix, DeviceTopics("dev1"), FakeSender(), profile="generic", has_temperature=False, clock=FakeClock()
         )
+
+
+# ---- what Home Assistant's schema asks for ---------------------------------------------------------------------------
+
+SHARED = {"state_topic", "qos", "availability"}
+"""Options of the whole message that go into each component; those that a platform does not know are dropped."""
+
+COMMON = {"platform", "name", "unique_id", "entity_category", "device_class", "value_template", "availability"}
+
+OPTIONS: dict[str, tuple[set[str], set[str]]] = {
+    "sensor": (
+        {"state_topic"},
+        COMMON | {"state_topic", "unit_of_measurement", "state_class", "suggested_display_precision", "options"},
+    ),
+    "binary_sensor": ({"state_topic"}, COMMON | {"state_topic"}),
+    "button": (
+        {"command_topic"},
+        COMMON - {"value_template"} | {"command_topic", "payload_press", "retain"},
+    ),
+    "update": (set(), COMMON | {"state_topic"}),
+    "image": ({"image_topic"}, COMMON - {"value_template"} | {"image_topic", "content_type"}),
+}
+"""By platform, what is required and what may be there: www.home-assistant.io/integrations/<platform>.mqtt."""
+
+RESULTS = (
+    ShownResult("a", "edge/dev1/result/a", has_labels=True, counts=True, picture_topic="edge/dev1/result/a/picture"),
+    ShownResult("a", "site/a", has_labels=True),
+    ShownResult(
+        "b.c", "edge/dev1/result/b.c", values=(ShownOutput('odd "name" %}', True), ShownOutput("digit", False))
+    ),
+)
+
+
+def whole() -> dict[str, Any]:
+    topics = DeviceTopics("dev1")
+    components = device_components(topics, ["a", "b.c"], RESULTS, has_temperature=True, has_updates=True)
+    return device_message(topics, components, {"update_x": "update"}, "generic", "http://here:9100/metrics")
+
+
+@pytest.mark.parametrize("key", [key for key in whole()["components"] if key != "update_x"])
+def test_each_component_has_what_its_platform_requires_and_nothing_that_it_does_not_know(key: str):
+    said = whole()
+    component = said["components"][key]
+    required, allowed = OPTIONS[component["platform"]]
+    assert required <= component.keys() | (said.keys() & SHARED)
+    assert component.keys() <= allowed
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", key)
+
+
+def test_health_is_one_of_the_words_that_it_may_be():
+    health = whole()["components"]["health"]
+    assert (health["device_class"], health["options"]) == ("enum", list(HEALTH))
+    assert "state_class" not in health, "Home Assistant refuses an enum that is measured"
+
+
+def test_a_device_without_updates_has_no_update_and_no_button():
+    assert {each["platform"] for each in message(models=("a",))["components"].values()} == {"sensor", "binary_sensor"}
+
+
+def test_the_button_looks_for_updates_and_nothing_can_be_installed_from_there():
+    components = whole()["components"]
+    assert components["check"]["command_topic"] == "edge/dev1/command/check-update"
+    assert components["check"]["retain"] is False, "retained commands are ignored"
+    assert [key for key, each in components.items() if "command_topic" in each] == ["check"]
+
+
+def test_two_rules_of_one_model_are_told_apart_and_each_is_read_where_it_is_published():
+    labels = {key: each for key, each in whole()["components"].items() if key.startswith("label_a_")}
+    assert sorted(each["state_topic"] for each in labels.values()) == ["edge/dev1/result/a", "site/a"]
+
+
+def rendered(name: str, value: dict[str, Any]) -> str:
+    """What a template makes of a message, by Jinja as Home Assistant has it, with its filter `to_json`."""
+    jinja = pytest.importorskip("jinja2.sandbox", reason="Jinja is not installed")
+    environment = jinja.ImmutableSandboxedEnvironment()
+    environment.filters["to_json"] = json.dumps
+    components = {each["name"]: each for each in whole()["components"].values() if "value_template" in each}
+    text: str = environment.from_string(components[name]["value_template"]).render(value_json=value)
+    return text
+
+
+CAT = {"label": "cat", "index": 3, "score": 0.931}
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "score", "count"),
+    [
+        ({"boxes": [{**CAT, "box": [1, 2, 3, 4]}, {**CAT, "label": "dog"}]}, "cat", "93.1", "2"),
+        ({"classes": [CAT]}, "cat", "93.1", "1"),
+        ({"answers": [{"boxes": [CAT]}, {"boxes": []}]}, "cat", "93.1", "1"),
+        ({"boxes": []}, "nothing", "None", "0"),
+        ({"outputs": [{"name": "y", "data": [1]}]}, "None", "None", "None"),
+    ],
+)
+def test_templates_read_the_best_label_its_score_and_how_many(
+    value: dict[str, Any], label: str, score: str, count: str
+):
+    said = [rendered(name, value) for name in ("a label", "a score", "a count")]
+    assert [said[0], f"{float(said[1]):g}" if said[1] != "None" else said[1], said[2]] == [label, score, count]
+
+
+def test_templates_read_single_values_whatever_their_name():
+    value = {"outputs": [{"name": "digit", "data": [7]}, {"name": 'odd "name" %}', "data": [0.5]}]}
+    assert rendered("b.c digit", value) == "7"
+    assert rendered('b.c odd "name" %}', value) == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        ({"a": {"version": 2, "latest": 3}}, {"installed_version": "2", "latest_version": "3"}),
+        ({"a": {"version": None, "latest": None}}, {}),
+        ({}, {}),
+    ],
+)
+def test_an_update_tells_versions_as_text_and_leaves_out_what_is_not_known(
+    models: dict[str, Any], expected: dict[str, str]
+):
+    assert json.loads(rendered("a update", {"models": models})) == expected
+
+
+def test_a_link_is_given_only_where_others_can_open_it():
+    assert whole()["device"]["configuration_url"] == "http://here:9100/metrics"
+    assert "configuration_url" not in message()["device"]
+    assert (
+        page_for_others(["http://127.0.0.1:9100/metrics", "http://localhost:1/", "https://[::1]:8/v2"], "box") is None
+    )
+    assert page_for_others(["http://127.0.0.1:1/metrics", "http://0.0.0.0:8000/v2"], "box") == "http://box:8000/v2"
+    assert page_for_others(["https://10.0.0.4:8000/v2"], "box") == "https://10.0.0.4:8000/v2"
+
+
+def test_a_result_that_ends_is_removed_with_its_own_platform():
+    results: list[ShownResult] = [RESULTS[0]]
+    sender = FakeSender()
+    discovery = Discovery(
+        "homeassistant",
+        DeviceTopics("dev1"),
+        sender,
+        profile="generic",
+        has_temperature=False,
+        clock=FakeClock(),
+        results=lambda: results,
+    )
+    discovery.start(["a"])
+    results.clear()
+    discovery.look(["a"])
+    first, last = (json.loads(each.payload)["components"] for each in sender.messages)
+    (picture,) = [key for key in first if key.startswith("picture_a_")]
+    assert last[picture] == {"platform": "image"}
+    assert first.keys() == last.keys()
