@@ -24,6 +24,7 @@ from bench import (
     host_scenarios,
     mqtt_scenarios,
     oip_scenarios,
+    picture_scenarios,
     quiet_scenarios,
     restart_scenarios,
     scenarios,
@@ -48,6 +49,7 @@ SCENARIOS = {
     **host_scenarios.SCENARIOS,
     **mqtt_scenarios.SCENARIOS,
     **oip_scenarios.SCENARIOS,
+    **picture_scenarios.SCENARIOS,
     **UPDATES,
     **tune_scenarios.SCENARIOS,
 }

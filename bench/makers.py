@@ -95,14 +95,24 @@ class Graph:
         """To `shape`; -1 is the batch."""
         return self._node("Reshape", [source, self._constant(np.array(shape, np.int64))])
 
-    def save(self, path: Path, row_shape: tuple[int, ...], output: str, output_elements: int) -> None:
-        """Write the model: input `x` [-1, *row_shape] FP32, output `y` [-1, output_elements] FP32."""
+    def squashed(self, source: str, scale: float, offset: float = 0.0) -> str:
+        """scale * sigmoid(source / 8 + offset)."""
+        spread = self._node("Mul", [source, self._constant(np.float32(1 / 8))])
+        moved = self._node("Add", [spread, self._constant(np.float32(offset))])
+        return self._node("Mul", [self._node("Sigmoid", [moved]), self._constant(np.float32(scale))])
+
+    def joined(self, sources: list[str], axis: int) -> str:
+        """Side by side along an axis."""
+        return self._node("Concat", sources, axis=axis)
+
+    def save(self, path: Path, row_shape: tuple[int, ...], output: str, *output_shape: int) -> None:
+        """Write the model: input `x` [-1, *row_shape] FP32, output `y` [-1, *output_shape] FP32."""
         self._nodes.append(helper.make_node("Identity", [output], ["y"]))
         graph = helper.make_graph(
             self._nodes,
             "bench",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *row_shape])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", output_elements])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", *output_shape])],
             self._initializers,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
@@ -197,6 +207,27 @@ def resnet18() -> BenchModel:
         graph.save(path, (3, 224, 224), graph.dense(graph.mean_over_area(trunk), 512, 1000), 1000)
 
     return _made("resnet18", write, (3, 224, 224), 1000)
+
+
+def yolo_like() -> BenchModel:
+    """A detector of 3 M weights in YOLOv8's form: 640x640, boxes and 80 classes at 8400 places, few of them sure."""
+
+    def write(path: Path) -> None:
+        graph = Graph(seed=5)
+        trunk, channels, places = "x", 3, []
+        for level, width in enumerate((16, 32, 64, 128, 256)):
+            trunk, channels = graph.relu(graph.conv(trunk, channels, width, 3, stride=2)), width
+            for _ in range(2):
+                trunk = graph.relu(graph.add(graph.relu6(graph.conv(trunk, width, width, 3)), trunk))
+            if level < 2:
+                continue
+            corners = graph.squashed(graph.conv(trunk, width, 4, 1), scale=640.0)
+            sure = graph.squashed(graph.conv(trunk, width, 80, 1), scale=1.0, offset=-6.0)
+            side = 640 >> (level + 1)
+            places.append(graph.reshape(graph.joined([corners, sure], 1), -1, 84, side * side))
+        graph.save(path, (3, 640, 640), graph.joined(places, 2), 84, 8400)
+
+    return _made("yolo_like", write, (3, 640, 640), 84 * 8400)
 
 
 def cache_folder() -> Path:
