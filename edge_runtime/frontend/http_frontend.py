@@ -19,7 +19,9 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
+from edge_runtime.frontend.encodings import Encoding
 from edge_runtime.frontend.generate import generate_fields
+from edge_runtime.frontend.http_form import read_form
 from edge_runtime.frontend.http_message import (
     BINARY,
     INFER,
@@ -29,6 +31,7 @@ from edge_runtime.frontend.http_message import (
     HttpCall,
     HttpEndpoint,
     OipAnswer,
+    PictureAnswer,
     allowed_page,
     caller_of,
     error_frames,
@@ -40,14 +43,16 @@ from edge_runtime.frontend.http_message import (
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference, infer_header
-from edge_runtime.messages import RequestHeader
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.request_plan import named_inputs
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array, datatype, element_count
 from edge_runtime.transports.http_head import BadMessage, HttpHead
 from edge_runtime.transports.http_transport import Frames, HttpConnection, HttpRequest, HttpTransport
 from edge_runtime.wire import codec, json_codec, oip
+from edge_runtime.wire.json_codec import Pictures
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +129,12 @@ class HttpFrontend:
         name, version, nbytes = call.values["name"], oip_version(call), request.head.length
         try:
             servable = self._table.resolve(name, version)
+            inputs = (TensorHeader(PICTURE, "BYTES", (1,)),) if call.takes_pictures else ()
+            header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
+            if inputs:
+                header = named_inputs(servable, header)
+                servable = servable.form_for(header)
             if nbytes >= FORESEEN_BYTES:
-                header = RequestHeader(model=name, version=version, timeout_ms=call.timeout_ms)
                 reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
                 self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
         except EdgeRuntimeError as error:
@@ -223,8 +232,8 @@ class HttpFrontend:
         if refusal is not None:
             self._transport.answer(request, refusal)
             return
-        is_large_json = not call.head_bytes and len(request.body) > LARGE_JSON_BYTES and call.head_bytes != 0
-        if call.inflates is None and not is_large_json:
+        is_text = call.head_bytes is None and not call.is_picture
+        if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
             self._answer(request, call, *_read(request, call, self._max_body_bytes))
             return
         nbytes = len(request.body)
@@ -253,7 +262,7 @@ class HttpFrontend:
     def _answer(
         self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
     ) -> None:
-        """Answer a request whose body was read. body: what follows its JSON; fields: of the JSON."""
+        """Answer a request whose body was read. body, fields: as `_read` gives them."""
         if error is not None:
             self._metrics.refused(error.code)
             status = error.status if isinstance(error, BadMessage) else None
@@ -290,12 +299,15 @@ class HttpFrontend:
                 fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
             elif call.head_bytes == 0:
                 fields = self._raw_fields(name, oip_version(call), len(body))
+            elif isinstance(body, Pictures):
+                fields = {**fields, "inputs": body.inputs()}
             asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
-            encoding = (
-                GenerateAnswer(call) if "generate" in call.values else OipAnswer(self._protocol, asked, call.deflates)
-            )
+            encoding = self._encoding(call, asked, body)
             reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
-            tensors = _tensors(asked, fields, body, self._protocol.regions)
+            if isinstance(body, Pictures):
+                tensors: list[Any] = [body.array()]
+            else:
+                tensors = _tensors(asked, fields, body, self._protocol.regions)
             key = self._key(request, call, asked)
             caller = caller_of(request)
             spent_s = self._clock.monotonic_s() - request.arrived_s
@@ -306,6 +318,14 @@ class HttpFrontend:
             )
             if caller is not None and caller.sender is not None:
                 request.memory = admitted  # its sender's other connections go on when this one ends
+
+    def _encoding(self, call: HttpCall, asked: OipRequest, body: Any) -> Encoding:
+        """How a request is answered. body: as `_read` gives it."""
+        if "generate" in call.values:
+            return GenerateAnswer(call)
+        if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
+            return PictureAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
+        return OipAnswer(self._protocol, asked, call.deflates)
 
     def _raw_fields(self, name: str, version: int | None, nbytes: int) -> dict[str, Any]:
         """The request that a body of nothing but one input's data stands for. Raises TensorMismatch."""
@@ -390,9 +410,11 @@ def oip_version(call: HttpCall) -> int | None:
 def _read(
     request: HttpRequest, call: HttpCall, max_bytes: int
 ) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
-    """What follows the JSON of a body, the JSON's fields, and what is wrong with it."""
+    """What follows the JSON of a body, or its Pictures; the JSON's fields; and what is wrong with it."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
+        if call.takes_pictures:
+            return (*_read_pictures(body, call), None)
         size = call.head_bytes
         if size == 0:
             return body, {}, None
@@ -402,9 +424,18 @@ def _read(
             return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
         if not len(body) and call.name != INFER:
             return b"", {}, None
-        return b"", json_codec.loads(bytes(body), _json_bound(request, call, max_bytes)), None
+        fields = json_codec.loads(bytes(body), _json_bound(request, call, max_bytes))
+        pictures = json_codec.pictures_of(fields) if call.name == INFER and "generate" not in call.values else None
+        return b"" if pictures is None else pictures, fields, None
     except EdgeRuntimeError as error:
         return b"", {}, error
+
+
+def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Pictures, Mapping[str, Any]]:
+    """The pictures that a body is, or has as a form, and the form's fields."""
+    if call.boundary is not None:
+        return read_form(body, call.boundary)
+    return Pictures((body,), as_list=False), {}
 
 
 def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:

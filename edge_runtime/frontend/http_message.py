@@ -16,8 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
-from edge_runtime.frontend.encodings import timing_fields
+from edge_runtime.frontend.encodings import picture_fields, timing_fields
 from edge_runtime.frontend.generate import generate_answer
+from edge_runtime.frontend.http_form import FORM_TYPE, boundary_of, check_picture_type
 from edge_runtime.frontend.infer_frontend import Entry
 from edge_runtime.frontend.open_inference import Caller, OipRequest, OpenInference
 from edge_runtime.scheduling.request import Request
@@ -83,19 +84,27 @@ class HttpCall:
     """What a head asks for. refusal: why it cannot be had, with its status; None where it can.
 
     name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
-    None without. inflates, deflates: the content coding of the body and of the answer, None: plain. key: of equal calls
-    in the cache of known headers; b"" where each is read anew. callers: by address, who calls.
+    None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
+    deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
+    headers; b"" where each is read anew. callers: by address, who calls.
     """
 
     name: str = ""
     values: dict[str, str] = field(default_factory=dict)
     refusal: Frames | None = None
     head_bytes: int | None = None
+    is_picture: bool = False
+    boundary: bytes | None = None
     inflates: str | None = None
     deflates: str | None = None
     timeout_ms: float | None = None
     key: bytes = b""
     callers: dict[Hashable, Caller | Frames] = field(default_factory=dict)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether its Content-Type says that the body is a picture, or a form with pictures."""
+        return self.is_picture or self.boundary is not None
 
 
 def read_call(head: HttpHead) -> HttpCall:
@@ -111,6 +120,7 @@ def read_call(head: HttpHead) -> HttpCall:
     if (
         call.name == INFER
         and "generate" not in call.values
+        and not call.takes_pictures
         and call.head_bytes
         and call.inflates is None
         and call.deflates is None
@@ -158,6 +168,8 @@ def _read_headers(head: HttpHead, call: HttpCall) -> None:
         if not head.is_chunked and "content-encoding" not in headers and call.head_bytes > head.length:
             raise DecodeFailed(f"{HEAD_LENGTH}: got {call.head_bytes}, and the body has {head.length} bytes")
         head.body_shift = call.head_bytes
+    if call.name == INFER and "generate" not in call.values and "content-type" in headers:
+        _read_content_type(headers["content-type"], call)
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in {"gzip", "deflate", "identity", ""}:
         raise Unsupported(f"Content-Encoding: got {coding[:40]!r}, wanted gzip, deflate or none")
@@ -166,6 +178,18 @@ def _read_headers(head: HttpHead, call: HttpCall) -> None:
     if call.name == INFER and "accept-encoding" in headers:
         call.deflates = _accepted(headers["accept-encoding"])
     call.timeout_ms = _timeout_ms(headers)
+
+
+def _read_content_type(text: str, call: HttpCall) -> None:
+    """Note that a body is a picture or a form. All other types are taken for JSON, as Triton does."""
+    kind = text.partition(";")[0].strip().lower()
+    if kind == FORM_TYPE:
+        call.boundary = boundary_of(text)
+    elif kind.startswith("image/"):
+        check_picture_type(kind)
+        call.is_picture = True
+    if call.takes_pictures and call.head_bytes is not None:
+        raise DecodeFailed(f"got {HEAD_LENGTH} beside Content-Type: {kind}; wanted one of them")
 
 
 def _accepted(text: str) -> str | None:
@@ -338,6 +362,23 @@ class OipAnswer:
     def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
         """Any other result."""
         return json_response(result, deflates=self._deflates)
+
+
+class PictureAnswer(OipAnswer):
+    """The answer to pictures: what they show, in words; as an `OipAnswer` where bare outputs were asked for (`raw`)."""
+
+    def __init__(self, protocol: OpenInference, asked: OipRequest, deflates: str | None, *, as_list: bool) -> None:
+        super().__init__(protocol, asked, deflates)
+        self._as_list = as_list
+
+    def answer(self, request: Request, request_id: Any) -> Frames:
+        """A whole response."""
+        fields = picture_fields(request, as_list=self._as_list)
+        if fields is None:
+            return super().answer(request, request_id)
+        named = {} if request_id is None else {"id": request_id}
+        timing = {"parameters": timing_fields(request)} if request.plan.wants_timing else {}
+        return json_response({**named, **fields, **timing}, deflates=self._deflates)
 
 
 class GenerateAnswer:

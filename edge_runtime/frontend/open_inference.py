@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime import __version__
+from edge_runtime.answers import kind_of
 from edge_runtime.errors import (
     DecodeFailed,
     EdgeRuntimeError,
@@ -28,6 +29,7 @@ from edge_runtime.frontend.operations import Done, OperationHandlers, Status
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.logs import log_level, set_log_level
 from edge_runtime.tensors import DATATYPES, Array, array_to_wire
 from edge_runtime.wire import oip
@@ -154,12 +156,12 @@ def infer_header(
             if name in classes:
                 raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
             output_regions[name] = part
-    raw = typed(parameters, oip.RAW, bool, None)
+    typed(parameters, oip.RAW, bool, None)
     header = RequestHeader(
         model=model,
         version=version_number(version),
         inputs=tuple(inputs),
-        parameters={} if raw is None else {oip.RAW: raw},
+        parameters={key: parameters[key] for key in (oip.RAW, oip.TOP_K) if parameters.get(key) is not None},
         outputs=tuple(names) or None,
         timeout_ms=_timeout_ms(parameters, timeout_ms),
         priority=min(_whole_number(parameters, oip.PRIORITY) or 0, LOWEST_PRIORITY),
@@ -457,7 +459,7 @@ class OpenInference:
     def outputs(
         self, asked: OipRequest, plan: RequestPlan, selected: Sequence[Array]
     ) -> list[tuple[TensorHeader, Array | None]]:
-        """Turn a request's outputs into those of its answer: classes where it asks for them.
+        """Turn a request's outputs into those of its answer: classes, with their labels, where it asks for them.
 
         selected: of the plan, in its order. An output that goes to a region is written there, and is None here. Raises
         RegionNotFound, TensorMismatch. Thread: any.
@@ -466,7 +468,7 @@ class OpenInference:
         for header, array in zip(plan.tensor_headers([each.shape for each in selected]), selected, strict=True):
             count, part = asked.classes.get(header.name), asked.output_regions.get(header.name)
             if count is not None:
-                best = triton_words.classes(array, header.datatype, count, batches=plan.servable.batches)
+                best = _classes(plan.servable, header, array, count)
                 found.append((TensorHeader(header.name, "BYTES", best.shape), best))
             elif part is not None:
                 self.regions.write(f"output '{header.name}'", part, memoryview(array_to_wire(array)).cast("B"))
@@ -492,6 +494,18 @@ class OpenInference:
             max_frame_bytes=0,
             connection=lambda: None,
         )
+
+
+def _classes(servable: Servable, header: TensorHeader, array: Array, count: int) -> Array:
+    """The best classes of an output, with their labels. Raises TensorMismatch."""
+    steps, name = servable.steps, header.name
+    labels = () if steps is None else steps.labels.get(name, ())
+    if steps is None or not servable.form.answers or name not in steps.outputs:
+        return triton_words.classes(array, header.datatype, count, batches=servable.batches, labels=labels)
+    kind = kind_of(steps.outputs[name])
+    if kind != "classes":
+        raise TensorMismatch(f"classification: output '{name}' answers with {kind}; wanted classes, or raw = true")
+    return triton_words.answered_classes(array, count, labels)
 
 
 def _check_rights(operation: str, caller: Caller) -> None:

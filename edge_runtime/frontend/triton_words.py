@@ -42,7 +42,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
         "version_policy": _version_policy(settings),
         "max_batch_size": max_batch_size,
         "input": [_input(spec, batches=servable.batches) for spec in servable.spec.inputs],
-        "output": [_output(spec, batches=servable.batches) for spec in servable.spec.outputs],
+        "output": [_output(spec, servable) for spec in servable.spec.outputs],
         "batch_input": [],
         "batch_output": [],
         "optimization": {
@@ -97,8 +97,8 @@ def model_statistics(servables: Sequence[Servable]) -> list[dict[str, Any]]:
     return entries
 
 
-def classes(array: Array, datatype: str, count: int, *, batches: bool) -> Array:
-    """The best classes of an output, as BYTES `value:index`, best first; of equals the first.
+def classes(array: Array, datatype: str, count: int, *, batches: bool, labels: Sequence[str] = ()) -> Array:
+    """The best classes of an output, as BYTES `value:index`, best first; of equals the first. labels: behind the index.
 
     Shapes: [rows, ...] -> [rows, min(count, elements of a row)] where axis 0 is rows, else [...] -> [min(count, size)].
     Raises TensorMismatch for a datatype that has no order.
@@ -114,14 +114,27 @@ def classes(array: Array, datatype: str, count: int, *, batches: bool) -> Array:
     best = np.empty(order.shape, dtype=object)
     for row, indices in enumerate(order):
         found = rows[row, indices].tolist()
-        best[row] = [
-            (f"{value:.6f}:{index}" if is_float else f"{value}:{index}").encode()
-            for value, index in zip(found, indices.tolist(), strict=True)
-        ]
+        best[row] = [_class(value, index, labels) for value, index in zip(found, indices.tolist(), strict=True)]
     return best if batches else best[0]
 
 
+def answered_classes(answers: Array, count: int, labels: Sequence[str]) -> Array:
+    """The same of an answer in classes, which has them in order: FP32 [rows, top, 2] -> BYTES [rows, min(count, top)].
+
+    Empty where a row has no more.
+    """
+    best = np.empty((answers.shape[0], min(count, answers.shape[1])), dtype=object)
+    for row, found in enumerate(answers[:, :count].tolist()):
+        best[row] = [_class(score, int(index), labels) if index >= 0 else b"" for index, score in found]
+    return best
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _class(value: float, index: int, labels: Sequence[str]) -> bytes:
+    text = f"{value:.6f}:{index}" if isinstance(value, float) else f"{value}:{index}"
+    return (f"{text}:{labels[index]}" if index < len(labels) else text).encode()
 
 
 def _version_policy(settings: ModelSettings) -> dict[str, Any]:
@@ -149,8 +162,10 @@ def _input(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
     }
 
 
-def _output(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
-    return {**_tensor(spec, batches=batches), "label_filename": "", "is_shape_tensor": False}
+def _output(spec: TensorSpec, servable: Servable) -> dict[str, Any]:
+    declared = servable.steps.outputs.get(spec.name) if servable.steps is not None else None
+    labels = (declared.labels if declared is not None else None) or ""
+    return {**_tensor(spec, batches=servable.batches), "label_filename": labels, "is_shape_tensor": False}
 
 
 def _statistics(servable: Servable) -> dict[str, Any]:

@@ -6,16 +6,18 @@ header it caches. A plan is valid while its servable is the live one.
 
 from __future__ import annotations
 
+import base64
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_runtime.answers import Answer, answer_fields, answers_of
+from edge_runtime.answers import Answer, answer_fields, answers_of, kind_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
@@ -28,7 +30,7 @@ from edge_runtime.serving.servable import InlineBuffers, Servable
 from edge_runtime.serving.split import Split
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
-from edge_runtime.wire.codec import frame_sizes, pack_answer
+from edge_runtime.wire.codec import frame_sizes, pack_answer, typed
 
 OWN_PARAMETER, OWN_TOKEN = "self_check", secrets.token_hex(16)
 """The parameter in the header of a request that self_check.py makes: answered like any other, but no use of its model.
@@ -68,7 +70,7 @@ class RequestPlan:
     """
 
     def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
-        header = _with_names(servable, header)
+        header = named_inputs(servable, header)
         servable = servable.form_for(header)
         self.servable = servable
         self.inputs = header.inputs
@@ -86,6 +88,7 @@ class RequestPlan:
         self.timeout_s = _timeout_s(header, servable)
         self.priority = header.priority or servable.settings.priority or DEFAULT_PRIORITY
         self.wants_timing = header.timing
+        self._top_k = _top_k(header, servable)
         self.is_own = is_own(header)
         self.metrics = ModelMetrics() if self.is_own else servable.metrics
         self.canary = canary
@@ -128,6 +131,8 @@ class RequestPlan:
                     )
                 tensor = array_from_wire(header.datatype, header.shape, tensor)
             arrays.append(tensor)
+        if self.servable.form.given == "picture":
+            arrays = [_without_base64(each) if each.dtype == object else each for each in arrays]
         return arrays
 
     def check_targets(self, targets: Sequence[Array | None]) -> None:
@@ -159,7 +164,10 @@ class RequestPlan:
         if not servable.form.answers or servable.steps is None:
             return None
         names = (servable.spec.outputs[index].name for index in self.outputs)
-        return answers_of(servable.steps, dict(zip(names, selected, strict=True))) or None
+        answers = answers_of(servable.steps, dict(zip(names, selected, strict=True)))
+        if self._top_k is not None:
+            answers = [replace(each, classes=each.classes and each.classes[: self._top_k]) for each in answers]
+        return answers or None
 
     def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
         """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's.
@@ -214,8 +222,8 @@ def plan_request(table: ModelTable, header: RequestHeader) -> RequestPlan:
     return RequestPlan(servable, header, canary)
 
 
-def _with_names(servable: Servable, header: RequestHeader) -> RequestHeader:
-    """The header with the model's name for PICTURE. Raises TensorMismatch where no input is declared to take one."""
+def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
+    """The header with the model's name for PICTURE. Raises TensorMismatch where no input takes one."""
     if all(tensor.name != PICTURE for tensor in header.inputs):
         return header
     declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
@@ -240,7 +248,7 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
         raise TensorMismatch(f"{fault}: got {got}; wanted {', '.join(wanted)}, each once")
     for tensor in spec.inputs:
         got_tensor = inputs[given[tensor.name]]
-        _check_tensor(model, tensor, got_tensor)
+        _check_tensor(servable, tensor, got_tensor)
         if not servable.has_frame_channels(got_tensor):
             raise TensorMismatch(
                 f"input {tensor.name!r}: frames are {_shape(got_tensor.shape)}; wanted [rows,height,width,3], RGB, or "
@@ -249,19 +257,47 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
     return tuple(given[name] for name in wanted)
 
 
-def _check_tensor(model: str, spec: TensorSpec, got: TensorHeader) -> None:
+def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> None:
+    model = servable.model
     if got.datatype not in DATATYPES:
         raise Unsupported(f"input {got.name!r}: datatype {got.datatype!r} is unknown; wanted {spec.datatype}")
     is_bits = (spec.datatype, got.datatype) == ("BF16", "UINT16")
     if got.datatype != spec.datatype and not is_bits:
-        raise TensorMismatch(
+        fault = (
             f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
         )
+        if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
+            fault = f"{fault}; {why_no_picture(model, servable.spec)}"
+        raise TensorMismatch(fault)
     if not spec.fits(got.shape):
         raise TensorMismatch(
             f"unexpected shape for input '{got.name}' for model '{model}'. Expected {_shape(spec.shape)}, got "
             f"{_shape(got.shape)}; -1 is any length"
         )
+
+
+def _without_base64(pictures: Array) -> Array:
+    """Encoded pictures, of which JSON has only base64. No picture is ASCII, so neither is taken for the other."""
+    found: Array = pictures.copy()
+    for index, data in np.ndenumerate(pictures):
+        if isinstance(data, bytes) and data.isascii():
+            with suppress(ValueError):
+                found[index] = base64.b64decode(data, validate=True)
+    return found
+
+
+def _top_k(header: RequestHeader, servable: Servable) -> int | None:
+    """Most classes that the words of an answer are to have; None: as many as are declared."""
+    steps = servable.steps
+    if steps is None or not servable.form.answers:
+        return None
+    wanted: int | None = typed(header.parameters or {}, "top_k", int, None)
+    if wanted is None:
+        return None
+    declared = max((each.top_k for each in steps.outputs.values() if kind_of(each) == "classes"), default=wanted)
+    if not 1 <= wanted <= declared:
+        raise TensorMismatch(f"top_k: got {wanted}, wanted 1 to {declared}, which is the top_k in model.toml")
+    return wanted
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -29,6 +29,7 @@ from edge_runtime.scheduling.worker import check_in_time, join, run_batch
 from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
+from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
     from edge_runtime.serving.mirror import Mirror
@@ -166,10 +167,13 @@ class Servable:
         return self.layouts.narrow.memory_bytes + (wide.memory_bytes if wide is not None else 0)
 
     def form_for(self, header: RequestHeader) -> Servable:
-        """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for."""
+        """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for.
+
+        Raises DecodeFailed: `raw` is neither true nor false.
+        """
         if not self.forms or self.steps is None:
             return self
-        raw = (header.parameters or {}).get("raw")
+        raw = typed(header.parameters or {}, "raw", bool, None)
         given: Given = "tensor"
         for tensor in header.inputs:
             if tensor.name in self.steps.inputs:

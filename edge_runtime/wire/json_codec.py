@@ -59,7 +59,7 @@ class JsonRequest:
 class Pictures(NamedTuple):
     """Pictures that came in place of inputs. as_list: whether they are answered by a list, however many they are."""
 
-    encoded: tuple[bytes, ...]
+    encoded: tuple[bytes | memoryview, ...]
     as_list: bool
 
     def inputs(self) -> list[dict[str, Any]]:
@@ -69,7 +69,8 @@ class Pictures(NamedTuple):
     def array(self) -> Array:
         """The tensor that they stand for: BYTES [pictures]."""
         array: Array = np.empty(len(self.encoded), dtype=object)
-        array[:] = self.encoded
+        for index, data in enumerate(self.encoded):
+            array[index] = data
         return array
 
 

@@ -80,5 +80,7 @@ CLASSES = "classification"
 TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING = "timeout", "timeout_ms", "priority", "timing"
 RAW = "raw"
 """True for the bare outputs of a picture, False for answers to the model's own tensors."""
+TOP_K = "top_k"
+"""Most classes in the words of an answer, of those that `model.toml` declares."""
 REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
