@@ -14,9 +14,15 @@ from edge_runtime.wire.operations import Operation, Parameter, Scope, actions_of
 
 
 def add_actions(
-    parser: argparse.ArgumentParser, verb: str, defaults: Mapping[str, int] | None = None
+    parser: argparse.ArgumentParser,
+    verb: str,
+    defaults: Mapping[str, int] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> dict[str, argparse.ArgumentParser]:
-    """Add a parser for each operation of a verb. defaults: of parameters, where they differ from the daemon's."""
+    """Add a parser for each operation of a verb. defaults: of parameters, where they differ from the daemon's.
+
+    own: actions of the verb's own, with their help.
+    """
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
     parsers = {}
     for name, operation in actions_of(verb).items():
@@ -25,13 +31,16 @@ def add_actions(
         for parameter in operation.parameters:
             _add_parameter(parsers[name], parameter, (defaults or {}).get(parameter.name))
         add_connection(parsers[name])
+    for name, text in (own or {}).items():
+        parsers[name] = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        add_connection(parsers[name])
     return parsers
 
 
-def action_of(arguments: argparse.Namespace, verb: str) -> str:
-    """The action that was named. Raises UsageError without one."""
+def action_of(arguments: argparse.Namespace, verb: str, *own: str) -> str:
+    """The action that was named. own: how the verb's own ones are written. Raises UsageError without one."""
     if arguments.action is None:
-        wanted = [_usage(name, operation) for name, operation in actions_of(verb).items()]
+        wanted = [*(_usage(name, operation) for name, operation in actions_of(verb).items()), *own]
         raise UsageError(f"{verb} wants an action: {', '.join(wanted[:-1])} or {wanted[-1]}")
     return str(arguments.action)
 

@@ -16,7 +16,10 @@ from edge_runtime.wire.operations import MODEL, OPERATIONS
 
 SHELLS = ("bash", "zsh", "fish")
 MODEL_VERBS = ("infer", "bench", "tune")
-MODEL_ACTIONS = [tuple(row.command.split()) for row in OPERATIONS.values() if row.command and MODEL in row.parameters]
+MODEL_ACTIONS = [
+    *(tuple(row.command.split()) for row in OPERATIONS.values() if row.command and MODEL in row.parameters),
+    ("models", "try"),
+]
 NAMES = "edge-runtime models list --names 2>/dev/null"
 """The command by which a script gets model names; silent without a daemon."""
 

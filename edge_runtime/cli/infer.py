@@ -1,11 +1,12 @@
-"""Run a model once on a running daemon and show the answer.
+"""Run a model once on a running daemon and show the answer; or once for each of some pictures.
 
+  edge-runtime infer yolo photo.jpg --draw out/
   edge-runtime infer digits --input image=scan.npy
   edge-runtime infer digits --random --timing
   echo '{"image": [[0, 0.5, …]]}' | edge-runtime infer digits --input -
 
 Inputs: .npy; .json and @JSON (nested lists; they take the model's datatype); .bin (raw little-endian bytes); pictures
-where Pillow is installed (scaled to the model's size, floats are pixels / 255).
+where the model's model.toml declares what they mean, or --as says it once.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ import argparse
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_runtime.answers import answer_fields
+from edge_runtime.cli import pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client.load_generator import quantile
+from edge_runtime.client.pictures import read_picture
+from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
+from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array, datatype_name
+
+if TYPE_CHECKING:
+    from edge_runtime.cli.connection import DaemonClient
 
 WHOLE_ELEMENTS = 64
 """Arrays up to this size are shown whole: about eight lines."""
@@ -40,6 +49,22 @@ MIN_SCORES = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `infer`."""
     parser.add_argument("model", metavar="MODEL")
+    parser.add_argument(
+        "pictures",
+        metavar="PICTURE",
+        nargs="*",
+        type=Path,
+        help="a picture, or a folder of them: each is asked by itself",
+    )
+    parser.add_argument("--draw", metavar="DIR|FILE", type=Path, help="write copies of the pictures with their answers")
+    parser.add_argument(
+        "--as",
+        dest="once",
+        metavar="KEY=VALUE,…",
+        help="how a picture becomes the tensor of a model that declares nothing: range=0..1,fit=stretch and the other "
+        "keys of [input.NAME]; its bare outputs are shown",
+    )
+    parser.add_argument("--raw", action="store_true", help="the bare outputs, where a picture is answered in words")
     parser.add_argument("--version", metavar="N", type=positive, help="one version (default: the daemon's choice)")
     parser.add_argument("--outputs", metavar="NAME,…", help="these outputs, in this order (default: all)")
     parser.add_argument("--output", metavar="DIR|FILE.npy", type=Path, help="save the outputs as .npy")
@@ -54,40 +79,167 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Send the request, show the answer, save it."""
     asked = given(arguments)
-    options: dict[str, Any] = {
-        "version": arguments.version,
-        "outputs": arguments.outputs.split(",") if arguments.outputs else None,
-        "timeout_ms": arguments.timeout_ms,
-        "priority": arguments.priority,
-        "timing": arguments.timing,
-    }
-    latencies_ms: list[float] = []
+    files = pictures.files_of(arguments.pictures)
+    _check(arguments, files)
     with connected(arguments) as client:
-        specs = specs_of(client.metadata(arguments.model, arguments.version))
-        inputs = tensors(asked, specs, screen)
+        metadata = client.metadata(arguments.model, arguments.version)
+        asking = _Asking(client, arguments, metadata, screen)
+        specs = [each for each in specs_of(metadata) if not files or each.name != asking.name]
+        asking.inputs = tensors(asked, specs, screen, asking.steps)
+        if len(files) > 1:
+            return _show_each(asking, files, screen)
+        latencies_ms: list[float] = []
         for _ in range(arguments.repeat):
             began_s = time.perf_counter()
-            result = client.infer(arguments.model, inputs, **options)
+            result = asking.ask(files[0] if files else None)
             latencies_ms.append((time.perf_counter() - began_s) * 1e3)
-    saved = save(result.outputs, arguments.output) if arguments.output is not None else []
-    summary = {name: quantile(latencies_ms, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
-    if screen.wants_json:
-        screen.json({**answer_json(result), "latency_ms": summary, "saved": [str(path) for path in saved]})
-        return 0
-    print_answer(result, screen)
-    times = ", ".join(f"{name} {ms_text(value)} ms" for name, value in summary.items())
-    screen.line(
-        f"{arguments.repeat:,} times: {times}" if arguments.repeat > 1 else f"took {ms_text(summary['max'])} ms"
-    )
-    for path in saved:
-        screen.line(f"saved {path}")
+    _show(asking, result, files[0] if files else None, latencies_ms, screen)
     return 0
 
 
-def print_answer(result: InferResult, screen: Screen) -> None:
-    """Print every output with its datatype and shape."""
+class _Asking:
+    """What is asked of one model. name: of the input that takes pictures. inputs: the others."""
+
+    def __init__(
+        self, client: DaemonClient, arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen
+    ) -> None:
+        """Raises TensorMismatch where pictures are given to a model that takes none; UsageError."""
+        self.inputs: Mapping[str, Array] = {}
+        self.steps = pictures.declared_steps_of(metadata)
+        self.name = next(iter(self.steps.inputs), "")
+        self.draws_to: Path | None = arguments.draw
+        self.saves_to: Path | None = arguments.output
+        self._client = client
+        self._model: str = arguments.model
+        self._screen = screen
+        self._spec = pictures.spec_of(metadata)
+        self._once = None if arguments.once is None else pictures.steps_once(arguments.once)
+        self._options: dict[str, Any] = {
+            "version": arguments.version,
+            "outputs": arguments.outputs.split(",") if arguments.outputs else None,
+            "timeout_ms": arguments.timeout_ms,
+            "priority": arguments.priority,
+            "timing": arguments.timing,
+            "raw": True if arguments.raw else None,
+        }
+        if self._once is not None:
+            if self.name:
+                raise UsageError(
+                    f"--as: model {self._model!r} declares how it reads pictures (edge-runtime models show "
+                    f"{self._model}); leave it out"
+                )
+            self.name = pictures.picture_name(self._spec)
+        elif arguments.pictures and not self.name:
+            raise TensorMismatch(
+                pictures.why_none(metadata)
+                + "\nFor once, say it with --as: edge-runtime infer MODEL PICTURE --as range=0..1,fit=stretch"
+            )
+
+    def ask(self, file: Path | None, *, retry: bool = False) -> InferResult:
+        """Ask once, with a picture where there is one. Thread: any."""
+        if file is None:
+            return self._client.infer(self._model, self.inputs, retry=retry, **self._options)
+        if self._once is None:
+            return self._client.infer(self._model, self.inputs, picture=file, retry=retry, **self._options)
+        tensor, read = pictures.tensor_once(read_picture(file), self._once, self._spec)
+        self._screen.note(f"{file}: read {read}")
+        inputs = {**self.inputs, self.name: tensor}
+        return self._client.infer(self._model, inputs, retry=retry, **self._options)
+
+    def ask_patiently(self, file: Path) -> InferResult:
+        """As `ask`, again while the daemon refuses."""
+        return self.ask(file, retry=True)
+
+    def draw(self, file: Path, result: InferResult, *, is_alone: bool) -> Path | None:
+        """Write the drawn copy of a picture where it is wanted; return its path."""
+        if self.draws_to is None:
+            return None
+        return pictures.draw_answer(file, result, self.steps, self.draws_to, is_alone=is_alone)
+
+
+def _check(arguments: argparse.Namespace, files: Sequence[Path]) -> None:
+    """Raise UsageError for options that do not go together, ConfigError where Pillow is missing."""
+    if not files and (arguments.draw is not None or arguments.once is not None):
+        raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
+    if arguments.draw is not None:
+        if arguments.raw or arguments.once is not None:
+            raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")
+        pictures.check_draw("--draw", arguments.draw, is_alone=len(files) == 1)
+    if len(files) > 1:
+        for option, is_said in (("--repeat", arguments.repeat > 1), ("--output", arguments.output is not None)):
+            if is_said:
+                raise UsageError(f"{option} is for one picture; there are {len(files)}")
+
+
+def _show(
+    asking: _Asking, result: InferResult, file: Path | None, latencies_ms: Sequence[float], screen: Screen
+) -> None:
+    """Print one answer and what was saved of it."""
+    saved = save(result.outputs, asking.saves_to) if asking.saves_to is not None else []
+    drawn = asking.draw(file, result, is_alone=True) if file is not None else None
+    if drawn is not None:
+        saved = [*saved, drawn]
+    summary = {name: quantile(latencies_ms, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
+    if screen.wants_json:
+        screen.json(
+            {**answer_json(result, asking.steps), "latency_ms": summary, "saved": [str(path) for path in saved]}
+        )
+        return
+    print_answer(result, screen, asking.steps)
+    times = ", ".join(f"{name} {ms_text(value)} ms" for name, value in summary.items())
+    repeated = len(latencies_ms)
+    screen.line(f"{repeated:,} times: {times}" if repeated > 1 else f"took {ms_text(summary['max'])} ms")
+    for path in saved:
+        screen.line(f"saved {path}")
+
+
+def _show_each(asking: _Asking, files: Sequence[Path], screen: Screen) -> int:
+    """Ask with each picture and print a line for it; 1 where one failed."""
+    began_s = time.monotonic()
+    told: list[dict[str, Any]] = []
+    failed = 0
+    for file, result in pictures.ask_each(files, asking.ask_patiently, screen):
+        drawn = None
+        if isinstance(result, InferResult):
+            try:
+                drawn = asking.draw(file, result, is_alone=False)
+            except (EdgeRuntimeError, OSError) as error:
+                result = error  # noqa: PLW2901 (what became of this file)
+        if not isinstance(result, InferResult):
+            failed += 1
+            told.append({"file": str(file), "error": pictures.error_json(result)})
+            screen.note(f"{file}: {result}")
+            continue
+        told.append({"file": str(file), **answer_json(result, asking.steps)})
+        if drawn is not None:
+            told[-1]["saved"] = str(drawn)
+        if screen.wants_json:
+            continue
+        if result.answers:
+            screen.line(f"{screen.painted(str(file), 'bold')}  {pictures.short_answer(result.answers[0])}")
+        else:
+            screen.line(screen.painted(str(file), "bold"))
+            print_answer(result, screen, asking.steps)
+    took_s = time.monotonic() - began_s
+    if screen.wants_json:
+        screen.json({"answers": told, "failed": failed, "seconds": round(took_s, 3)})
+    else:
+        wrong = f", {failed} failed" if failed else ""
+        screen.line(f"{len(files):,} pictures{wrong}, {took_s:.1f} s")
+        if asking.draws_to is not None:
+            screen.line(f"drawn into {asking.draws_to}")
+    return 1 if failed else 0
+
+
+def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
+    """Print what was seen, and every output that is no answer with its datatype and shape."""
     screen.heading(f"{result.model} version {result.version}")
-    for name, array in result.outputs.items():
+    for answer in result.answers:
+        if answer.picture is not None:
+            screen.line(screen.painted(pictures.read_text(answer), "dim"))
+        for line in pictures.answer_lines(answer, pictures.mask_labels(steps)):
+            screen.line(f"  {line}")
+    for name, array in pictures.bare_outputs(result, steps).items():
         screen.line(f"{screen.painted(name, 'bold')}  {datatype_name(array.dtype)} {shape_text(array.shape)}")
         for line in _lines(array):
             screen.line(f"  {line}")
@@ -98,21 +250,25 @@ def print_answer(result: InferResult, screen: Screen) -> None:
         )
 
 
-def answer_json(result: InferResult) -> dict[str, Any]:
-    """Return the answer as the Open Inference Protocol writes it: flat data, NaN and infinities as text."""
-    answer: dict[str, Any] = {
-        "model_name": result.model,
-        "model_version": str(result.version),
-        "outputs": [
+def answer_json(result: InferResult, steps: ModelSteps) -> dict[str, Any]:
+    """Return the answer as the Open Inference Protocol writes it: flat data, NaN and infinities as text.
+
+    What was seen in a picture is in the words of every door, in place of the outputs that it was made of.
+    """
+    answer: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
+    if result.answers:
+        answer |= answer_fields(result.answers, as_list=False)
+    bare = pictures.bare_outputs(result, steps)
+    if bare or not result.answers:
+        answer["outputs"] = [
             {
                 "name": name,
                 "datatype": datatype_name(array.dtype),
                 "shape": list(array.shape),
                 "data": [_json_value(value) for value in array.reshape(-1).tolist()],
             }
-            for name, array in result.outputs.items()
-        ],
-    }
+            for name, array in bare.items()
+        ]
     if result.timing is not None:
         timing = result.timing
         answer["timing"] = {"queue_ms": timing.queue_ms, "run_ms": timing.run_ms, "batch_rows": timing.batch_rows}

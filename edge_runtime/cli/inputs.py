@@ -17,9 +17,14 @@ import numpy as np
 from edge_runtime.cli.arguments import UsageError, nearest, positive
 from edge_runtime.cli.screen import Screen, stdin_text
 from edge_runtime.client.input_files import INPUT_SUFFIXES, filled_shape, json_value, tensor_from_file, tensor_from_json
+from edge_runtime.client.pictures import SUFFIXES as PICTURE_SUFFIXES
+from edge_runtime.client.pictures import read_picture
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
+from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, datatype
+
+NO_STEPS = ModelSteps()
 
 RAW_SUFFIXES = (".bin", ".raw")
 """Raw bytes: shape and datatype are the model's, or given by options."""
@@ -48,7 +53,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]FILE",
         action="append",
         default=[],
-        help="a .npy, .json, .bin, .png, .jpg or .pgm file, @JSON for a value, or - for JSON on stdin; "
+        help="a .npy, .json or .bin file, a picture, @JSON for a value, or - for JSON on stdin; "
         "NAME= may be left out where the model has one input",
     )
     fill = group.add_mutually_exclusive_group()
@@ -82,8 +87,13 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen) -> dict[str, Array]:
-    """Return one array for each input of the model. Raises UsageError for a missing or unknown one."""
+def tensors(
+    asked: Given, specs: Sequence[TensorSpec], screen: Screen, steps: ModelSteps = NO_STEPS
+) -> dict[str, Array]:
+    """Return one array for each input of the model. Raises UsageError for a missing or unknown one.
+
+    steps: what the model declares; an input that takes pictures is then given them as they are.
+    """
     texts = _named(asked.texts, specs, "--input")
     shapes = _named(asked.shapes, specs, "--shape")
     datatypes = _named(asked.datatypes, specs, "--datatype")
@@ -94,6 +104,9 @@ def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen) -> dict[s
     for spec in specs:
         text = texts.get(spec.name)
         if text is not None:
+            if Path(text).suffix.lower() in PICTURE_SUFFIXES and not text.startswith("@"):
+                found[spec.name] = _picture(Path(text), spec, steps)
+                continue
             found[spec.name] = _read(text, spec, shapes.get(spec.name), datatypes.get(spec.name), screen)
         elif asked.fill:
             found[spec.name] = made_up(
@@ -124,6 +137,18 @@ def made_up(spec: TensorSpec, shape: tuple[int, ...] | None, rows: int, random: 
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _picture(path: Path, spec: TensorSpec, steps: ModelSteps) -> Array:
+    """A picture as it is. Raises TensorMismatch where the model does not declare what it means."""
+    if spec.name not in steps.inputs:
+        raise TensorMismatch(
+            f"input {spec.name!r}: the model does not declare how a picture becomes its tensor: write "
+            f"[input.{spec.name}] into its model.toml, or say it once: infer MODEL {path} --as range=0..1,fit=stretch"
+        )
+    found: Array = np.empty(1, object)
+    found[0] = read_picture(path)
+    return found
 
 
 def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None, screen: Screen) -> Array:

@@ -1,6 +1,7 @@
-"""List the models of a running daemon, show what one takes and gives, load and unload.
+"""List the models of a running daemon, show what one takes and gives, try one with a picture, load and unload.
 
-list shows every version with its state and the reason of a failure. load and unload return when they are done.
+list shows every version with its state and the reason of a failure. show tells how a picture becomes the tensor, and
+what each output answers, where model.toml declares it. load and unload return when they are done.
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.cli import pictures
 from edge_runtime.cli.actions import action_of, add_actions, run_action
+from edge_runtime.cli.arguments import positive
 from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
+from edge_runtime.cli.infer import answer_json, print_answer
 from edge_runtime.cli.screen import Screen, shape_text, size_text
 from edge_runtime.config.endpoints import client_endpoint
 from edge_runtime.config.oip_url import is_oip_url
+from edge_runtime.errors import TensorMismatch
 
 if TYPE_CHECKING:
     from edge_runtime.client.oip_client import OipClient
@@ -27,17 +33,23 @@ BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `models` and their options."""
-    parsers = add_actions(parser, "models")
+    parsers = add_actions(parser, "models", own={"try": "ask a model with a picture, and draw the answer"})
+    parsers["try"].add_argument("model", metavar="MODEL", help="the model's name")
+    parsers["try"].add_argument("picture", metavar="PICTURE", type=Path, help="a JPEG, PNG, WebP, BMP or GIF")
+    parsers["try"].add_argument("--version", metavar="N", type=positive, help="one version")
+    parsers["try"].add_argument("--save", metavar="FILE", type=Path, help="where the drawn picture goes")
     parsers["list"].add_argument("--names", action="store_true", help="names only, one a line")
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Do the action; 0 when it is done."""
-    match action_of(arguments, "models"):
+    match action_of(arguments, "models", "try MODEL PICTURE"):
         case "list":
             _list(arguments, screen)
         case "show":
             _show(arguments, screen)
+        case "try":
+            _try(arguments, screen)
         case "load" | "unload" as action:
             _load_or_unload(action, arguments, screen)
         case _:
@@ -94,6 +106,28 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
     ]
     screen.line()
     screen.table(("", "name", "datatype", "shape"), rows)
+    pictures.print_steps(metadata, screen)
+
+
+def _try(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Ask with one picture: how it was read, what was seen, and a drawn copy."""
+    (file,) = pictures.files_of([arguments.picture])[:1]
+    to: Path | None = arguments.save
+    if to is not None:
+        pictures.check_draw("--save", to, is_alone=True)
+    with connected(arguments) as client:
+        metadata = client.metadata(arguments.model, arguments.version)
+        steps = pictures.declared_steps_of(metadata)
+        if not steps.inputs:
+            raise TensorMismatch(pictures.why_none(metadata))
+        result = client.infer(arguments.model, picture=file, version=arguments.version)
+    saved = [] if to is None else [pictures.draw_answer(file, result, steps, to, is_alone=True)]
+    if screen.wants_json:
+        screen.json({**answer_json(result, steps), "saved": [str(path) for path in saved]})
+        return
+    print_answer(result, screen, steps)
+    for path in saved:
+        screen.line(f"saved {path}")
 
 
 def _load_or_unload(action: str, arguments: argparse.Namespace, screen: Screen) -> None:

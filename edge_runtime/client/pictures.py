@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
     Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | npt.NDArray[np.uint8]
-    """A path, an encoded picture (JPEG, PNG, WebP, BMP), a PIL image, or a frame: UINT8 [height, width, 3], RGB."""
+    """A path, the bytes of a file, a PIL image, or a frame: UINT8 [height, width, 3], RGB."""
 
 WANTED = (
-    "wanted a path, the bytes of a JPEG, PNG, WebP or BMP, a PIL image, or a uint8 array [height, width, 3] (RGB; "
-    "[height, width, 1] where gray)"
+    "wanted a path, the bytes of a JPEG, PNG, WebP, BMP or GIF, a PIL image, or a uint8 array [height, width, 3], RGB"
 )
 
 
@@ -39,9 +38,10 @@ def with_pictures(
 ) -> Mapping[str, npt.ArrayLike]:
     """The inputs with what was given as pictures. name: of the tensor that they become.
 
-    BYTES [pictures] of paths and bytes; UINT8 [pictures, height, width, channels] of PIL images and frames (a single
-    frame is not copied); UINT8 [pictures, lines, width] of nv12 and yuyv, given as [lines, width]. Raises
-    TensorMismatch for what is no picture, OSError for a file that cannot be read.
+    BYTES [pictures] of paths and bytes; UINT8 [pictures, height, width, 3] of PIL images and frames (a single frame is
+    not copied); where the model declares other frames: [pictures, height, width] of gray, [pictures, height * 3 / 2,
+    width] of nv12, [pictures, height, width, 2] of yuyv. Raises TensorMismatch for what is no picture, OSError for a
+    file that cannot be read.
     """
     if picture is None and pictures is None:
         if inputs is None:
@@ -70,7 +70,24 @@ def picture_files(folder: Path) -> list[Path]:
     return found
 
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+def read_picture(path: Path) -> bytes:
+    """The bytes of a file. Raises TensorMismatch where they begin as no picture, OSError where they cannot be read."""
+    if path.is_dir():
+        raise TensorMismatch(f"{path} is a folder; wanted a picture, or pictures=[…] with its files")
+    data = path.read_bytes()
+    if not is_picture(data):
+        raise TensorMismatch(f"{path} is no picture; wanted a JPEG, PNG, WebP, BMP or GIF")
+    return data
+
+
+def is_picture(data: bytes) -> bool:
+    """Whether bytes begin as one of the formats that hosts decode."""
+    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8")) or (
+        data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    )
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 """Names of files that hosts can decode."""
 
 
@@ -79,7 +96,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 def _tensor(pictures: Sequence[Any] | Array) -> Array:
     if isinstance(pictures, np.ndarray):
-        is_one = pictures.ndim == 3 and pictures.shape[2] in (1, 3)
+        is_one = pictures.ndim == 3 and pictures.shape[2] in (2, 3)
         if pictures.dtype != np.uint8 or pictures.ndim not in (3, 4) or is_one:
             raise TensorMismatch(
                 f"pictures= is an array of {pictures.dtype} {list(pictures.shape)}; wanted uint8 "
@@ -110,7 +127,7 @@ def _tensor(pictures: Sequence[Any] | Array) -> Array:
 
 def _row(picture: object) -> bytes | Array:
     if isinstance(picture, str | os.PathLike):
-        return _read(Path(picture))
+        return read_picture(Path(picture))
     if isinstance(picture, bytes | bytearray | memoryview):
         return bytes(picture)
     if isinstance(picture, np.ndarray):
@@ -118,29 +135,11 @@ def _row(picture: object) -> bytes | Array:
     # Pillow is looked for only where the caller has imported it: another's object is no PIL image.
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(picture, pillow.Image):
-        image = cast("Image.Image", picture)
-        pixels = np.asarray(image if image.mode in ("RGB", "L") else image.convert("RGB"))
-        return pixels[:, :, None] if pixels.ndim == 2 else pixels
+        return np.asarray(cast("Image.Image", picture).convert("RGB"))
     raise TensorMismatch(f"a picture is {type(picture).__name__}; {WANTED}")
 
 
-def _read(path: Path) -> bytes:
-    if path.is_dir():
-        raise TensorMismatch(f"{path} is a folder; wanted a picture, or pictures=[…] with its files")
-    data = path.read_bytes()
-    if not is_picture(data):
-        raise TensorMismatch(f"{path} is no picture; wanted a JPEG, PNG, WebP or BMP")
-    return data
-
-
-def is_picture(data: bytes) -> bool:
-    """Whether bytes begin as one of the formats that hosts decode."""
-    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")) or (
-        data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    )
-
-
 def _frame(frame: Array) -> Array:
-    if frame.dtype != np.uint8 or not (frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (1, 3))):
+    if frame.dtype != np.uint8 or not (frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (2, 3))):
         raise TensorMismatch(f"a picture is an array of {frame.dtype} {list(frame.shape)}; {WANTED}")
     return frame

@@ -1,0 +1,345 @@
+"""Pictures on the command line: which ones are asked, how one becomes a tensor by `--as`, and how answers look.
+
+Owns: the meaning of PICTURE, `--as` and `--draw`, and answers as text and JSON. client/pictures.py makes the tensors of
+what the model's declared steps read, drawing.py the drawn copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.answers import PICTURE_SIZE, Answer, kind_of
+from edge_runtime.cli.arguments import UsageError, nearest
+from edge_runtime.cli.screen import Screen, shape_text
+from edge_runtime.client.pictures import picture_files, read_picture
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
+from edge_runtime.messages import InferResult
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
+from edge_runtime.tensors import Array
+
+AT_ONCE = 4
+"""Pictures of a folder on their way at the same time: a batch for a small device."""
+
+PROGRESS_AFTER_S = 1.0
+SHOWN_BOXES = 6
+"""Of one picture among others; alone, all are shown."""
+
+SHOWN_LABELS = 5
+
+Ask = Callable[[Path], InferResult]
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files that were named, and those of named folders. Raises UsageError, and TensorMismatch for no picture."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such file or folder; wanted a picture, or a folder of them")
+        found += picture_files(path) if path.is_dir() else [path]
+    return found
+
+
+def declared_steps_of(metadata: Mapping[str, Any]) -> ModelSteps:
+    """The steps that a model declares; none where it declares none."""
+    return steps_from_fields(metadata["steps"]) if "steps" in metadata else ModelSteps()
+
+
+def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
+    """What a model takes and gives."""
+    inputs, outputs = (
+        tuple(
+            TensorSpec(str(each["name"]), str(each["datatype"]), tuple(each["shape"])) for each in metadata.get(key, ())
+        )
+        for key in ("inputs", "outputs")
+    )
+    return ModelSpec(inputs, outputs)
+
+
+def why_none(metadata: Mapping[str, Any]) -> str:
+    """Why a model takes no picture, with the lines to write."""
+    from edge_runtime.serving.declared_steps import why_no_picture
+
+    return why_no_picture(str(metadata.get("name", "")), spec_of(metadata))
+
+
+# ---- --as -----------------------------------------------------------------------------------------------------------
+
+
+def steps_once(text: str) -> InputSteps:
+    """Read `range=0..1,fit=stretch,mean=123.7,116.3,103.5`: keys of `[input.NAME]`. Raises UsageError."""
+    import msgspec
+
+    values: dict[str, str] = {}
+    key = ""
+    for part in text.split(","):
+        name, is_key, value = part.partition("=")
+        if is_key:
+            key = name.strip()
+            if key in values:
+                raise UsageError(f"--as: {key} is given twice")
+            values[key] = value.strip()
+        elif key:
+            values[key] += f",{part.strip()}"
+        else:
+            raise UsageError(f"--as: got {text!r}, wanted KEY=VALUE,…, for example range=0..1,fit=stretch")
+    known = [each for each in InputSteps.__struct_encode_fields__ if each != "from"]
+    for name in values:
+        if name not in known:
+            raise UsageError(f"--as: there is no {name!r}{nearest(name, known)}; wanted {', '.join(known)}")
+    lists = ("mean", "scale", "fill", "size")
+    fields = {name: value.split(",") if name in lists else value for name, value in values.items()}
+    try:
+        return msgspec.convert(fields, InputSteps, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--as {text}: {error}") from None
+
+
+def picture_name(spec: ModelSpec) -> str:
+    """The only input that a picture may become. Raises UsageError where there is none, or several."""
+    able = [each for each in spec.inputs if len(each.shape) == 4]
+    if len(able) != 1:
+        there = ", ".join(f"{each.name} {list(each.shape)}" for each in spec.inputs)
+        raise UsageError(f"--as: wanted a model with one input of [rows, 3, height, width]; it has {there}")
+    return able[0].name
+
+
+def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array, str]:
+    """One picture as the tensor of `picture_name`, and how it was read.
+
+    Raises UsageError where the steps do not fit the model, RunFailed for what is no picture.
+    """
+    from edge_runtime.backends.picture_input import picture_input
+
+    name = picture_name(spec)
+    try:
+        tensor = picture_input(spec, ModelSteps({name: steps}), 1, 1)
+    except LoadFailed as error:
+        raise UsageError(f"--as: {error.message.removeprefix(f'[input.{name}]: ')}") from None
+    assert tensor is not None
+    sent: Array = np.empty(1, object)
+    sent[0] = data
+    rows, (placed,) = tensor.rows("picture", sent)
+    only = next(each for each in spec.inputs if each.name == name)
+    words = ", ".join(input_words(steps, only).values())
+    return rows, f"{placed.source_width} x {placed.source_height}, {words}"
+
+
+# ---- asking ---------------------------------------------------------------------------------------------------------
+
+
+def ask_each(
+    files: Sequence[Path], ask: Ask, screen: Screen
+) -> Iterator[tuple[Path, InferResult | EdgeRuntimeError | OSError]]:
+    """Ask with each file, some at the same time; yields in their order what came of each.
+
+    Progress is shown after a second, unless the answers themselves go by on a terminal.
+    """
+    label = f"asking with {len(files):,} pictures"
+    is_quiet = screen.wants_json or not screen.is_terminal
+    began_s = time.monotonic()
+    waiting: deque[tuple[Path, Future[InferResult]]] = deque()
+    left = iter(files)
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="edge-pictures")
+    with ExitStack() as stack:
+        stack.callback(pool.shutdown, cancel_futures=True)
+        progress = None
+        for done in range(len(files)):
+            waiting.extend((file, pool.submit(ask, file)) for file in islice(left, AT_ONCE - len(waiting)))
+            file, future = waiting.popleft()
+            yield file, _result(future)
+            if is_quiet and progress is None and time.monotonic() - began_s > PROGRESS_AFTER_S:
+                progress = stack.enter_context(screen.progress(label))
+            if progress is not None:
+                progress.show(label, f"{done + 1:,}", (done + 1) / len(files))
+
+
+def error_json(error: EdgeRuntimeError | OSError) -> dict[str, Any]:
+    """What became of a file that was not answered, as `--json` has errors."""
+    if isinstance(error, EdgeRuntimeError):
+        return {"code": error.code, "message": error.message, "retryable": error.retryable}
+    return {"code": "unavailable", "message": str(error), "retryable": False}
+
+
+def _result(future: Future[InferResult]) -> InferResult | EdgeRuntimeError | OSError:
+    try:
+        return future.result()
+    except (EdgeRuntimeError, OSError) as error:
+        return error
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def check_draw(option: str, to: Path, *, is_alone: bool) -> None:
+    """Raise ConfigError where Pillow is missing, UsageError for a file of a kind that is not written."""
+    from edge_runtime.cli import drawing
+
+    drawing.check_drawing(option)
+    if to.suffix and not to.is_dir():
+        if not is_alone:
+            raise UsageError(f"{option} {to}: wanted a folder for several pictures")
+        if to.suffix.lower() not in drawing.SAVED:
+            raise UsageError(
+                f"{option} {to}: wanted a folder, or a name that ends in one of {', '.join(drawing.SAVED)}"
+            )
+
+
+def draw_answer(file: Path, result: InferResult, steps: ModelSteps, to: Path, *, is_alone: bool) -> Path:
+    """Write a copy of a picture with its answer. to: a folder, or where it is alone a file. Returns the copy's path.
+
+    Raises UsageError where the copy would replace the picture, TensorMismatch where there is no answer.
+    """
+    from edge_runtime.cli import drawing
+
+    if not result.answers:
+        raise TensorMismatch(
+            f"model {result.model!r} gives no answer that could be drawn; it declares no [output.NAME]"
+        )
+    if not (is_alone and to.suffix and not to.is_dir()):
+        to.mkdir(parents=True, exist_ok=True)
+        to /= file.name if file.suffix.lower() in drawing.SAVED else f"{file.name}.png"
+    if to.exists() and to.samefile(file):
+        raise UsageError(f"--draw: {to} is the picture itself; name another folder")
+    drawing.draw(read_picture(file), result.answers[0], mask_labels(steps), to)
+    return to
+
+
+def mask_labels(steps: ModelSteps) -> Sequence[str]:
+    """The labels of a mask's classes; none where no output is a mask."""
+    return next((steps.labels.get(name, ()) for name, each in steps.outputs.items() if each.answer == "mask"), ())
+
+
+# ---- answers as text ------------------------------------------------------------------------------------------------
+
+
+def answer_lines(answer: Answer, labels: Sequence[str] = ()) -> list[str]:
+    """An answer, a line for each class, box or part. labels: of a mask's classes."""
+    lines: list[str] = []
+    if answer.classes is not None:
+        width = max((len(each.label) for each in answer.classes), default=0)
+        lines += [f"{each.label.ljust(width)}  {each.score:.4f}" for each in answer.classes] or ["no class"]
+    if answer.boxes is not None:
+        width = max((len(each.label) for each in answer.boxes), default=0)
+        lines += [
+            f"{each.label.ljust(width)}  {each.score:.4f}  [{', '.join(f'{side:.1f}' for side in each.box)}]"
+            for each in answer.boxes
+        ] or ["nothing found"]
+    if answer.mask is not None:
+        mask = np.asarray(answer.mask)
+        for index, count in zip(*np.unique(mask, return_counts=True), strict=True):
+            name = labels[index] if index < len(labels) else f"class {index}"
+            lines.append(f"{name}  {count / mask.size:.1%} of {mask.shape[1]} x {mask.shape[0]}")
+    if answer.embedding is not None:
+        vector = np.asarray(answer.embedding)
+        lines.append(f"{vector.size} numbers: {np.array2string(vector, precision=4, threshold=8, edgeitems=3)}")
+    if answer.text is not None:
+        lines.append(answer.text)
+    return lines
+
+
+def short_answer(answer: Answer) -> str:
+    """An answer in one line, for one picture among others."""
+    words: list[str] = []
+    if answer.classes is not None:
+        words += [f"{each.label} {each.score:.2f}" for each in answer.classes[:1]] or ["no class"]
+    if answer.boxes is not None:
+        shown = [f"{each.label} {each.score:.2f}" for each in answer.boxes[:SHOWN_BOXES]]
+        more = len(answer.boxes) - len(shown)
+        words += [*shown, *([f"and {more} more"] if more else [])] or ["nothing found"]
+    if answer.mask is not None:
+        words.append(f"mask of {len(np.unique(answer.mask))} classes")
+    if answer.embedding is not None:
+        words.append(f"embedding of {np.asarray(answer.embedding).size} numbers")
+    if answer.text is not None:
+        words.append(answer.text)
+    return ", ".join(words)
+
+
+def read_text(answer: Answer) -> str:
+    """How a picture was read: its size, the fit, the colours."""
+    read = answer.picture
+    return "" if read is None else f"{read.width} x {read.height}, {read.fit}, {read.color}"
+
+
+def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
+    """The outputs that no answer was made of."""
+    if not result.answers:
+        return dict(result.outputs)
+    return {name: each for name, each in result.outputs.items() if name not in {*steps.outputs, PICTURE_SIZE}}
+
+
+# ---- steps as text --------------------------------------------------------------------------------------------------
+
+
+def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
+    """How a picture becomes the tensor, by what is said of it."""
+    size = steps.size
+    if spec is not None and len(spec.shape) == 4:
+        first = 2 if spec.shape[1] in (1, 3) else 1
+        sides = spec.shape[first : first + 2]
+        size = size if DYNAMIC in sides else (sides[0], sides[1])
+    into = f" into {size[1]} x {size[0]}" if size is not None else ""
+    fit = {
+        "stretch": f"stretched{into}",
+        "crop": f"the middle{into}",
+        "letterbox": f"whole{into}, {_numbers(steps.fill)} around it",
+    }[steps.fit]
+    if steps.shorter_side is not None:
+        fit += f", after its shorter side became {steps.shorter_side}"
+    if steps.range is not None:
+        numbers = f"range {steps.range}"
+    elif steps.mean or steps.scale:
+        numbers = f"(pixel - {_numbers(steps.mean or (0.0,))}) * {_numbers(steps.scale or (1.0,))}"
+    else:
+        numbers = "pixels as they are"
+    return {"fit": fit, "scaling": steps.filter, "colours": steps.color, "numbers": numbers}
+
+
+def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
+    """Print how a picture becomes the tensor, and what each output answers."""
+    steps, spec = declared_steps_of(metadata), spec_of(metadata)
+    tensors = {each.name: each for each in spec.inputs}
+    for name, each in steps.inputs.items():
+        kinds = {"picture": "a picture or frames", "frames": "RGB frames"}.get(each.source, f"{each.source} frames")
+        screen.line()
+        screen.heading(f"{name}: {kinds} in place of the tensor")
+        tensor = tensors.get(name)
+        words = input_words(each, tensor)
+        if tensor is not None:
+            words["tensor"] = f"{tensor.datatype} {shape_text(tensor.shape)}"
+        screen.fields(words)
+    for name, output in steps.outputs.items():
+        screen.line()
+        screen.heading(f"{name}: answers {kind_of(output)}")
+        screen.fields(output_words(output, steps.labels.get(name, ())))
+
+
+def output_words(output: OutputSteps, labels: Sequence[str]) -> dict[str, str]:
+    """How an output becomes an answer, by what is said of it; empty where something is not of this kind of answer."""
+    kind = kind_of(output)
+    softmax = {None: "where scores are no probabilities", True: "yes", False: "no"}[output.softmax]
+    is_bound = kind == "boxes" or (kind == "classes" and output.threshold > OutputSteps().threshold)
+    more = ", …" if len(labels) > SHOWN_LABELS else ""
+    return {
+        "layout": output.layout or "",
+        "softmax": softmax if kind == "classes" else "",
+        "most": str({"classes": output.top_k, "boxes": output.most}.get(kind, "")),
+        "threshold": f"{output.threshold:g}" if is_bound else "",
+        "overlap": f"{output.overlap:g}" if kind == "boxes" else "",
+        "wanted": ", ".join(output.wanted),
+        "labels": f"{len(labels):,}: {', '.join(labels[:SHOWN_LABELS])}{more}" if labels else "",
+    }
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{each:g}" for each in values) if len(values) == 1 else f"[{', '.join(f'{v:g}' for v in values)}]"
