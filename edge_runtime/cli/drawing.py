@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from edge_runtime.answers import Answer, PictureRead
 from edge_runtime.backends.picture_fit import place
-from edge_runtime.backends.pictures import check_installed
-from edge_runtime.errors import ConfigError, LoadFailed
 from edge_runtime.steps import Fit
 from edge_runtime.tensors import Array
 
@@ -36,16 +34,6 @@ TEXT_SHARE = 32
 
 SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 """Names of files that drawn copies are written to."""
-
-
-def check_drawing(option: str) -> None:
-    """Raise ConfigError where Pillow is missing."""
-    try:
-        check_installed()
-    except LoadFailed:
-        raise ConfigError(
-            f"{option} draws with Pillow, which is not here: pip install 'edge-runtime[pictures]'"
-        ) from None
 
 
 def draw(picture: bytes, answer: Answer, labels: Sequence[str], to: Path) -> None:

@@ -161,6 +161,8 @@ def _check(arguments: argparse.Namespace, files: Sequence[Path]) -> None:
     """Raise UsageError for options that do not go together, ConfigError where Pillow is missing."""
     if not files and (arguments.draw is not None or arguments.once is not None):
         raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
+    if arguments.once is not None:
+        pictures.check_pillow("--as")
     if arguments.draw is not None:
         if arguments.raw or arguments.once is not None:
             raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")

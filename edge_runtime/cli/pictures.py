@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.answers import PICTURE_SIZE, Answer, kind_of
+from edge_runtime.backends.picture_input import picture_input
+from edge_runtime.backends.pictures import check_installed
+from edge_runtime.cli import drawing
 from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, shape_text
 from edge_runtime.client.pictures import picture_files, read_picture
-from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
@@ -118,8 +121,6 @@ def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array,
 
     Raises UsageError where the steps do not fit the model, RunFailed for what is no picture.
     """
-    from edge_runtime.backends.picture_input import picture_input
-
     name = picture_name(spec)
     try:
         tensor = picture_input(spec, ModelSteps({name: steps}), 1, 1)
@@ -180,11 +181,17 @@ def _result(future: Future[InferResult]) -> InferResult | EdgeRuntimeError | OSE
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
+def check_pillow(option: str) -> None:
+    """Raise ConfigError where Pillow is missing."""
+    try:
+        check_installed()
+    except LoadFailed:
+        raise ConfigError(f"{option} needs Pillow, which is not here: pip install 'edge-runtime[pictures]'") from None
+
+
 def check_draw(option: str, to: Path, *, is_alone: bool) -> None:
     """Raise ConfigError where Pillow is missing, UsageError for a file of a kind that is not written."""
-    from edge_runtime.cli import drawing
-
-    drawing.check_drawing(option)
+    check_pillow(option)
     if to.suffix and not to.is_dir():
         if not is_alone:
             raise UsageError(f"{option} {to}: wanted a folder for several pictures")
@@ -199,8 +206,6 @@ def draw_answer(file: Path, result: InferResult, steps: ModelSteps, to: Path, *,
 
     Raises UsageError where the copy would replace the picture, TensorMismatch where there is no answer.
     """
-    from edge_runtime.cli import drawing
-
     if not result.answers:
         raise TensorMismatch(
             f"model {result.model!r} gives no answer that could be drawn; it declares no [output.NAME]"
@@ -288,14 +293,13 @@ def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
         first = 2 if spec.shape[1] in (1, 3) else 1
         sides = spec.shape[first : first + 2]
         size = size if DYNAMIC in sides else (sides[0], sides[1])
-    into = f" into {size[1]} x {size[0]}" if size is not None else ""
-    fit = {
-        "stretch": f"stretched{into}",
-        "crop": f"the middle{into}",
-        "letterbox": f"whole{into}, {_numbers(steps.fill)} around it",
-    }[steps.fit]
+    fit: str = steps.fit
+    if size is not None:
+        fit += f" into {size[1]} x {size[0]}"
+    if fit.startswith("letterbox"):
+        fit += f", {_numbers(steps.fill)} around it"
     if steps.shorter_side is not None:
-        fit += f", after its shorter side became {steps.shorter_side}"
+        fit += f", shorter side {steps.shorter_side}"
     if steps.range is not None:
         numbers = f"range {steps.range}"
     elif steps.mean or steps.scale:

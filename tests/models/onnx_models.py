@@ -291,6 +291,26 @@ def picture_copy(folder: Path, shape: Sequence[int | str] = ("rows", 3, 8, 8), d
     return _write(folder, nodes, [("image", datatype, shape)], [("copy", datatype, shape)])
 
 
+def detector(folder: Path) -> Path:
+    """image FP32 [rows, 3, 8, 8] -> boxes [rows, 6, 2], as yolov8: a cat in the middle, a dog left above."""
+    found = np.array([[4, 2], [4, 2], [4, 2], [4, 2], [0.9, 0.1], [0, 0.5]], np.float32)
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["mean"], axes=[2, 3], keepdims=0),
+        helper.make_node("Slice", ["mean", "none", "one", "axis"], ["first"]),
+        helper.make_node("Reshape", ["first", "shape"], ["column"]),
+        helper.make_node("Mul", ["column", "zero"], ["nothing"]),
+        helper.make_node("Add", ["nothing", "found"], ["boxes"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array(value, dtype), name)
+        for name, value, dtype in (
+            ("none", [0], np.int64), ("one", [1], np.int64), ("axis", [1], np.int64), ("shape", [-1, 1, 1], np.int64),
+            ("zero", 0, np.float32), ("found", found[None], np.float32),
+        )
+    ]  # fmt: skip
+    return _write(folder, nodes, [("image", "FP32", ("rows", 3, 8, 8))], [("boxes", "FP32", ("rows", 6, 2))], weights)
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:

@@ -1,0 +1,260 @@
+"""Pictures on the command line, against a real daemon: asked, drawn, tried, shown, and read once by `--as`."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_runtime.cli.main import main
+from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
+from edge_runtime.daemon.daemon import Daemon
+from tests.contract.running_daemon import put_model, running_daemon
+from tests.fakes.broker import Broker, needs_mosquitto
+from tests.models import onnx_models
+
+IMAGE = '[input.image]\nrange = "0..1"\n'
+TOMLS = {
+    "colours": IMAGE + '[output.scores]\nlabels = "labels.txt"\ntop_k = 2\n',
+    "pets": IMAGE + '[output.boxes]\nlayout = "yolov8"\nlabels = "labels.txt"\n',
+    "areas": IMAGE + 'fit = "letterbox"\n[output.copy]\nanswer = "mask"\nlabels = "labels.txt"\n',
+    "silent": "",
+    "bare": IMAGE,
+}
+MAKERS = {"pets": onnx_models.detector, "areas": onnx_models.picture_copy}
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def daemon(broker, tmp_path_factory) -> Iterator[Daemon]:
+    models = tmp_path_factory.mktemp("models")
+    for name, toml in TOMLS.items():
+        put_model(models, name, MAKERS.get(name, onnx_models.colours), toml=toml)
+        (models / name / "labels.txt").write_text("cat\ndog\n" if name == "pets" else "red\ngreen\nblue\n")
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
+    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt, **doors) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def run(daemon, monkeypatch, capsys) -> Run:
+    """Run a command line; what it printed, or complained of where it is to end so."""
+    monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", daemon.endpoints[1])
+
+    def run(*words: object, status: int = 0, error: bool = False) -> str:
+        ended = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert ended == status, err
+        assert "Traceback" not in err
+        return err if error else out
+
+    return run
+
+
+@pytest.fixture
+def photo(tmp_path) -> Path:
+    return save(tmp_path / "photo.png", "red")
+
+
+def save(path: Path, colour: str, size: tuple[int, int] = (64, 48)) -> Path:
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path).convert("RGB")).astype(int)
+
+
+# ---- infer ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_answered_with_labels_and_scores(run, photo):
+    shown = run("infer", "colours", photo)
+    assert "64 x 48, stretch, rgb" in shown
+    assert "  red    1.0000\n  green  0.0000\n" in shown
+    assert "picture_size" not in shown
+
+
+def test_boxes_are_told_in_the_pixels_of_the_picture(run, photo):
+    shown = run("infer", "pets", photo)
+    assert "  cat  0.9000  [16.0, 12.0, 48.0, 36.0]\n  dog  0.5000  [8.0, 6.0, 24.0, 18.0]\n" in shown
+    told = json.loads(run("infer", "pets", photo, "--json"))
+    assert told["picture"] == {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"}
+    assert told["boxes"][0] == {"label": "cat", "index": 0, "score": 0.9, "box": [16.0, 12.0, 48.0, 36.0]}
+    assert "outputs" not in told
+    assert told["latency_ms"]["p50"] > 0
+
+
+def test_raw_shows_the_bare_outputs(run, photo):
+    told = json.loads(run("infer", "colours", photo, "--raw", "--json"))
+    assert [(each["name"], each["data"]) for each in told["outputs"]] == [("scores", [1.0, 0.0, 0.0])]
+    assert "classes" not in told
+
+
+def test_outputs_that_are_no_answer_are_shown_beside_how_the_picture_was_read(run, photo):
+    shown = run("infer", "bare", photo)
+    assert "64 x 48, stretch, rgb" in shown
+    assert "scores  FP32 [1, 3]" in shown
+
+
+def test_a_folder_is_answered_a_line_a_picture(run, tmp_path):
+    for name, colour in (("b.jpg", "lime"), ("a.png", "red"), ("c.webp", "blue")):
+        save(tmp_path / name, colour)
+    (tmp_path / "notes.txt").write_text("no picture")
+    lines = run("infer", "colours", tmp_path).splitlines()
+    assert [line.split("  ")[1].split()[0] for line in lines[:3]] == ["red", "green", "blue"]
+    assert [Path(line.split("  ")[0]).name for line in lines[:3]] == ["a.png", "b.jpg", "c.webp"]
+    assert lines[3].startswith("3 pictures, ")
+
+
+def test_a_bad_file_among_others_is_told_and_the_others_are_answered(run, tmp_path):
+    save(tmp_path / "a.png", "red")
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    (tmp_path / "c.png").write_text("no picture")
+    told = json.loads(run("infer", "colours", tmp_path, "--json", status=1))
+    assert told["failed"] == 2
+    assert told["answers"][0]["classes"][0]["label"] == "red"
+    assert [each["error"]["code"] for each in told["answers"][1:]] == ["run_failed", "tensor_mismatch"]
+    assert "c.png is no picture" in told["answers"][2]["error"]["message"]
+
+
+@pytest.mark.parametrize("door", ["http", "grpc", pytest.param("mqtt", marks=needs_mosquitto)])
+def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, door):
+    url = f"{broker.url}/dev1" if door == "mqtt" else getattr(daemon, door).endpoints[0]
+    told = json.loads(run("infer", "pets", photo, "--json", "--connect", url))
+    here = json.loads(run("infer", "pets", photo, "--json"))
+    assert told["boxes"] == here["boxes"]
+    assert "letterbox" in run("models", "show", "areas", "--connect", url)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["silent", "PHOTO"], 1, '[input.image]\nrange = "0..1"'),
+        (["silent", "PHOTO"], 1, "--as range=0..1,fit=stretch"),
+        (["silent", "--input", "image=PHOTO"], 1, "say it once: infer MODEL"),
+        (["colours", "FOLDER"], 1, "there is no picture in this folder; wanted .jpg, .jpeg, .png"),
+        (["colours", "away.jpg"], 2, "away.jpg: there is no such file or folder"),
+        (["colours", "NOTES"], 1, "notes.txt is no picture; wanted a JPEG"),
+        (["colours", "PHOTO", "--as", "range=0..1"], 2, "declares how it reads pictures"),
+        (["colours", "PHOTO", "PHOTO", "--repeat", "2"], 2, "--repeat is for one picture; there are 2"),
+        (["colours", "PHOTO", "PHOTO", "--draw", "out.png"], 2, "wanted a folder for several pictures"),
+        (["colours", "PHOTO", "--draw", "out.tiff"], 2, "ends in one of .jpg"),
+        (["colours", "PHOTO", "--draw", "FOLDER/.."], 2, "is the picture itself"),
+        (["bare", "PHOTO", "--raw", "--draw", "out"], 2, "which --raw and --as do not give"),
+        (["colours", "--draw", "out"], 2, "--draw is for pictures"),
+        (["silent", "PHOTO", "--as", "rnge=0..1"], 2, "did you mean 'range'?"),
+        (["silent", "PHOTO", "--as", "0..1"], 2, "wanted KEY=VALUE"),
+        (["silent", "PHOTO", "--as", "fit=round"], 2, "round"),
+        (["silent", "PHOTO", "--as", "fit=crop"], 2, "say what its FP32 numbers mean"),
+    ],
+)
+def test_what_cannot_be_asked_says_what_to_do(run, photo, tmp_path, words, status, said):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no picture")
+    places = {"PHOTO": str(photo), "FOLDER": str(tmp_path / "empty"), "NOTES": str(tmp_path / "notes.txt")}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    assert said in run("infer", *words, status=status, error=True)
+
+
+# ---- --as -----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_said_once_are_the_declared_ones(run, photo):
+    declared = json.loads(run("infer", "colours", photo, "--raw", "--json"))
+    once = json.loads(run("infer", "silent", photo, "--as", "range=0..1,fit=stretch", "--json"))
+    assert once["outputs"] == declared["outputs"]
+    told = run("infer", "silent", photo, "--as", "mean=127.5,0,0,scale=0.01", error=True)
+    assert "64 x 48, stretch into 8 x 8" in told
+    assert "(pixel - [127.5, 0, 0]) * 0.01" in told
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drawn_copy_has_the_boxes_where_they_are(run, tmp_path):
+    photo = save(tmp_path / "photo.png", "white", (640, 480))
+    shown = run("infer", "pets", photo, "--draw", tmp_path / "out")
+    assert f"saved {tmp_path / 'out' / 'photo.png'}" in shown
+    drawn = pixels(tmp_path / "out" / "photo.png")
+    assert drawn.shape == (480, 640, 3)
+    assert (drawn[240, 160] != 255).any()  # the left side of the cat
+    assert (drawn[240, 320] == 255).all()  # its middle
+    assert (drawn[400, 600] == 255).all()
+    assert (pixels(photo) == 255).all()
+
+
+def test_copies_of_a_folder_keep_their_names(run, tmp_path):
+    for name in ("a.jpg", "b.gif"):
+        save(tmp_path / name, "red")
+    run("infer", "colours", tmp_path, "--draw", tmp_path / "out")
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["a.jpg", "b.gif.png"]
+
+
+def test_a_mask_tints_the_part_of_the_picture_that_it_means(run, tmp_path):
+    """Wider than high, so that the model sees it letterboxed: the mask's rows of fill are not in the picture."""
+    picture = Image.new("RGB", (80, 40), "blue")
+    picture.paste("red", (0, 0, 40, 40))
+    picture.save(tmp_path / "photo.png")
+    shown = run("infer", "areas", tmp_path / "photo.png", "--draw", tmp_path / "drawn.png")
+    assert "blue  25.0% of 8 x 8" in shown
+    drawn = pixels(tmp_path / "drawn.png")
+    assert (drawn[35, 10] == (255, 0, 0)).all()  # class 0 is what is left alone
+    assert (drawn[35, 70] != (0, 0, 255)).any()
+
+
+def test_a_picture_that_lies_on_its_side_is_drawn_upright(run, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (64, 48), "white").save(tmp_path / "photo.jpg", exif=exif)
+    told = json.loads(run("infer", "pets", tmp_path / "photo.jpg", "--draw", tmp_path / "out.png", "--json"))
+    assert (told["picture"]["width"], told["picture"]["height"]) == (48, 64)
+    assert pixels(tmp_path / "out.png").shape == (64, 48, 3)
+
+
+def test_drawing_without_pillow_says_what_to_install(run, photo, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    said = run("infer", "colours", photo, "--draw", tmp_path / "out", status=1, error=True)
+    assert "--draw needs Pillow, which is not here: pip install 'edge-runtime[pictures]'" in said
+    said = run("infer", "silent", photo, "--as", "range=0..1", status=1, error=True)
+    assert "--as needs Pillow, which is not here: pip install 'edge-runtime[pictures]'" in said
+
+
+# ---- models show, models try ----------------------------------------------------------------------------------------
+
+
+def test_show_tells_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run):
+    shown = " ".join(run("models", "show", "pets").split())
+    assert "image: a picture or frames in place of the tensor" in shown
+    assert "fit stretch into 8 x 8" in shown
+    assert "numbers range 0..1" in shown
+    assert "boxes: answers boxes layout yolov8" in shown
+    assert "threshold 0.25 overlap 0.45 labels 2: cat, dog" in shown
+    assert json.loads(run("models", "show", "pets", "--json"))["steps"]["outputs"]["boxes"]["layout"] == "yolov8"
+    assert "answers" not in run("models", "show", "silent")
+
+
+def test_try_asks_with_a_picture_and_draws_the_answer(run, tmp_path):
+    photo = save(tmp_path / "photo.png", "white", (640, 480))
+    shown = run("models", "try", "pets", photo, "--save", tmp_path / "out.jpg")
+    assert "cat  0.9000" in shown
+    assert f"saved {tmp_path / 'out.jpg'}" in shown
+    assert Image.open(io.BytesIO((tmp_path / "out.jpg").read_bytes())).size == (640, 480)
+    told = json.loads(run("models", "try", "pets", photo, "--json"))
+    assert (told["boxes"][0]["label"], told["saved"]) == ("cat", [])
+    assert '[input.image]\nrange = "0..1"' in run("models", "try", "silent", photo, status=1, error=True)
