@@ -54,9 +54,10 @@ whether the run is on trial alone in its host. Returns the outputs of all, in th
 class Layout:
     """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
 
-    run_limit_s: how long a run may last; None: as the curve says, see `limit_s`; math.inf inside the daemon, where
-    nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured with, where rows differ
-    in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not yet, so nothing runs.
+    run_limit_s: how long a run may last; None: as the curve says, and least_limit_s at least, see `limit_s`; math.inf
+    inside the daemon, where nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured
+    with, where rows differ in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not
+    yet, so nothing runs.
     """
 
     run: Run
@@ -64,6 +65,7 @@ class Layout:
     concurrency: int = 1
     run_times: LatencyModel = field(default_factory=LatencyModel)
     run_limit_s: float | None = math.inf
+    least_limit_s: float = LEAST_LIMIT_S
     warm_row_bytes: int = 0
     restore: Callable[[], None] = lambda: None
     is_down: bool = False
@@ -77,7 +79,7 @@ class Layout:
             return UNKNOWN_LIMIT_S
         if self.warm_row_bytes:
             known_s *= max(nbytes / (rows * self.warm_row_bytes), 1.0)
-        return max(known_s * LIMIT_RUNS, LEAST_LIMIT_S)
+        return max(known_s * LIMIT_RUNS, self.least_limit_s)
 
 
 @dataclass(slots=True, eq=False)

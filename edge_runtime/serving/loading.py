@@ -29,8 +29,8 @@ from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.serving.declared_steps import declared_steps
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
-from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, warm_up
-from edge_runtime.steps import Form
+from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, time_steps, warm_up
+from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,11 @@ CODE = frozenset(("python",))
 
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
+
+
+PICTURE_LIMIT_S = 15.0
+"""A run with pictures may last that long at least, whatever the last took: 64 million pixels of PNG take 3.5 s on a
+Xeon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,7 @@ class VersionLoader:
     ) -> tuple[Servable, FirstRuns]:
         first = warm_up(instance, settings)
         if isinstance(instance, HostedInstance):
+            steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
             instance.finish_warm_up()
         _check_range(instance, first, options)
         max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
@@ -318,14 +324,15 @@ class VersionLoader:
         )
         if isinstance(instance, HostedInstance):
             servable.forms = {
-                form: self._form(servable, form, each, first.times) for form, each in instance.forms.items()
+                form: self._form(servable, form, each, steps_times.get(form.given, first.times))
+                for form, each in instance.forms.items()
             }
         return servable, first
 
     def _form(self, servable: Servable, form: Form, instance: Instance, times: Mapping[int, float]) -> Servable:
         """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
 
-        times: where the curve begins, the model's first runs; each run then teaches what the steps take.
+        times: where the curve begins, decoding included.
         """
         own = servable.scheduled
         layout = layout_of(
@@ -336,6 +343,8 @@ class VersionLoader:
             run_times=LatencyModel(times),
             run_limit_s=own.layout.run_limit_s,
         )
+        if form.given == "picture":
+            layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
             servable.model,
             layout,

@@ -7,7 +7,9 @@ measured afterwards, when idle (calibration.py).
 from __future__ import annotations
 
 import math
+import struct
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +20,14 @@ from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array
 
 GUESSED_LENGTHS = (1, 32, 224)
 """Lengths tried for dynamic inner axes that `[warmup] shapes` does not give: a scalar, a sequence, an image."""
+
+PICTURE_SIZE = 480, 640
+"""Height and width of the made-up picture: what most cameras send."""
 
 TOLERANCE = {"f32": (1e-3, 1e-4), "f16": (2e-2, 2e-2), "bf16": (5e-2, 5e-2)}
 """Relative and absolute difference allowed between rows run together and alone, by precision: kernels choose other
@@ -58,6 +64,64 @@ def warm_up(instance: Instance, settings: ModelSettings) -> FirstRuns:
         return FirstRuns(False, times, length)
     batches, times[2] = _probe_batch(instance, length, settings)
     return FirstRuns(settings.batch if settings.batch is not None else batches, times, length)
+
+
+def time_steps(
+    forms: Mapping[Form, Instance], steps: ModelSteps, settings: ModelSettings, first: FirstRuns
+) -> dict[Given, dict[int, float]]:
+    """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and what steps add.
+
+    Nothing of the first picture is new to the host after that. Empty where no other input of the model could be made.
+    Raises LoadFailed: the steps do not fit what the model does.
+    """
+    asked = [form for form in forms if form.answers and form.given != "tensor"] or [
+        form for form in forms if form.answers
+    ]
+    times: dict[Given, dict[int, float]] = {}
+    for form in asked:
+        instance = forms[form]
+        inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
+        for name, made in _made_up_pictures(instance.spec, form, steps).items():
+            inputs[name] = made
+        try:
+            instance.run(inputs)  # not timed: it allocates
+            run_s = time_run(instance, inputs)
+        except BackendError as failed:
+            if first.times:
+                raise LoadFailed(f"the first run with declared steps failed: {failed.message}") from None
+            continue
+        known = first.times or {1: run_s}
+        added_s = max(run_s - known[1], 0.0)
+        times[form.given] = {rows: model_s + added_s * rows for rows, model_s in known.items()}
+    return times
+
+
+def _made_up_pictures(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
+    """What is sent in this form in place of the inputs that steps declare: a picture as large as cameras send."""
+    height, width = PICTURE_SIZE
+    made: dict[str, Array] = {}
+    for tensor in spec.inputs:
+        if tensor.name not in steps.inputs or form.given == "tensor":
+            continue
+        rows = max(tensor.shape[0], 1)
+        if form.given == "picture":
+            made[tensor.name] = np.full((rows,), _png(width, height), object)
+            continue
+        # nv12 has half as many lines again.
+        inner = (height if len(tensor.shape) == 4 else height * 3 // 2, width, *tensor.shape[3:])
+        made[tensor.name] = np.zeros((rows, *(side if side != DYNAMIC else 3 for side in inner)), np.uint8)
+    return made
+
+
+def _png(width: int, height: int) -> bytes:
+    """A black picture, RGB. Source: the PNG specification, 5 and 11.2."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    lines = zlib.compress(bytes((1 + 3 * width) * height), 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
 
 
 def time_run(instance: Instance, inputs: Mapping[str, Array]) -> float:

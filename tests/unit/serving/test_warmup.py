@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_runtime.backends.pictures import open_picture
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.serving.warmup import make_inputs
+from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_steps
+from edge_runtime.steps import Form, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES
 
 
@@ -18,3 +22,73 @@ def test_every_made_up_input_is_an_array_of_the_right_type_and_shape(datatype: s
     assert isinstance(made, np.ndarray)
     assert made.dtype == DATATYPES[datatype].dtype
     assert made.shape == tuple(2 if size == DYNAMIC else size for size in shape)
+
+
+class AskedForm:
+    """A form of a model with two inputs: it takes a while and keeps what it was asked with."""
+
+    def __init__(self, clock, datatype: str, shape: tuple[int, ...], error: Exception | None = None) -> None:
+        self.spec = ModelSpec((TensorSpec("image", datatype, shape), TensorSpec("scale", "FP32", (DYNAMIC, 2))), ())
+        self.asked: list = []
+        self._clock, self._error = clock, error
+
+    def run(self, inputs, outputs=None):
+        if self._error is not None:
+            raise self._error
+        self.asked.append(inputs)
+        self._clock.append(self._clock[-1] + 0.05)
+        return []
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    times = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: times[-1])
+    return times
+
+
+STEPS = ModelSteps({"image": InputSteps(range="0..1")})
+PICTURE, FRAMES = Form("picture", answers=True), Form("frames", answers=True)
+
+
+def test_steps_are_run_with_a_picture_and_a_frame_as_cameras_send_them_and_their_time_is_added_to_each_row(clock):
+    forms = {
+        PICTURE: AskedForm(clock, "BYTES", (DYNAMIC,)),
+        FRAMES: AskedForm(clock, "UINT8", (DYNAMIC,) * 4),
+        Form("picture", answers=False): AskedForm(clock, "BYTES", (DYNAMIC,)),
+    }
+    times = time_steps(forms, STEPS, ModelSettings(), FirstRuns(True, {1: 0.01, 2: 0.015}))
+    assert {given: {rows: round(run_s, 6) for rows, run_s in each.items()} for given, each in times.items()} == {
+        "picture": {1: 0.05, 2: 0.095},
+        "frames": {1: 0.05, 2: 0.095},
+    }
+    sent = forms[PICTURE].asked[-1]
+    assert open_picture(sent["image"][0]).size == (640, 480)
+    assert sent["scale"].shape == (1, 2)
+    assert forms[FRAMES].asked[-1]["image"].shape == (1, 480, 640, 3)
+    assert not forms[Form("picture", answers=False)].asked
+
+
+@pytest.mark.parametrize(
+    ("shape", "made"),
+    [
+        ((DYNAMIC,) * 3, (1, 720, 640)),
+        ((DYNAMIC, DYNAMIC, DYNAMIC, 2), (1, 480, 640, 2)),
+        ((4, -1, -1, 1), (4, 480, 640, 1)),
+    ],
+)
+def test_frames_are_made_in_the_form_that_the_model_takes(clock, shape, made):
+    form = AskedForm(clock, "UINT8", shape)
+    time_steps({FRAMES: form}, STEPS, ModelSettings(), FirstRuns(True, {1: 0.01}))
+    assert form.asked[-1]["image"].shape == made
+
+
+def test_steps_that_fail_a_model_that_runs_fail_its_load(clock):
+    forms = {PICTURE: AskedForm(clock, "BYTES", (DYNAMIC,), RunFailed("it has no such size"))}
+    with pytest.raises(LoadFailed, match="the first run with declared steps failed: it has no such size"):
+        time_steps(forms, STEPS, ModelSettings(), FirstRuns(True, {1: 0.01}))
+
+
+def test_a_model_that_no_made_up_input_fits_is_served_without_a_first_picture(clock):
+    forms = {PICTURE: AskedForm(clock, "BYTES", (DYNAMIC,), RunFailed("no such token"))}
+    assert time_steps(forms, STEPS, ModelSettings(), FirstRuns(False, {})) == {}
