@@ -85,7 +85,8 @@ class PictureInput:
                 return self._write(open_picture(bytes(sent[row])), planes[row])
             return self._write(frame_picture(sent[row], self._steps.source), planes[row])
 
-        return tensor, self._each(write, count)
+        places = self._each(write, count)
+        return tensor.reshape(count, -1) if len(self._spec.shape) == 2 else tensor, places
 
     def _each(self, write: Callable[[int], Placed], count: int) -> list[Placed]:
         """Write all rows, by no more threads than a run has."""
@@ -179,6 +180,8 @@ def _layout(spec: TensorSpec, steps: InputSteps) -> tuple[bool, tuple[int, int]]
         is_first, sides = True, shape[2:]
     elif len(shape) == 4 and shape[3] == channels:
         is_first, sides = False, shape[1:3]
+    elif len(shape) == 2 and channels == 1 and steps.size is not None and shape[1] == steps.size[0] * steps.size[1]:
+        is_first, sides = True, steps.size  # gray pixels in one line, row by row
     else:
         other = {1: 'color = "gray"', 3: 'color = "rgb" or "bgr"'}
         counts = [count for count in other if len(shape) == 4 and count in (shape[1], shape[3])]

@@ -141,6 +141,14 @@ def test_gray_is_pillows_luma(tensor_of):
     np.testing.assert_allclose(row[0] * 255, np.asarray(Image.fromarray(pixels).convert("L")), atol=1e-3)
 
 
+def test_a_model_of_gray_pixels_in_one_line_takes_pictures_where_their_size_is_said(tensor_of):
+    pixels = photo(32, 28)
+    steps = {"shape": ("rows", 28 * 32), "color": "gray", "range": "0..1", "size": (28, 32)}
+    (row,) = tensor_of([encoded(pixels)], **steps)
+    wanted = np.asarray(Image.fromarray(pixels).convert("L"))
+    np.testing.assert_allclose(row.reshape(28, 32) * 255, wanted, atol=1e-3)
+
+
 @pytest.mark.parametrize("datatype", ["UINT8", "INT8", "FP16"])
 def test_other_datatypes_get_the_nearest_number(tensor_of, datatype):
     pixels = photo(24, 16)
