@@ -129,12 +129,10 @@ class HttpFrontend:
         name, version, nbytes = call.values["name"], oip_version(call), request.head.length
         try:
             servable = self._table.resolve(name, version)
-            inputs = (TensorHeader(PICTURE, "BYTES", (1,)),) if call.takes_pictures else ()
-            header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
-            if inputs:
-                header = named_inputs(servable, header)
-                servable = servable.form_for(header)
-            if nbytes >= FORESEEN_BYTES:
+            if call.takes_pictures or nbytes >= FORESEEN_BYTES:
+                inputs = (TensorHeader(PICTURE, "BYTES", (1,)),) if call.takes_pictures else ()
+                header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
+                servable = servable.form_for(named_inputs(servable, header))
                 reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
                 self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
         except EdgeRuntimeError as error:
