@@ -278,6 +278,34 @@ class GrpcSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     """The Open Inference Protocol over gRPC; see [HTTP and gRPC](http.md)."""
 
 
+class FrigateSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The door for Frigate's ZeroMQ detectors; see [Frigate](frigate.md)."""
+
+    endpoint: str | None = None
+    """Where it listens: `"ipc:///tmp/cache/zmq_detector"`, as Frigate's plugin has it, or `"tcp://host:port"`. When
+    absent: nowhere."""
+
+    models: dict[str, Place] = field(default_factory=dict)
+    """Served models by the name that Frigate asks for, its model file's: `{"yolo.onnx" = "yolo"}`."""
+
+    accept_models: bool = False
+    """Take the models that detectors send, and run each in a host. Nothing is taken while `update.require_signed`
+    holds."""
+
+    max_model_bytes: Positive = 256 << 20
+    """Largest model that is taken; a connection that sends more is closed. Detectors use models of 5 to 150 MB."""
+
+    keep_models: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Most models kept in the state folder; the one that was used longest ago and no detector is connected with
+    leaves."""
+
+    timeout_ms: PositiveFloat = 200.0
+    """Deadline of a detection. Equal to the plugin's `request_timeout_ms`, after which it connects anew."""
+
+    insecure: bool = False
+    """Allow TCP beyond this machine: everyone who can connect may use the mapped models, and send some."""
+
+
 class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The MQTT broker to connect to, named by `url` or `host`. Without this table the daemon uses no MQTT."""
 
@@ -593,6 +621,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     mqtt: MqttSettings | None = None
+    frigate: FrigateSettings = FrigateSettings()
     publish: tuple[PublishRule, ...] = ()
     update: UpdateSettings | None = None
     metrics: MetricsSettings = MetricsSettings()

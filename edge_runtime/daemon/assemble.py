@@ -57,6 +57,7 @@ from edge_runtime.wire.topics import ID_RULE, is_id
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.daemon.frigate_door import FrigateDoor
     from edge_runtime.daemon.grpc_door import GrpcDoor
     from edge_runtime.daemon.http_door import HttpDoor
     from edge_runtime.daemon.mqtt_door import MqttDoor
@@ -198,6 +199,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         ),
     )
     mqtt = status.mqtt = _new_mqtt_door(config, core, operations, host)
+    frigate = _new_frigate_door(config, core)
     listeners = mqtt.listeners() if mqtt is not None else {}
     return Daemon(
         config,
@@ -208,6 +210,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         mqtt=mqtt,
         http=_new_http_door(config, core, operations, status),
         grpc=_new_grpc_door(config, core, operations, status),
+        frigate=frigate,
         loop=IoLoop(
             core.metrics,
             growth=GrowthWatch(
@@ -215,7 +218,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
                 core.metrics,
                 held_bytes=lambda: core.infer.unanswered.total,
                 private_bytes=private_bytes,
-                is_loading=lambda: core.loader.is_busy,
+                is_loading=lambda: core.loader.is_busy or (frigate is not None and frigate.is_receiving),
                 give_back=trim_memory,
             ),
         ),
@@ -428,3 +431,12 @@ def _new_grpc_door(config: Config, core: Core, operations: OperationHandlers, st
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
         OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
     )
+
+
+def _new_frigate_door(config: Config, core: Core) -> FrigateDoor | None:
+    """The door for Frigate's detectors; None where `[frigate]` names no endpoint."""
+    if config.frigate.endpoint is None:
+        return None
+    from edge_runtime.daemon.frigate_door import FrigateDoor
+
+    return FrigateDoor(config.frigate, core)

@@ -32,6 +32,7 @@ from edge_runtime.transports.zmq_bind import IPC_MODE, BoundSocket, Loopback, Za
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 if TYPE_CHECKING:
+    from edge_runtime.daemon.frigate_door import FrigateDoor
     from edge_runtime.daemon.grpc_door import GrpcDoor
     from edge_runtime.daemon.http_door import HttpDoor
     from edge_runtime.daemon.mqtt_door import MqttDoor
@@ -52,7 +53,8 @@ LINGER_MS = 1_000
 class Daemon:
     """One daemon. `start` returns when it is ready, `stop` when everything admitted was answered or time is up.
 
-    status: what it tells of itself. http, grpc: its doors of the Open Inference Protocol, None without.
+    status: what it tells of itself. http, grpc: its doors of the Open Inference Protocol, frigate: that of Frigate's
+    detectors, None without.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Daemon:
         mqtt: MqttDoor | None,
         http: HttpDoor | None,
         grpc: GrpcDoor | None,
+        frigate: FrigateDoor | None,
         loop: IoLoop,
         host: HostProbe,
         notifier: Notifier,
@@ -75,6 +78,7 @@ class Daemon:
         self._mqtt = mqtt
         self.http = http
         self.grpc = grpc
+        self.frigate = frigate
         self._loop = loop
         self._host = host
         self._notifier = notifier
@@ -126,6 +130,8 @@ class Daemon:
             self.http.start()
         if self.grpc is not None:
             self.grpc.start()
+        if self.frigate is not None:
+            self.frigate.start()
         self._notifier.status("loading models")
         self._core.start()
         if not self._core.wait_settled(self._config.start_limit_s):
@@ -180,6 +186,8 @@ class Daemon:
             self.http.close()
         if self.grpc is not None:
             self.grpc.close()
+        if self.frigate is not None:
+            self.frigate.close()
         for loopback in self._loopbacks:
             loopback.close()
         self._core.regions.close()

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, ModelNotFound
@@ -98,6 +99,18 @@ class Loader:
         override: what the caller lays over the model, until it is loaded again.
         """
         self._executor.submit(lambda: self._answer(done, lambda: self._load_asked(model, number, override)), done)
+
+    def take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, done: Done, *, at_once: bool) -> None:
+        """Serve a model that a door receives, to that door alone; `done` as of `load`.
+
+        keep: writes its files, and returns its name and folder; called on the loader's thread. at_once: load it now,
+        else on its first request.
+        """
+        self._executor.submit(lambda: self._answer(done, lambda: self._take_in(keep, override, at_once)), done)
+
+    def give_up(self, model: str, done: Done) -> None:
+        """Unload and forget a model that `take_in` brought; `done` as of `load`."""
+        self._executor.submit(lambda: self._answer(done, lambda: self._sources.give_up(model)), done)
 
     def unload(self, model: str, number: int | None, done: Done) -> None:
         """Unload a version, or all of a model; it stays away until `load` or until its files change."""
@@ -224,6 +237,11 @@ class Loader:
                 raise Forbidden(f"model {model!r} is a signed release: it takes no config, and no files")
             self._load_release_again(model, number)
             return
+        if self._sources.is_received(model):
+            if override != NO_OVERRIDE:
+                raise Forbidden(f"model {model!r} was sent by a detector: it takes no config, and no files")
+            self._load_from_folder(model, number)
+            return
         with self._sources.laid_over(model, override):
             self._load_from_folder(model, number)
 
@@ -236,6 +254,12 @@ class Loader:
             for servable in self._table.live_of(model):
                 if servable.number not in selected:
                     self._placement.unload(model, servable.number, forget=servable.number not in folder.versions)
+
+    def _take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, at_once: bool) -> None:
+        model, place = keep()
+        self._sources.take_in(model, place, override)
+        if at_once and not self._table.is_answering(model, None):
+            self._load_from_folder(model, None)
 
     def _load_release_again(self, model: str, number: int | None) -> None:
         """Load a release again that was unloaded by hand; another one comes by an update only."""

@@ -51,9 +51,11 @@ class ModelTable:
         """executor: whose thread loads the versions that `take_wanted` returns.
 
         is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
+        closed: models that only the door may ask which brought them. Set by the loader's thread.
         """
         self.generation = 0
         self.is_complete = False
+        self.closed: frozenset[str] = frozenset()
         self._live: dict[str, dict[int, Servable]] = {}
         self._beside: dict[str, tuple[Servable, ...]] = {}
         self._splits: dict[str, Split] = {}

@@ -20,7 +20,7 @@ import numpy as np
 from edge_runtime.answers import Answer, answer_fields, answers_of, kind_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
-from edge_runtime.errors import DeadlineUnmeetable, TensorMismatch, Unsupported
+from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.regions import SharedTensor
@@ -36,6 +36,10 @@ OWN_PARAMETER, OWN_TOKEN = "self_check", secrets.token_hex(16)
 """The parameter in the header of a request that self_check.py makes: answered like any other, but no use of its model.
 It neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published. The value is
 this process's secret, so that no client's request passes for one."""
+
+
+DOOR_PARAMETER = "door"
+"""The parameter, with OWN_TOKEN, of a request that a door makes of a model which was brought to it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +215,17 @@ def is_own(header: RequestHeader) -> bool:
     return bool(header.parameters) and header.parameters.get(OWN_PARAMETER) == OWN_TOKEN
 
 
+def _is_from_door(header: RequestHeader) -> bool:
+    return bool(header.parameters) and header.parameters.get(DOOR_PARAMETER) == OWN_TOKEN
+
+
 def plan_request(table: ModelTable, header: RequestHeader) -> RequestPlan:
     """Check a header against the servable that answers it now.
 
     Raises RequestError; NotReady, which asks for a version that waits on demand. Thread: any.
     """
+    if header.model in table.closed and not (is_own(header) or _is_from_door(header)):
+        raise Forbidden(f"model {header.model} belongs to the detectors that sent it (frigate); no other door asks it")
     servable = table.resolve(header.model, header.version)
     split = table.split_of(header.model) if header.version is None else None
     canary = Canary(split, RequestPlan(split.candidate, header)) if split is not None else None

@@ -43,6 +43,7 @@ class ModelSources:
         self._marks = marks
         self._override_files = override_files or OverrideFiles(None)
         self._laid_over: dict[str, tuple[Override, Path | None]] = {}
+        self._received: set[str] = set()
         self._is_stopping = False
         self._held_back: set[tuple[str, int]] = set()
         self._missed: dict[str, set[int | None]] = {}
@@ -176,6 +177,31 @@ class ModelSources:
         self._laid_over[model] = override, place
         if before[1] is not None:
             self._override_files.remove(before[1])
+
+    def is_received(self, model: str) -> bool:
+        """Whether a door brought this model, and keeps its files."""
+        return model in self._received
+
+    def take_in(self, model: str, place: Path, override: Override) -> None:
+        """Serve a model to the door alone that keeps its folder. With `on_demand` it waits for its first request.
+
+        Raises Forbidden: only signed releases are served.
+        """
+        if self._watcher is None:
+            raise Forbidden("only signed releases are served here (require_signed)")
+        self._received.add(model)
+        self._table.closed |= {model}
+        self._watcher.lay_over(model, override, place)
+        self._take(self._watcher.poll(at_once=model))
+
+    def give_up(self, model: str) -> None:
+        """Unload and forget a model that `take_in` brought; its folder is its door's to remove."""
+        if self._watcher is None or model not in self._received:
+            return
+        self._received.discard(model)
+        self._watcher.lay_over(model, NO_OVERRIDE, None)
+        self._take(self._watcher.poll(at_once=model))
+        self._table.closed -= {model}
 
     def hold_back(self, model: str, number: int) -> None:
         """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""

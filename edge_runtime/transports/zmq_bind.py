@@ -279,11 +279,17 @@ def lock_path(path: Path, address: str) -> int:
     return fd
 
 
+def is_this_machine(address: str) -> bool:
+    """Whether only this machine reaches an endpoint: ipc, or TCP on loopback."""
+    scheme, _, rest = address.partition("://")
+    return scheme == "ipc" or _is_loopback(rest)
+
+
 def _check_exposure(address: str, settings: ZmqSettings) -> None:
     scheme, _, rest = address.partition("://")
     if scheme not in {"ipc", "tcp"} or not rest:
         raise ConfigError(f"endpoint {address!r}: wanted ipc:///path or tcp://address:port")
-    if scheme == "ipc" or settings.curve is not None or settings.insecure or _is_loopback(rest):
+    if settings.curve is not None or settings.insecure or is_this_machine(address):
         return
     raise ConfigError(
         f"{address} can be reached from other machines: set [zmq.curve] (secret_key_file, client_keys_file), "

@@ -311,6 +311,71 @@ def detector(folder: Path) -> Path:
     return _write(folder, nodes, [("image", "FP32", ("rows", 3, 8, 8))], [("boxes", "FP32", ("rows", 6, 2))], weights)
 
 
+def finder(
+    folder: Path, label: int = 0, side: int = 32, rows: int | str = "rows", datatype: str = "FP32", delay: int = 0
+) -> Path:
+    """image [rows, 3, side, side] -> boxes [rows, 7, 16], as YOLOv8 has it: one box of class `label` of 3.
+
+    Its score is the picture's mean / 255; its sides are a quarter and three quarters. delay: steps of work for nothing.
+    """
+    base, factor = np.zeros((1, 7, 16), np.float32), np.zeros((1, 7, 16), np.float32)
+    base[0, :4, 5] = side / 2
+    factor[0, 4 + label, 5] = 1 / 255
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels"], ["mean4"], axes=[1, 2, 3], keepdims=1),
+        helper.make_node("Squeeze", ["mean4", "axis"], ["mean"]),
+        helper.make_node("Mul", ["mean", "factor"], ["score"]),
+        helper.make_node("Add", ["score", "base"], ["sum"]),
+        helper.make_node("ReduceMax", ["mean"], ["most"], keepdims=0),
+        helper.make_node("Expand", ["most", "shape"], ["m0"]),
+        *(helper.make_node("MatMul", [f"m{step}", "matrix"], [f"m{step + 1}"]) for step in range(delay)),
+        helper.make_node("ReduceMax", [f"m{delay}"], ["last"], keepdims=0),
+        helper.make_node("Mul", ["last", "zero"], ["nothing"]),
+        helper.make_node("Add", ["sum", "nothing"], ["boxes"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([3], np.int64), "axis"),
+        numpy_helper.from_array(factor, "factor"),
+        numpy_helper.from_array(base, "base"),
+        numpy_helper.from_array(np.array([384, 384]), "shape"),
+        numpy_helper.from_array(np.full((384, 384), 1e-3, np.float32), "matrix"),
+        numpy_helper.from_array(np.array(0, np.float32), "zero"),
+    ]
+    inputs, outputs = [("image", datatype, [rows, 3, side, side])], [("boxes", "FP32", [rows, 7, 16])]
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
+def sized_finder(folder: Path, height: int, width: int) -> Path:
+    """images [rows, 3, height, width], orig_target_sizes INT64 [rows, 2] -> labels, boxes, scores, as D-FINE has them.
+
+    One thing of class 7 at xmin 0.2, ymin 0.1, xmax 0.8, ymax 0.5, multiplied by the sizes. Its score: mean / 255.
+    """
+    shares = np.array([[[0.2, 0.1, 0.8, 0.5]]], np.float32)
+    nodes = [
+        helper.make_node("Cast", ["orig_target_sizes"], ["sizes"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["sizes", "sizes"], ["twice"], axis=1),
+        helper.make_node("Unsqueeze", ["twice", "one"], ["factors"]),
+        helper.make_node("Mul", ["factors", "shares"], ["boxes"]),
+        helper.make_node("ReduceMean", ["images"], ["mean"], axes=[2, 3], keepdims=0),
+        helper.make_node("ReduceMean", ["mean"], ["level"], axes=[1], keepdims=1),
+        helper.make_node("Div", ["level", "full"], ["scores"]),
+        helper.make_node("Cast", ["scores"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["whole", "nothing"], ["zero"]),
+        helper.make_node("Add", ["zero", "label"], ["labels"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([1], np.int64), "one"),
+        numpy_helper.from_array(shares, "shares"),
+        numpy_helper.from_array(np.array(255, np.float32), "full"),
+        numpy_helper.from_array(np.array(0, np.int64), "nothing"),
+        numpy_helper.from_array(np.array(7, np.int64), "label"),
+    ]
+    inputs = [("images", "FP32", ["rows", 3, height, width]), ("orig_target_sizes", "INT64", ["rows", 2])]
+    outputs = [("labels", "INT64", ["rows", 1]), ("boxes", "FP32", ["rows", 1, 4]), ("scores", "FP32", ["rows", 1])]
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:

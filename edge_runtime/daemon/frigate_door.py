@@ -1,0 +1,132 @@
+"""The daemon's door for Frigate's detectors: a ROUTER socket on a loop and a thread of its own.
+
+A detector's pictures are large, and casting one takes as long as a hundred small requests: the loop of all other
+ZeroMQ clients does not wait for them. Imported only with `frigate.endpoint`. Thread: main.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from edge_runtime.config.settings import FrigateSettings, ZmqSettings
+from edge_runtime.daemon.core import Core
+from edge_runtime.errors import ConfigError
+from edge_runtime.frontend.frigate_frontend import PREFIX, FrigateFrontend
+from edge_runtime.repository.received_models import ReceivedModels
+from edge_runtime.transports.growth_watch import GrowthWatch, private_bytes, trim_memory
+from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine, new_context
+from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""How often handshakes that wait are looked at; a detector waits for one only when it starts."""
+
+SWEEP_BEATS = 10
+
+MESSAGE_FRAMES = 8
+"""A message has two, and the delimiter of REQ before them."""
+
+HEADER_BYTES = 64 << 10
+"""Of a message, beside the model: far more than any header."""
+
+SEND_BOUND_BYTES = 1 << 20
+"""Of replies of about 600 bytes to a detector that does not read; one asks at a time."""
+
+LINGER_MS = 1_000
+
+
+class FrigateDoor:
+    """The address of `[frigate]`. endpoint: as a detector writes it, "" until it is bound."""
+
+    def __init__(self, settings: FrigateSettings, core: Core) -> None:
+        self.endpoint = ""
+        self._settings = settings
+        self._core = core
+        self._frontend = FrigateFrontend(
+            settings,
+            table=core.table,
+            loader=core.loader,
+            infer=core.infer,
+            received=ReceivedModels(core.state / "frigate" if core.state is not None else None, PREFIX),
+            may_receive=not core.config.requires_signed,
+            clock=core.clock,
+            metrics=core.metrics,
+        )
+        self._context = new_context()
+        self._loop = IoLoop(
+            core.metrics,
+            growth=GrowthWatch(
+                max(settings.max_model_bytes, core.config.limits.message_bytes),
+                core.metrics,
+                held_bytes=lambda: core.infer.unanswered.total,
+                private_bytes=private_bytes,
+                is_loading=lambda: core.loader.is_busy,
+                give_back=trim_memory,
+            ),
+        )
+        self._bound: BoundSocket | None = None
+        self._thread: threading.Thread | None = None
+        self._beats = 0
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a model may be on its way: the daemon grows by it. Thread: any."""
+        return self._frontend.is_receiving
+
+    def start(self) -> None:
+        """Bind, and answer from now on; detectors that come before their models are loaded wait. Raises ConfigError."""
+        address, settings = self._settings.endpoint, self._settings
+        assert address is not None
+        if not settings.insecure and not is_this_machine(address):
+            raise ConfigError(
+                f"frigate.endpoint: {address} can be reached from other machines, and detectors have no password: "
+                "name an ipc path or 127.0.0.1, or accept the risk with frigate.insecure = true"
+            )
+        own = ZmqSettings(
+            max_frame_bytes=max(settings.max_model_bytes, HEADER_BYTES),
+            send_bound_bytes=SEND_BOUND_BYTES,
+            insecure=True,
+        )
+        self._bound = bind_router(self._context, address, own)
+        self.endpoint = self._bound.address
+        endpoint = Endpoint(
+            self._loop,
+            self._bound.socket,
+            self._bound.connections,
+            self._frontend,
+            send_bound_bytes=SEND_BOUND_BYTES,
+            max_frame_bytes=own.max_frame_bytes,
+            message_frames=MESSAGE_FRAMES,
+            message_bytes=own.max_frame_bytes + HEADER_BYTES,
+            total_send_bound_bytes=self._core.infer.unanswered.total_bytes,
+            is_control=False,
+        )
+        self._frontend.attach(self._loop.call)
+        self._frontend.start()
+        self._loop.add(endpoint)
+        self._thread = threading.Thread(
+            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-frigate", daemon=True
+        )
+        self._thread.start()
+        log.info("frigate", extra={"endpoint": self.endpoint})
+
+    def close(self) -> None:
+        """Send the replies that are there, and close. Idempotent; once the core is closed."""
+        if self._thread is not None:
+            self._loop.stop()
+            self._thread.join()
+            self._thread = None
+        if self._bound is not None:
+            self._bound.close(LINGER_MS)
+            self._bound = None
+        self._context.term()
+        self._loop.close()
+        self.endpoint = ""
+
+    def _beat(self) -> None:
+        self._frontend.beat()
+        self._beats += 1
+        if not self._beats % SWEEP_BEATS:
+            self._loop.sweep()
