@@ -88,11 +88,12 @@ class Screen:
             self.line(self.painted(line, style) if style in ("red", "yellow") else line)
 
     def fields(self, values: Mapping[str, str]) -> None:
-        """Print names and values, one a line, without empty values."""
+        """Print names and values, one a line, without empty values; further lines of a value below its first."""
         shown = {name: value for name, value in values.items() if value}
         width = max(map(len, shown), default=0)
         for name, value in shown.items():
-            self.line(f"  {self.painted(name.ljust(width), 'dim')}  {value}")
+            below = value.replace("\n", "\n" + " " * (width + 4))
+            self.line(f"  {self.painted(name.ljust(width), 'dim')}  {below}")
 
     def clear(self) -> None:
         """Empty the terminal before a picture is drawn again."""

@@ -109,12 +109,15 @@ def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None)
 
 
 def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
-    """Print the reasons of single versions: of a failure, or of an engine under construction."""
+    """Print why a version failed or has its engine built, and why a folder or camera gives nothing."""
     reasons = {
         f"{entry.get('name', '')} {entry.get('version', '')}": str(entry["reason"])
         for entry in stats.get("models") or ()
         if entry.get("reason")
     }
+    for entry in _mapping(stats, "mqtt").get("sources") or ():
+        if entry.get("reason"):
+            reasons[f"{entry.get('model', '')} from {entry.get('from', '')}"] = str(entry["reason"])
     if reasons:
         screen.line()
         screen.heading("reasons")

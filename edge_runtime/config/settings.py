@@ -386,11 +386,26 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     """The model."""
 
-    source: Literal["zmq", "folder"] = "zmq"
-    """`"zmq"` publishes the replies to ZeroMQ clients; `"folder"` runs each file that appears in `folder`."""
+    source: Literal["zmq", "folder", "camera"] = "zmq"
+    """`"zmq"` publishes the replies to ZeroMQ clients; `"folder"` runs each file that appears in `folder`; `"camera"`
+    runs the newest frame of `camera`."""
 
     folder: str | None = None
-    """Folder for `source = "folder"`: `.npy`, `.json`, and pictures where Pillow is installed."""
+    """Folder for `source = "folder"`: `.npy`, `.json`, and pictures for a model that declares steps for them."""
+
+    camera: str | None = None
+    """Camera for `source = "camera"`: `"/dev/video0"`, `"rtsp://…"`, `"http://…"`, or a file, which is played again and
+    again. It needs the extra `camera`, and a model that declares steps for pictures."""
+
+    every_s: PositiveFloat | None = None
+    """Time between two frames of `camera` that are run. When absent: `fps`, else 1."""
+
+    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    """Frames of `camera` a second, in place of `every_s`. A model that is slower gets the newest each time."""
+
+    steady: tuple[Positive, Positive] = (2, 3)
+    """With `camera`: a label, or one more box of it, appears, and goes, once so many of the last so many frames have it
+    so; `[1, 1]` takes every frame as it is."""
 
     topic: str | None = None
     """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`."""
@@ -417,6 +432,15 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.folder is None) == (self.source == "folder"):
             raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
+        if (self.camera is None) == (self.source == "camera"):
+            raise ValueError('source = "camera" needs camera = "/dev/video0" or a URL, and camera needs that source')
+        if self.camera is None and (self.every_s is not None or self.fps is not None):
+            raise ValueError('every_s and fps are for source = "camera"')
+        if self.every_s is not None and self.fps is not None:
+            raise ValueError("got every_s and fps; say one of the two")
+        seen, of = self.steady
+        if not of < 2 * seen <= 2 * of:
+            raise ValueError(f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last frames")
         if self.on == "interval" and not self.interval_s:
             raise ValueError('on = "interval" needs interval_s')
         if self.remove and self.source != "folder":

@@ -132,6 +132,7 @@ class MqttDoor:
             "connected": self.transport.is_online,
             "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
             "reason": self.transport.reason,
+            "sources": self._results.status(),
         }
 
     def _new_transport(self, access: BrokerAccess, settings: MqttSettings, subscribed: Sequence[str]) -> MqttTransport:

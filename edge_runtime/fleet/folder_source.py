@@ -20,12 +20,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
 from edge_runtime.fleet.publication import Publication
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -63,6 +66,10 @@ TAKEN_AT_ONCE = 256
 REMEMBERED_FILES = 16_384
 """Files that stay and are known to be done. When one is forgotten, all files as old as it count as done."""
 
+TENSOR_SUFFIXES = (".npy", ".json")
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+"""Files that are sent as they are: the model's declared steps read them, in its host."""
+
 FileMark = tuple[int, int, int]
 """One state of a file: time of change (ns), bytes, inode."""
 
@@ -98,6 +105,12 @@ class FolderSource:
         self._look_due_s = 0.0
         self._retry_due_s = 0.0
         self._logged = ""
+        self._failed = ""
+
+    def status(self) -> dict[str, Any]:
+        """What `stats` tells of it, as JSON values. reason: why files wait, or why the last one failed; else empty."""
+        reason = self._logged or self._failed
+        return {"model": self._rule.model, "source": "folder", "from": str(self._folder.path), "reason": reason}
 
     def step(self, now_s: float) -> float:
         """Take the end of a run, look, run the next file. Return the instant of the next call, at the latest."""
@@ -141,9 +154,16 @@ class FolderSource:
             content = self._folder.read(file)
             if content is None:
                 return  # it was written again; a later look finds it
-            array = tensor_from_file(io.BytesIO(content), file.name, spec)
+            suffix = Path(file.name).suffix.lower()
+            if suffix in PICTURE_SUFFIXES:
+                request = self._request(PICTURE, np.array([content], object), len(content))
+            elif suffix in TENSOR_SUFFIXES:
+                array = tensor_from_file(io.BytesIO(content), file.name, spec)
+                request = self._request(spec.name, array, array.nbytes)
+            else:
+                wanted = ", ".join((*TENSOR_SUFFIXES, *PICTURE_SUFFIXES))
+                raise TensorMismatch(f"{name_as_text(file.name)} is none of {wanted}")
             self._running = file
-            request = self._request(spec.name, array)
             self._infer.submit(request, RequestPlan(servable, request.header))
         except FileNotFoundError:
             self._running = None
@@ -157,7 +177,7 @@ class FolderSource:
     def _conclude(self, file: InputFile, ended: Request | EdgeRuntimeError, now_s: float) -> None:
         if isinstance(ended, Request):
             self._metrics.count("publish_files")
-            self._logged = ""
+            self._logged = self._failed = ""
             plan: RequestPlan = ended.plan
             self._publication.offer(plan, (plan.select(ended.outputs),), time.time(), file.name)
             self._answered.append(file)
@@ -173,6 +193,7 @@ class FolderSource:
         """Finish a file that a second try would not help."""
         self._metrics.count("publish_files_failed")
         where = {"folder": str(self._folder.path), "file": name_as_text(file.name)}
+        self._failed = f"{where['file']}: {error.message}"
         log.warning("a file could not be used", extra={**where, "reason": error.message})
         self._finish(file, self._folder.set_aside)
 
@@ -205,14 +226,12 @@ class FolderSource:
         self._ended.put(error)
         self._wake.set()
 
-    def _request(self, name: str, array: Array) -> Request:
+    def _request(self, name: str, array: Array, nbytes: int) -> Request:
         """A file as a request. Raises TensorMismatch and Unsupported for an array that is no tensor."""
         tensor = values_to_bits(as_tensors({name: array})[name])
         inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
         header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
-        return Request(
-            header, [tensor], tensor.nbytes, self, self._rule.folder, self._clock.monotonic_s(), self._metrics
-        )
+        return Request(header, [tensor], nbytes, self, self._rule.folder, self._clock.monotonic_s(), self._metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from edge_runtime.answers import answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
+from edge_runtime.fleet.camera import Camera, CameraAddress
+from edge_runtime.fleet.camera_source import CameraSource
 from edge_runtime.fleet.discovery import ShownOutput, ShownResult
 from edge_runtime.fleet.folder_source import FolderSource, InputFolder, name_as_text
 from edge_runtime.fleet.publication import PendingResult, Publication
@@ -67,8 +69,10 @@ class ResultPublisher:
         self._clock = clock
         self._wake = threading.Event()
         self._publications = [Publication(rule, _topic(rule, topics)) for rule in rules]
-        self._sources = [self._source(each) for each in self._publications if each.rule.source == "folder"]
         self._shown: dict[Publication, ShownResult] = {}
+        self._cameras = [self._camera(each) for each in self._publications if each.rule.source == "camera"]
+        folders = [self._folder(each) for each in self._publications if each.rule.source == "folder"]
+        self._sources: list[FolderSource | CameraSource] = [*folders, *self._cameras]
         self._warned: set[tuple[str, str]] = set()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
@@ -103,11 +107,19 @@ class ResultPublisher:
                 "a model whose results are to be published is missing; they are published once it is there",
                 extra={"model": name},
             )
+        for camera in self._cameras:
+            camera.start()
         self._thread.start()
 
+    def status(self) -> list[dict[str, Any]]:
+        """What `stats` tells of each folder and camera, as JSON values."""
+        return [source.status() for source in self._sources]
+
     def close(self) -> None:
-        """Post due results and end the thread. Idempotent."""
+        """Post due results; end the cameras and the thread. Idempotent."""
         self._is_stopping = True
+        for camera in self._cameras:
+            camera.close()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -188,17 +200,22 @@ class ResultPublisher:
         wanted = ", ".join(publication.rule.outputs)
         return f"wanted {wanted}; the model has {known}, of which a client may have asked for some only"
 
-    def _source(self, publication: Publication) -> FolderSource:
-        return FolderSource(
-            publication,
-            InputFolder(Path(publication.rule.folder or "")),
-            self._sender,
-            table=self._table,
-            infer=self._infer,
-            clock=self._clock,
-            metrics=self._metrics,
-            wake=self._wake,
-        )
+    def _folder(self, publication: Publication) -> FolderSource:
+        folder = InputFolder(Path(publication.rule.folder or ""))
+        return FolderSource(publication, folder, self._sender, **self._parts())
+
+    def _camera(self, publication: Publication) -> CameraSource:
+        camera = Camera(CameraAddress(publication.rule.camera or ""), self._wake.set)
+        return CameraSource(publication, camera, self._sender, **self._parts())
+
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "table": self._table,
+            "infer": self._infer,
+            "clock": self._clock,
+            "metrics": self._metrics,
+            "wake": self._wake,
+        }
 
 
 class ResultListener:

@@ -31,7 +31,7 @@ _TCP = 0b11  # bind, connect
 _SCOPES = 0b11  # abstract Unix sockets, signals
 
 _READ = _READ_FILE | _READ_FOLDER
-_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _CHANGE_FOLDER | _REFER
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _CHANGE_FOLDER | _REFER | _DEVICE_IOCTL
 _USE_DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _DEVICE_IOCTL
 
 _LIBRARIES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt/intel", "/opt/nvidia", "/nix/store")

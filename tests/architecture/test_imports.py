@@ -39,6 +39,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("telemetry.",),
     "ml_dtypes": ("tensors",),
     "PIL": ("backends.pictures", "backends.picture_input", "cli.", "client."),
+    "av": ("fleet.camera_child",),
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),
     "cryptography": ("publish.",),
@@ -47,7 +48,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tomli": ("typed_toml",),
     "tomllib": ("typed_toml",),
     # The sandbox starts child processes; backends and tuning name its types. `bench` runs load generators.
-    "subprocess": ("sandbox.child", "backends.hosts", "tuning.measurement", "client.load_generator"),
+    "subprocess": ("sandbox.child", "backends.hosts", "tuning.measurement", "client.load_generator", "fleet.camera"),
     "multiprocessing": (),
     # Needed to build, train or check models, never to serve them.
     **dict.fromkeys(("onnx", "torch", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),

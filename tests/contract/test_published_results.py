@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
@@ -25,6 +26,15 @@ QUIET_S = 0.6
 """Longer than anything that is published at once takes, by far; a slow machine can only hide a fault, not make one."""
 
 
+COLOURS = """
+[input.image]
+range = "0..1"
+[output.scores]
+labels = "labels.txt"
+top_k = 1
+"""
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
@@ -34,6 +44,9 @@ def models(tmp_path_factory):
     # Arithmetic may differ in the last bit from run to run, which is a change: what counts changes must be exact.
     put_model(models, "echo", onnx_models.identity, datatype="FP32")
     put_model(models, "slow-echo", onnx_models.identity, datatype="FP32", toml='mode = "workers"\n')
+    put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+    (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+    put_model(models, "undeclared", onnx_models.colours)
     return models
 
 
@@ -334,6 +347,51 @@ def test_a_file_that_changes_is_run_again(models, broker, tmp_path, drops):
         for seed in (1, 2):
             drop(drops / "frame.npy", lambda file, seed=seed: np.save(file, floats(1, 16, seed=seed)))
             assert_is_result(listener.next(), floats(1, 16, seed=seed), "mlp")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+def test_pictures_are_answered_by_the_steps_that_their_model_declares(models, broker, tmp_path, drops, kind):
+    rule = PublishRule("colours", source="folder", folder=str(drops), remove=True)
+    with publishing(models, broker, tmp_path, rule) as (_, listener):
+        drop(drops / f"a.{kind.lower()}", lambda file: Image.new("RGB", (30, 20), "blue").save(file, kind))
+        said = json.loads(listener.next().payload)
+        assert [(each["label"], each["index"]) for each in said["classes"]] == [("blue", 2)]
+        assert said["picture"] == {"width": 30, "height": 20, "fit": "stretch", "color": "rgb"}
+        assert (said["file"], said["model_name"]) == (f"a.{kind.lower()}", "colours")
+        wait_gone(drops / f"a.{kind.lower()}")
+
+
+def test_a_picture_for_a_model_that_declares_no_steps_is_never_guessed(models, broker, tmp_path, drops, caplog):
+    rule = PublishRule("undeclared", source="folder", folder=str(drops), remove=True)
+    with publishing(models, broker, tmp_path, rule) as (client, listener):
+        drop(drops / "a.png", lambda file: Image.new("RGB", (30, 20), "blue").save(file, "PNG"))
+        wait_counted(client, "publish_files_failed", 1)
+        (told,) = client.stats()["mqtt"]["sources"]
+        assert told["reason"].startswith("a.png: model 'undeclared' declares no steps for a picture")
+        assert "\n[input.image]\nrange = " in told["reason"]
+        assert "[input.image]" in next(each.reason for each in caplog.records if "could not be used" in each.message)
+        drop(drops / "b.npy", lambda file: np.save(file, np.zeros((1, 3, 8, 8), np.float32)))
+        assert json.loads(listener.next().payload)["file"] == "b.npy"
+        assert client.stats()["mqtt"]["sources"][0]["reason"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.pgm", b"P5 1 1 255 a"),
+        ("a.gif", b"GIF89a"),
+        ("a.jpg", b"\xff\xd8\xff\xe0"),
+        ("a.png", b""),
+        ("a.jpg", b"text"),
+    ],
+)
+def test_what_is_no_picture_is_set_aside(models, broker, tmp_path, drops, name, data):
+    rule = PublishRule("colours", source="folder", folder=str(drops), remove=True)
+    with publishing(models, broker, tmp_path, rule) as (client, _):
+        drop(drops / name, lambda file: file.write(data))
+        wait_counted(client, "publish_files_failed", 1)
+        wait_gone(drops / name)
+        assert (drops / ".failed" / name).exists()
 
 
 def npy_of_objects():

@@ -458,7 +458,11 @@ class FakeModel:
         self.asked: list[Any] = []
         self.model, self.number, self.batches, self.max_rows = "m", 1, True, 8
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
-        self.inline = self.mirror = None
+        self.inline = self.mirror = self.steps = None
+        self.layouts = SimpleNamespace(narrow=None)
+
+    def form_for(self, header: Any) -> FakeModel:
+        return self
 
     def resolve(self, model: str, version: int | None) -> FakeModel:
         if self.missing is not None:

@@ -1,0 +1,179 @@
+"""A camera read in a child process of the sandbox: streams come from outside, and decoders of them have had holes.
+
+Owns: PyAV (FFmpeg), which opens `/dev/video0`, RTSP, HTTP and files alike, and its bounds. Keeps only the newest
+picture, and sends one when the daemon asks. camera.py starts it and is the other end of its channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.process_memory import bound_data
+
+FRAME_HEAD = struct.Struct("<III")
+"""Height, width, channels of a frame, whose bytes follow; a height of 0: width is the length of a reason instead."""
+
+RGB, GRAY = b"c", b"g"
+"""What the daemon asks for: one byte a frame, of uint8 [height, width, 3] or [height, width, 1]."""
+
+MAX_FRAME_BYTES = 64 << 20
+"""As the largest frame of a client: 22 million pixels, twice those of 4K."""
+
+SILENCE_S = 10.0
+"""A camera that gives no picture for so long is gone; slow ones give one a second."""
+
+MAX_DATA_BYTES = 1 << 30
+"""Of the child beyond Python's own. A 4K stream of H.264 takes 400 MB, with 16 reference pictures."""
+
+_PROTOCOLS = {
+    "rtsp": "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
+    "http": "http,https,tcp,tls",
+    "file": "file",
+}
+"""What FFmpeg may open for a camera of this kind: a stream can name others, and be hostile."""
+
+
+class CameraTask(Struct, frozen=True):
+    """What a child reads. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket."""
+
+    address: str
+    kind: str
+    channel: int
+    silence_s: float
+
+
+def read_camera(task: CameraTask, _progress: ShowProgress) -> None:
+    """Read a camera until it ends; answer each byte on the channel with the newest frame, or the reason of the end."""
+    newest = _Newest(task.silence_s)
+    bound_data(MAX_DATA_BYTES)
+    threading.Thread(target=_read, args=(task, newest), daemon=True).start()
+    with socket.socket(fileno=task.channel) as channel:
+        while wanted := channel.recv(1):
+            try:
+                pixels = newest.frame("gray" if wanted == GRAY else "rgb24")
+            except _CameraError as error:
+                said = str(error).encode()
+                channel.sendall(FRAME_HEAD.pack(0, len(said), 0) + said)
+                return
+            height, width, *channels = pixels.shape
+            channel.sendall(FRAME_HEAD.pack(height, width, channels[0] if channels else 1))
+            channel.sendall(memoryview(pixels).cast("B"))
+
+
+class _CameraError(Exception):
+    """Why there is no frame."""
+
+
+class _Newest:
+    """The newest picture of a stream: a packet where each is a picture by itself, which most are never decoded of."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._changed = threading.Condition()
+        self._item: Any = None
+        self._reason = ""
+
+    def put(self, item: Any) -> None:
+        """Replace what is there. Thread: the reader's."""
+        with self._changed:
+            self._item = item
+            self._changed.notify()
+
+    def end(self, reason: str) -> None:
+        """There is no more."""
+        with self._changed:
+            self._reason = reason
+            self._changed.notify()
+
+    def frame(self, form: str) -> Any:
+        """Wait for a picture that was not given yet, as an array in FFmpeg's `form`. Raises _CameraError."""
+        end_s = time.monotonic() + self._silence_s
+        why = ""
+        while (left_s := end_s - time.monotonic()) > 0:
+            with self._changed:
+                if self._item is None and not self._reason:
+                    self._changed.wait(left_s)
+                item, self._item = self._item, None
+                reason = self._reason
+            if item is None and not reason:
+                continue
+            if item is None:
+                raise _CameraError(f"{reason}{why}")
+            try:
+                frames = item.decode() if hasattr(item, "decode") else [item]
+                if frames:
+                    return _pixels(frames[-1], form)
+            except Exception as error:  # noqa: BLE001 (one broken picture; the next may be whole)
+                why = f"; the last could not be decoded: {_reason_of(error)}"
+        raise _CameraError(f"no picture came for {self._silence_s:g} s{why}")
+
+
+def _pixels(frame: Any, form: str) -> Any:
+    if frame.width * frame.height * 3 > MAX_FRAME_BYTES:
+        raise ValueError(f"it has {frame.width} x {frame.height} pixels; at most {MAX_FRAME_BYTES // 3} are taken")
+    return frame.to_ndarray(format=form)
+
+
+def _read(task: CameraTask, newest: _Newest) -> None:
+    """Follow the stream to its end. Whatever ends it is the reason."""
+    try:
+        while _follow(task, newest) and task.kind == "file":  # a file is played again and again
+            pass
+        newest.end("the stream ended")
+    except ImportError:
+        newest.end("cameras need PyAV: pip install 'edge-runtime[camera]'")
+    except Exception as error:  # noqa: BLE001 (anything that a stream makes a library raise)
+        newest.end(_reason_of(error))
+
+
+def _follow(task: CameraTask, newest: _Newest) -> bool:
+    """Read to the end. Return whether there was a picture."""
+    import av
+
+    options = {"max_pixels": str(MAX_FRAME_BYTES // 3)}
+    if task.kind in _PROTOCOLS:
+        options["protocol_whitelist"] = _PROTOCOLS[task.kind]
+    if task.kind == "rtsp":
+        options["rtsp_transport"] = "tcp"  # by UDP, pictures are torn where a packet is lost
+    with av.open(
+        task.address,
+        format="v4l2" if task.kind == "v4l2" else None,
+        options=options,
+        timeout=None if task.kind == "v4l2" else (task.silence_s, task.silence_s),
+    ) as container:
+        if not container.streams.video:
+            raise ValueError("it has no pictures")
+        stream = container.streams.video[0]
+        codec = stream.codec_context
+        codec.thread_count = 1  # the cores are the models'
+        codec.options = {"max_pixels": options["max_pixels"]}
+        is_each_whole = codec.codec.intra_only
+        began_s: float | None = None
+        count = 0
+        for packet in container.demux(stream):
+            if task.kind == "file" and packet.pts is not None:  # at the pace at which it was taken
+                at_s = float(packet.pts * packet.time_base)
+                began_s = time.monotonic() - at_s if began_s is None else began_s
+                time.sleep(max(began_s + at_s - time.monotonic(), 0.0))
+            found = [packet] if is_each_whole and packet.size else []
+            if not is_each_whole:
+                with contextlib.suppress(av.error.InvalidDataError):  # until the first picture that is whole by itself
+                    found = packet.decode()
+            for each in found:
+                newest.put(each)
+            count += len(found)
+        return count > 0
+
+
+def _reason_of(error: Exception) -> str:
+    """A library's error in its own words, without the address, which may hold a password."""
+    said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return str(said)[:200]

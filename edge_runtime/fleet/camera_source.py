@@ -1,0 +1,202 @@
+"""The newest frame of a camera as a request to one model, one at a time; what frames agree on is published.
+
+Owns: when a frame is wanted, and what is dropped: no frame waits for its model. Decides by instants that it is given:
+results.py's thread calls `step`, workers answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from typing import Any
+
+from edge_runtime.clock import Clock
+from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
+from edge_runtime.fleet.camera import Camera, Frame
+from edge_runtime.fleet.camera_child import GRAY, RGB
+from edge_runtime.fleet.publication import Publication
+from edge_runtime.fleet.steady import SteadyAnswer
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.declared_steps import why_no_picture
+from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.serving.servable import Servable
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.mqtt_transport import Sender
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Time between two looks for a connection."""
+
+RETRY_S = 1.0
+"""Time between two tries while the model cannot take frames."""
+
+FRAME_TIMEOUT_MS = 30_000.0
+"""No caller waits for a frame, so the model's default timeout does not count; the age of results that are published."""
+
+
+class CameraSource:
+    """The camera of one rule. wake: set to have `step` called soon. No frame is taken while there is no connection."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        camera: Camera,
+        sender: Sender,
+        *,
+        table: ModelTable,
+        infer: Infer,
+        clock: Clock,
+        metrics: Metrics,
+        wake: threading.Event,
+    ) -> None:
+        self._publication = publication
+        self._rule = publication.rule
+        self._camera = camera
+        self._sender = sender
+        self._table = table
+        self._infer = infer
+        self._clock = clock
+        self._metrics = metrics
+        self._wake = wake
+        self._period_s = 1 / self._rule.fps if self._rule.fps is not None else (self._rule.every_s or 1.0)
+        self._due_s = 0.0
+        self._is_asked = self._is_running = False
+        self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
+        self._steady: tuple[Servable, SteadyAnswer] | None = None
+        self._error: EdgeRuntimeError | None = None
+        self._dropped = 0
+
+    def status(self) -> dict[str, Any]:
+        """What `stats` tells of it, as JSON values. reason: why nothing is run; empty while frames come."""
+        return {
+            "model": self._rule.model,
+            "source": "camera",
+            "from": self._camera.address.shown,
+            "reason": self._camera.reason or (self._error.message if self._error is not None else ""),
+            "losses": self._camera.losses,
+            "dropped": self._dropped,
+        }
+
+    def start(self) -> None:
+        """Begin to read the camera."""
+        self._due_s = self._clock.monotonic_s()
+        self._camera.start()
+
+    def close(self) -> None:
+        """End the camera, at once. Idempotent."""
+        self._camera.close()
+
+    def step(self, now_s: float) -> float:
+        """Take the end of a run, run a frame that came, ask for the next. Return the instant of the next call."""
+        while not self._ended.empty():
+            self._is_running = False
+            self._conclude(self._ended.get())
+        if self._is_running:
+            return math.inf
+        if self._is_asked:
+            frame = self._camera.take()
+            if frame is None:
+                return math.inf
+            self._is_asked = False
+            self._run(frame, now_s)
+            return now_s
+        if not self._sender.is_online:
+            return now_s + LOOK_S
+        if now_s < self._due_s:
+            return self._due_s
+        self._ask(now_s)
+        return max(now_s, self._due_s)
+
+    def tidy(self) -> None:
+        """Nothing: a frame leaves nothing behind."""
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, now_s: float) -> None:
+        """Have the newest frame fetched, as the model takes it; not while the model cannot take one."""
+        try:
+            wanted = frame_form(self._table.resolve(self._rule.model, None))
+        except EdgeRuntimeError as error:
+            self._due_s = now_s + RETRY_S
+            self._blame(error)
+            return
+        # Invariant: never more than one frame behind; a slow model gets the newest at once, and no others.
+        self._due_s = max(self._due_s, now_s - self._period_s) + self._period_s
+        self._is_asked = True
+        self._camera.ask(wanted)
+
+    def _run(self, frame: Frame, now_s: float) -> None:
+        inputs = (TensorHeader(PICTURE, "UINT8", (1, *frame.shape)),)
+        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
+        try:
+            plan = RequestPlan(self._table.resolve(self._rule.model, None), header)
+        except EdgeRuntimeError as error:
+            self._drop(error)
+            return
+        self._is_running = True
+        request = Request(header, [frame[None]], frame.nbytes, self, self._rule.camera, now_s, self._metrics)
+        self._infer.submit(request, plan)
+
+    def _conclude(self, ended: Request | EdgeRuntimeError) -> None:
+        if isinstance(ended, EdgeRuntimeError):
+            self._drop(ended)
+            return
+        self._metrics.count("camera_frames")
+        self._error = None
+        plan: RequestPlan = ended.plan
+        outputs = plan.select(ended.outputs)
+        servable, utc_s = plan.servable, time.time()
+        if not servable.form.answers or servable.steps is None:
+            self._publication.offer(plan, (outputs,), utc_s)
+            return
+        if self._steady is None or self._steady[0] is not servable:
+            self._steady = servable, SteadyAnswer(servable.steps, self._rule.outputs, *self._rule.steady)
+        names = [servable.spec.outputs[index].name for index in plan.outputs]
+        settled, has_changed = self._steady[1].settle(dict(zip(names, outputs, strict=True)))
+        if settled and (has_changed or self._rule.on == "interval"):
+            self._publication.offer(plan, (list(settled.values()),), utc_s)
+
+    def _drop(self, error: EdgeRuntimeError) -> None:
+        """Count a frame that was not run: a newer one comes."""
+        self._dropped += 1
+        self._metrics.count("camera_frames_dropped")
+        self._blame(error)
+
+    def _blame(self, error: EdgeRuntimeError) -> None:
+        """Keep why frames are not run, and log it when the kind of reason changes."""
+        if self._error is None or self._error.code != error.code:
+            extra = {"camera": self._camera.address.shown, "model": self._rule.model, "reason": error.message}
+            log.warning("frames of a camera are not run", extra=extra)
+        self._error = error
+
+    # ---- the reply to its request -----------------------------------------------------------------------------------
+
+    def answer(self, request: Request) -> None:
+        """The running frame was answered. Thread: any."""
+        self._ended.put(request)
+        self._wake.set()
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """The running frame was refused. Thread: any."""
+        self._ended.put(error)
+        self._wake.set()
+
+
+def frame_form(servable: Servable) -> bytes:
+    """The frames that a model takes: RGB or GRAY. Raises TensorMismatch where it takes none, with what to write."""
+    declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
+    if declared is None:
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec))
+    if declared.source in ("nv12", "yuyv"):
+        raise TensorMismatch(
+            f'model {servable.model!r} declares from = "{declared.source}"; a camera gives RGB, for from = "picture" '
+            'or "frames", or gray'
+        )
+    return GRAY if declared.source == "gray" else RGB
