@@ -159,9 +159,9 @@ class CameraSource:
         if self._steady is None or self._steady[0] is not servable:
             self._steady = servable, SteadyAnswer(servable.steps, self._rule.outputs, *self._rule.steady)
         names = [servable.spec.outputs[index].name for index in plan.outputs]
-        settled, has_changed = self._steady[1].settle(dict(zip(names, outputs, strict=True)))
-        if settled and (has_changed or self._rule.on == "interval"):
-            self._publication.offer(plan, (list(settled.values()),), utc_s)
+        agreed, has_changed = self._steady[1].agree(dict(zip(names, outputs, strict=True)))
+        if agreed and (has_changed or self._rule.on == "interval"):
+            self._publication.offer(plan, (list(agreed.values()),), utc_s)
 
     def _drop(self, error: EdgeRuntimeError) -> None:
         """Count a frame that was not run: a newer one comes."""

@@ -26,7 +26,7 @@ class SteadyAnswer:
             if kind_of(output) in ("classes", "boxes") and (not names or name in names)
         }
 
-    def settle(self, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
+    def agree(self, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
         """The outputs of a frame's answer as agreed on, and whether labels changed by it.
 
         outputs: of one row, by name. Without classes and boxes every frame is a change. Empty while nothing is agreed.
@@ -41,7 +41,7 @@ class SteadyAnswer:
             has_changed = labels.look(array[0]) or has_changed
             if labels.steady is None:
                 return {}, False
-            found[name] = labels.settled(array)
+            found[name] = labels.agreed(array)
         return found, has_changed
 
 
@@ -77,7 +77,7 @@ class SteadyLabels:
         before, self.steady = self.steady, steady
         return steady != before
 
-    def settled(self, array: Array) -> Array:
+    def agreed(self, array: Array) -> Array:
         """An output like `array` with the agreed labels, each as the newest frame has it that has as many."""
         assert self.steady is not None
         kept = [

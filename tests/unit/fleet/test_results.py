@@ -464,6 +464,9 @@ class FakeModel:
     def form_for(self, header: Any) -> FakeModel:
         return self
 
+    def has_frame_channels(self, tensor: Any) -> bool:
+        return True
+
     def resolve(self, model: str, version: int | None) -> FakeModel:
         if self.missing is not None:
             raise self.missing

@@ -36,7 +36,7 @@ def told(steps: ModelSteps, frames: list[dict[str, np.ndarray]], seen: int = 2, 
     name = next(iter(steps.outputs))
     found = []
     for frame in frames:
-        outputs, has_changed = steady.settle(frame)
+        outputs, has_changed = steady.agree(frame)
         if has_changed:
             found.append(labels_of(outputs, name))
     return found
@@ -87,8 +87,8 @@ def test_a_class_changes_when_two_of_three_frames_have_it_best(frames, changes):
 def test_a_label_that_this_frame_missed_is_told_as_it_was_last_seen():
     steady = SteadyAnswer(BOXES, (), 2, 3)
     for frame in (boxes(1, left=5), boxes(1, left=6)):
-        steady.settle(frame)
-    outputs, has_changed = steady.settle(boxes())
+        steady.agree(frame)
+    outputs, has_changed = steady.agree(boxes())
     assert not has_changed
     assert outputs["found"][0, 0, 2] == 6
     assert outputs["found"].shape == (1, 4, 6)
@@ -96,21 +96,21 @@ def test_a_label_that_this_frame_missed_is_told_as_it_was_last_seen():
 
 def test_one_box_more_than_is_agreed_on_is_left_out():
     steady = SteadyAnswer(BOXES, (), 2, 3)
-    steady.settle(boxes(1))
-    steady.settle(boxes(1))
-    outputs, _ = steady.settle(boxes(1, 1, 2))
+    steady.agree(boxes(1))
+    steady.agree(boxes(1))
+    outputs, _ = steady.agree(boxes(1, 1, 2))
     assert labels_of(outputs, "found") == [1]
 
 
 def test_outputs_that_do_not_count_change_nothing_and_are_passed_on():
     steps = ModelSteps({}, {"found": OutputSteps(layout="yolov8"), "scores": OutputSteps()})
     steady = SteadyAnswer(steps, ("found",), 1, 1)
-    steady.settle({**boxes(1), **classes(1, 2)})
-    outputs, has_changed = steady.settle({**boxes(1), **classes(2, 1)})
+    steady.agree({**boxes(1), **classes(1, 2)})
+    outputs, has_changed = steady.agree({**boxes(1), **classes(2, 1)})
     assert not has_changed
     assert labels_of(outputs, "scores") == [2, 1]
 
 
 def test_without_labels_every_frame_is_a_change():
     steady = SteadyAnswer(ModelSteps({}, {"vector": OutputSteps(answer="embedding")}), (), 2, 3)
-    assert steady.settle({"vector": np.ones((1, 3), np.float32)})[1]
+    assert steady.agree({"vector": np.ones((1, 3), np.float32)})[1]
