@@ -13,6 +13,13 @@ PICTURE = ""
 """Name of a tensor in a request that stands for the input that takes pictures, whatever the model calls it."""
 
 
+def is_picture(data: bytes) -> bool:
+    """Whether bytes begin as a JPEG, PNG, WebP, BMP or GIF, which hosts decode; no JSON and no msgpack array does."""
+    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8")) or (
+        data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    )
+
+
 class RegionPlace(NamedTuple):
     """Where a tensor lies in shared memory: a region of its sender, and the byte at which it begins.
 

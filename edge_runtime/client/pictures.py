@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import TensorMismatch
-from edge_runtime.messages import PICTURE
+from edge_runtime.messages import PICTURE, is_picture
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -78,13 +78,6 @@ def read_picture(path: Path) -> bytes:
     if not is_picture(data):
         raise TensorMismatch(f"{path} is no picture; wanted a JPEG, PNG, WebP, BMP or GIF")
     return data
-
-
-def is_picture(data: bytes) -> bool:
-    """Whether bytes begin as one of the formats that hosts decode."""
-    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8")) or (
-        data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    )
 
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")

@@ -16,7 +16,7 @@ from edge_runtime.transports.http_head import BadMessage
 from edge_runtime.wire.codec import short
 from edge_runtime.wire.json_codec import Pictures
 
-PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/bmp")
+PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 OTHER_PICTURE_TYPES = ("image/jpg", "image/x-ms-bmp", "image/*")
 """Other names of the same. The picture's own bytes decide what it is."""
 

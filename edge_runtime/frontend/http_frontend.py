@@ -43,7 +43,7 @@ from edge_runtime.frontend.http_message import (
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference, infer_header
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
@@ -411,9 +411,10 @@ def _read(
     """What follows the JSON of a body, or its Pictures; the JSON's fields; and what is wrong with it."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
-        if call.takes_pictures:
-            return (*_read_pictures(body, call), None)
         size = call.head_bytes
+        may_be_picture = call.name == INFER and "generate" not in call.values and size is None
+        if call.takes_pictures or (may_be_picture and is_picture(bytes(body[:16]))):  # curl -d says another type
+            return (*_read_pictures(body, call), None)
         if size == 0:
             return body, {}, None
         if size is not None:
@@ -423,7 +424,7 @@ def _read(
         if not len(body) and call.name != INFER:
             return b"", {}, None
         fields = json_codec.loads(bytes(body), _json_bound(request, call, max_bytes))
-        pictures = json_codec.pictures_of(fields) if call.name == INFER and "generate" not in call.values else None
+        pictures = json_codec.pictures_of(fields) if may_be_picture else None
         return b"" if pictures is None else pictures, fields, None
     except EdgeRuntimeError as error:
         return b"", {}, error

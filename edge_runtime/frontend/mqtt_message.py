@@ -15,7 +15,7 @@ from typing import Any
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.frontend.encodings import FRAMES, JSON, json_encoding
 from edge_runtime.frontend.infer_frontend import Entry
-from edge_runtime.messages import RequestHeader
+from edge_runtime.messages import RequestHeader, is_picture
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.transports.mqtt_transport import Sender
 from edge_runtime.wire import codec, json_codec
@@ -127,12 +127,6 @@ def read_body(message: Inbound) -> RequestBody:
         return body
     is_json = payload[:64].lstrip()[:1] == b"{"  # editors and shells put blanks before it
     return read_json(payload) if is_json else read_array(payload)
-
-
-def is_picture(payload: bytes) -> bool:
-    """Whether a payload begins as a JPEG, PNG, WebP or BMP, which no JSON and no msgpack array does."""
-    is_webp = (payload[:4], payload[8:12]) == (b"RIFF", b"WEBP")
-    return is_webp or payload.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"BM"))
 
 
 def is_plain(message: Inbound, body: RequestBody) -> bool:

@@ -287,7 +287,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
 
 
 def _without_base64(pictures: Array) -> Array:
-    """Encoded pictures, of which JSON has only base64. No picture is ASCII, so neither is taken for the other."""
+    """Encoded pictures, of which JSON has only base64. No picture is base64, so neither is taken for the other."""
     found: Array = pictures.copy()
     for index, data in np.ndenumerate(pictures):
         if isinstance(data, bytes) and data.isascii():

@@ -298,7 +298,7 @@ class JsonAnswers:
 def _encoded(key: str, text: Any) -> bytes:
     """The bytes of a picture in base64. Raises DecodeFailed."""
     if not isinstance(text, str):
-        raise DecodeFailed(f"{key}: got {type(text).__name__}, wanted base64 text of a JPEG, PNG, WebP or BMP")
+        raise DecodeFailed(f"{key}: got {type(text).__name__}, wanted base64 text of a JPEG, PNG, WebP, BMP or GIF")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:

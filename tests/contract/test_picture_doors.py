@@ -252,7 +252,7 @@ def test_one_bad_picture_among_good_ones_fails_its_request_and_no_other(doors):
 # ---- HTTP -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 @pytest.mark.parametrize("size", [(64, 48), (700, 500)])
 def test_a_body_that_is_a_picture_is_answered_in_words(http, kind, size):
     data = picture("blue", size, kind)
@@ -316,12 +316,19 @@ def test_a_picture_larger_than_the_bound_is_refused_by_its_head(http):
     assert answer.status == 413
 
 
-@pytest.mark.parametrize("kind", ["image/gif", "image/heic", "image/svg+xml", "image/"])
+@pytest.mark.parametrize("kind", ["image/tiff", "image/heic", "image/svg+xml", "image/"])
 def test_other_kinds_of_pictures_are_refused_by_name(http, kind):
     answer = http.ask("POST", INFER, RED, content_type=kind)
     assert (answer.status, answer.code) == (415, "decode_failed")
     assert "image/jpeg" in answer.fields["error"]
     assert http.ask("POST", INFER, RED, content_type="image/png").status == 200
+
+
+@pytest.mark.parametrize("data", [RED, LARGE], ids=["small", "large"])
+def test_a_body_that_begins_as_a_picture_is_one_whatever_its_type_says(http, data):
+    answer = http.ask("POST", INFER, data, content_type="application/x-www-form-urlencoded")
+    assert answer.fields == http.ask("POST", INFER, data, content_type="image/*").fields
+    assert answer.status == 200
 
 
 def test_json_with_another_content_type_is_json_as_before(http):
