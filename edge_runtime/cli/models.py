@@ -12,11 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli import pictures
 from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.arguments import positive
 from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
-from edge_runtime.cli.infer import answer_json, print_answer
 from edge_runtime.cli.screen import Screen, shape_text, size_text
 from edge_runtime.config.endpoints import client_endpoint
 from edge_runtime.config.oip_url import is_oip_url
@@ -83,6 +81,8 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> None:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> None:
+    from edge_runtime.cli import pictures  # completion asks for the list of models, and waits for its imports
+
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
     if screen.wants_json:
@@ -111,6 +111,9 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     """Ask with one picture: how it was read, what was seen, and a drawn copy."""
+    from edge_runtime.cli import pictures
+    from edge_runtime.cli.infer import answer_json, print_answer
+
     (file,) = pictures.files_of([arguments.picture])[:1]
     to: Path | None = arguments.save
     if to is not None:

@@ -132,6 +132,13 @@ def test_a_bad_file_among_others_is_told_and_the_others_are_answered(run, tmp_pa
     assert "c.png is no picture" in told["answers"][2]["error"]["message"]
 
 
+def test_progress_is_shown_where_answers_take_long(run, tmp_path, monkeypatch):
+    for name in "abc":
+        save(tmp_path / f"{name}.png", "red")
+    monkeypatch.setattr("edge_runtime.cli.pictures.PROGRESS_AFTER_S", -1)
+    assert "asking with 3 pictures …" in run("infer", "colours", tmp_path, "--json", error=True)
+
+
 @pytest.mark.parametrize("door", ["http", "grpc", pytest.param("mqtt", marks=needs_mosquitto)])
 def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, door):
     url = f"{broker.url}/dev1" if door == "mqtt" else getattr(daemon, door).endpoints[0]
