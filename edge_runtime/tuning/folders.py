@@ -80,9 +80,11 @@ class ModelCopy:
         self.models = root / "models"
         self.folder = self.models / version.model / str(version.number)
 
-    def fill(self) -> None:
-        """Copy the version's files, and its folders (external data)."""
+    def fill(self, beside: Sequence[Path] = ()) -> None:
+        """Copy the version's files, and its folders (external data). beside: files that belong beside `model.toml`."""
         self.folder.mkdir(parents=True)
+        for source in beside:
+            shutil.copy2(source, self.folder.parent / source.name)
         own = {path.name for path in self._version.files.values()}
         self.add(list(self._version.files.values()))
         # Only a version folder is the model's alone; files beside others in the models folder have no folders below.

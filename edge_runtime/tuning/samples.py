@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from edge_runtime.backends.picture_input import PictureInput, picture_input
 from edge_runtime.client.input_files import (
     INPUT_SUFFIXES,
     PICTURE_NOTE,
@@ -25,9 +26,11 @@ from edge_runtime.client.input_files import (
     tensor_from_file,
     tensor_from_json,
 )
-from edge_runtime.errors import TensorMismatch
+from edge_runtime.client.pictures import SUFFIXES as DECLARED_SUFFIXES
+from edge_runtime.errors import RunFailed, TensorMismatch
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.warmup import make_inputs
+from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array
 
 MAX_INPUTS = 2048
@@ -47,6 +50,8 @@ MAX_CALIBRATION = 256
 """The number in ONNX Runtime's and NNCF's own examples; more change nothing."""
 
 MIN_TO_PART = 8
+
+NO_STEPS = ModelSteps()
 
 MULTIPLE = (".npz",)
 """Files with one array for each input of the model."""
@@ -82,15 +87,17 @@ class Samples:
         return self.inputs[::step][:MAX_CALIBRATION]
 
 
-def read_samples(path: Path, spec: ModelSpec, labels: Path | None, note: Note) -> Samples:
+def read_samples(path: Path, spec: ModelSpec, labels: Path | None, note: Note, steps: ModelSteps = NO_STEPS) -> Samples:
     """Inputs from a file, or from a folder's files in the order of their names; rows of a file are inputs each.
 
-    labels: a file with one whole number for each, in that order. Stops at MAX_INPUTS and MAX_BYTES, with a note.
-    Raises TensorMismatch: a file that cannot be read or does not fit the model, or another number of labels.
+    labels: a file with one whole number for each, in that order. steps: how the model declares that pictures are read.
+    Stops at MAX_INPUTS and MAX_BYTES, with a note. Raises TensorMismatch: a file that cannot be read or does not fit
+    the model, or another number of labels; LoadFailed: the steps do not fit it, or Pillow is missing.
     """
     inputs: list[Sample] = []
     nbytes, is_cut = 0, False
-    for sample in _all_samples(path, spec, note):
+    read = _Reading(spec, picture_input(spec, steps, 1, 1), note)
+    for sample in _all_samples(path, read):
         nbytes += sum(array.nbytes for array in sample.values())
         if len(inputs) == MAX_INPUTS or (inputs and nbytes > MAX_BYTES):
             is_cut = True
@@ -141,12 +148,19 @@ def read_labels(path: Path) -> tuple[int, ...]:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _all_samples(path: Path, spec: ModelSpec, note: Note) -> Iterator[Sample]:
+class _Reading(NamedTuple):
+    """How files are read. pictures: the model's declared input for them, None where it declares none."""
+
+    spec: ModelSpec
+    pictures: PictureInput | None
+    note: Note
+
+
+def _all_samples(path: Path, reading: _Reading) -> Iterator[Sample]:
+    spec = reading.spec
     for file in _files(path):
-        if file.suffix.lower() in PICTURE_SUFFIXES:
-            note(PICTURE_NOTE)
         try:
-            sample = _read(file, spec, note)
+            sample = _read(file, reading)
         except TensorMismatch as error:
             # An error about an input of the model does not name the file.
             told = error.message if str(file) in error.message else f"{file}: {error.message}"
@@ -158,15 +172,20 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    known = (*INPUT_SUFFIXES, *MULTIPLE)
+    known = {*INPUT_SUFFIXES, *MULTIPLE, *DECLARED_SUFFIXES}
     for file in sorted(path.iterdir()):
         if not file.name.startswith(".") and file.suffix.lower() in known:
             yield file
 
 
-def _read(file: Path, spec: ModelSpec, note: Note) -> Sample:
+def _read(file: Path, reading: _Reading) -> Sample:
+    spec, pictures, note = reading
     suffix = file.suffix.lower()
     with _open(file) as content:
+        if pictures is not None and suffix in DECLARED_SUFFIXES and len(spec.inputs) == 1:
+            return {pictures.name: _declared(content.read(), pictures, file)}
+        if suffix in PICTURE_SUFFIXES:
+            note(PICTURE_NOTE)
         if suffix in MULTIPLE:
             return _from_npz(content, file, spec, note)
         if len(spec.inputs) == 1:
@@ -179,6 +198,16 @@ def _read(file: Path, spec: ModelSpec, note: Note) -> Sample:
     if not isinstance(said, dict) or set(said) != {tensor.name for tensor in spec.inputs}:
         raise TensorMismatch(f'{file}: wanted {{"{spec.inputs[0].name}": …}} with each input of the model')
     return {each.name: _checked(tensor_from_json(said[each.name], each), each, file) for each in spec.inputs}
+
+
+def _declared(data: bytes, pictures: PictureInput, file: Path) -> Array:
+    """One picture as the model declares it. Raises TensorMismatch."""
+    sent: Array = np.empty(1, object)
+    sent[0] = data
+    try:
+        return pictures.rows("picture", sent)[0]
+    except RunFailed as error:
+        raise TensorMismatch(f"{file}: {error.message}") from None
 
 
 def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sample:

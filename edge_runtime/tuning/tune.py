@@ -21,6 +21,8 @@ from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
 from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.serving.declared_steps import declared_steps
+from edge_runtime.steps import ModelSteps
 from edge_runtime.tuning.applying import Value, apply_choice, with_choice
 from edge_runtime.tuning.artifacts import (
     MAKERS,
@@ -138,10 +140,10 @@ class Tune:
     def _prepare(self) -> Space:
         self._show("looking at the model", "", 0.0)
         found = self._find_ways()
-        self._copy.fill()
+        self._copy.fill(self._label_files())
         trials = WayTrials(self.device, self._model.settings, self._began_s + self.options.time_s)
         described = self._describe(trials, found[0])
-        self.samples = samples = self._read_samples(described)
+        self.samples = samples = self._read_samples(described, self._own_graph(found[0]))
         inputs = self._root / "judging.npz"
         write_arrays(inputs, samples.judging.inputs)
         calibration = self._root / "calibration.npz"
@@ -184,17 +186,26 @@ class Tune:
 
     def _describe(self, trials: WayTrials, first: Way) -> WayFinding:
         """The model's inputs and outputs, by the way that all others are compared with."""
-        graph = own_graph(self.version, first)
-        assert graph is not None, "a way leads only where the version has its file"
-        finding = trials.look(first, self._copy.folder / graph.name)
+        finding = trials.look(first, self._copy.folder / self._own_graph(first).name)
         if finding.fault:
             raise LoadFailed(f"{self._model.name}: {first.backend} cannot serve it as it is: {finding.fault}")
         return finding
 
-    def _read_samples(self, described: WayFinding) -> Samples:
+    def _own_graph(self, first: Way) -> Path:
+        graph = own_graph(self.version, first)
+        assert graph is not None, "a way leads only where the version has its file"
+        return graph
+
+    def _label_files(self) -> list[Path]:
+        """Files beside `model.toml` that it names; others lie in the version's folder."""
+        named = [each.labels for each in self._model.settings.output.values() if each.labels is not None]
+        return [path for name in named if (path := self._model.path / Path(name).name).is_file()]
+
+    def _read_samples(self, described: WayFinding, graph: Path) -> Samples:
         options = self.options
         if options.data is not None:
-            return read_samples(options.data, described.spec, options.labels, self._note_once)
+            steps = declared_steps(self._model.settings, self._model, self.version, graph) or ModelSteps()
+            return read_samples(options.data, described.spec, options.labels, self._note_once, steps)
         if options.labels is not None:
             raise ConfigError("--labels says what inputs show; give them with --data")
         self.notes.append("inputs were made up: what they say of accuracy holds for noise only; give some with --data")

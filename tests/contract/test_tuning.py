@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from demo.digits import load_held_out
 from edge_runtime import Runtime
 from edge_runtime.cli.main import main
 from edge_runtime.tuning import trial
 from tests.contract.running_daemon import running_daemon
-from tests.models.onnx_models import endless, mlp
+from tests.models.onnx_models import colours, endless, mlp
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
 WIDE = ["--slo", "p99=5s", "--time", "4s"]
@@ -286,3 +287,18 @@ def test_the_commands_of_the_tune_page_work(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "# tune: chosen on" in (tmp_path / "models" / "digits" / "model.toml").read_text()
+
+
+def test_a_model_is_tuned_on_pictures_as_it_declares_them(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = site / "models" / "colours"
+    colours(folder / "1")
+    (folder / "model.toml").write_text('[input.image]\nrange = "0..1"\n[output.scores]\nlabels = "labels.txt"\n')
+    (folder / "labels.txt").write_text("red\ngreen\nblue\n")
+    for name, colour in (("a.png", "red"), ("b.jpg", "lime")):
+        Image.new("RGB", (9, 5), colour).save(site / "data" / name)
+    (site / "data" / "images.npy").unlink()
+    status, found = tune(site, capsys, "--data", str(site / "data"), *WIDE, model="colours")
+    assert status == 0
+    assert not [note for note in found["notes"] if "pixels / 255" in note]
+    assert found["choice"]["rate"] > 0
+    assert 'labels = "labels.txt"' in (folder / "model.toml").read_text()
