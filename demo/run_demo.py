@@ -1,4 +1,4 @@
-"""Starts the daemon on two models, sends it real images, shows answers and latencies, and stops it.
+"""Starts the daemon on models, sends it real images and a photograph, shows answers and latencies, and stops it.
 
     make demo        or, once set up:  python -m demo.run_demo [--quick]
 
@@ -32,6 +32,9 @@ from edge_runtime import Client
 
 MODELS = Path(__file__).parent / "models"
 DIGITS_MODEL = MODELS / "digits" / "1" / "model.onnx"
+PHOTO, PHOTO_STEPS = Path(__file__).with_name("seven.jpg"), Path(__file__).with_name("photo.toml")
+DRAWN = Path("build/demo")
+"""Where the photograph with its answer is left, below the folder in which the demonstration runs."""
 VISION_MODEL = MODELS / "mobilenetv2" / "1" / "model.onnx"
 SHOWN = 6
 FLOOD_TIMEOUT_MS = 250.0
@@ -60,14 +63,19 @@ def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
                 _show_overload(screen, client, digits, capacity_per_s, 4 * seconds)
             is_right = _show_http(screen, digits, http_port) and is_right
             is_right = _show_mqtt(screen, digits, port) and is_right
+            is_right = _show_photo(screen, daemon.endpoint) and is_right
             return _stop(screen, daemon) and is_right
 
 
 def _daemon(screen: Screen, folder: Path, http_port: int, broker_port: int | None) -> AbstractContextManager[Daemon]:
-    options = ["--models", str(MODELS), "--http", f"127.0.0.1:{http_port}"]
+    photo = folder / "photo"
+    (photo / "1").mkdir(parents=True)
+    shutil.copy(DIGITS_MODEL, photo / "1")
+    shutil.copy(PHOTO_STEPS, photo / "model.toml")
+    options = ["--models", str(MODELS), "--model", f"photo={photo}", "--http", f"127.0.0.1:{http_port}"]
     if broker_port is not None:
         options += ["--mqtt", f"mqtt://127.0.0.1:{broker_port}/demo"]
-    title = "The daemon starts: one process, a folder of two models, a socket and a port"
+    title = "The daemon starts: a folder of two models, one more that takes pictures, a socket and a port"
     return running_daemon(screen, title, folder, options, "models loaded, measured and warm")
 
 
@@ -254,6 +262,21 @@ def _show_digit(screen: Screen, digits: Digits, answer: str) -> bool:
     screen.line(f"  {answer.strip()[:150]} …")
     screen.line(f"  digit {screen.paint(str(found), 'green')}; the scan shows a {digits.labels[0]}")
     return True
+
+
+def _show_photo(screen: Screen, endpoint: str) -> bool:
+    """Ask with a JPEG from the shell, and leave it drawn with its answer. Returns whether it is there."""
+    with screen.step("A photograph in place of numbers: seven lines of model.toml say how it is read"):
+        words = ["infer", "photo", os.path.relpath(PHOTO), "--draw", str(DRAWN)]
+        screen.line(screen.paint(f"  $ edge-runtime {' '.join(words)}", "bold"))
+        command = [sys.executable, "-m", "edge_runtime", *words, "--connect", endpoint]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if asked.returncode != 0:
+            raise DemoFailed(f"no answer to the photograph: {asked.stderr.strip() or asked.returncode}")
+        for line in asked.stdout.rstrip().splitlines():
+            screen.line(f"  {line}")
+        screen.line(f"  the photograph with its answer: {screen.paint(str(DRAWN / PHOTO.name), 'green')}")
+        return (DRAWN / PHOTO.name).exists()
 
 
 if __name__ == "__main__":
