@@ -13,7 +13,7 @@ import pytest
 
 from demo import make_vision_model
 from demo.broker import find_mosquitto
-from tests.fakes.demo_process import LIMIT_S, demo_process, read_until, stop
+from tests.fakes.demo_process import LIMIT_S, ROOT, demo_process, read_until, stop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +49,8 @@ def test_it_shows_answers_accuracy_latencies_and_a_clean_end(demo: subprocess.Po
         ), shown
     else:
         assert "left out: no mosquitto here" in shown
+    assert re.search(r"^    7  0\.99\d\d$", shown, re.MULTILINE), shown
+    assert (ROOT / "build" / "demo" / "seven.jpg").exists()
     assert "exit status 0" in shown
 
 

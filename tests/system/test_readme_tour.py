@@ -33,6 +33,7 @@ MQTT = (ROOT / "docs" / "mqtt.md").read_text()
 HTTP = (ROOT / "docs" / "http.md").read_text()
 UPDATE = (ROOT / "docs" / "updates.md").read_text()
 START_LIMIT_S = 60.0
+ANSWER_TO_A_PICTURE = "mosquitto_sub -V 5 -t reply/me"
 
 
 def blocks(language: str, text: str = TOUR) -> list[str]:
@@ -53,10 +54,17 @@ def programs() -> list[str]:
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tour's folder, with its daemon running; `/tmp/tour` stands for it in the documents."""
     folder = tmp_path_factory.mktemp("tour")
-    shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
+    lay_out(folder / "models")
     (serve,) = re.findall(r"^edge-runtime serve .+$", TOUR, re.MULTILINE)
     with serving(words(serve, folder), folder):
         yield folder
+
+
+def lay_out(models: Path) -> None:
+    """The tour's models: digits, and the same with steps for pictures."""
+    for name in ("digits", "photo"):
+        shutil.copytree(ROOT / "demo" / "models" / "digits", models / name)
+    shutil.copy(ROOT / "demo" / "photo.toml", models / "photo" / "model.toml")
 
 
 @contextmanager
@@ -129,7 +137,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def mqtt_tour(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Path]:
     """The tour's folder, with the daemon of docs/mqtt.md; a broker of our own stands for port 1883."""
     folder = tmp_path_factory.mktemp("mqtt")
-    shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
+    lay_out(folder / "models")
     (serve,) = re.findall(r"^edge-runtime serve .+$", MQTT, re.MULTILINE)
     with serving(words(serve.replace("127.0.0.1:1883", f"127.0.0.1:{broker.port}"), folder), folder):
         with Peer(broker.url) as peer:
@@ -140,7 +148,8 @@ def mqtt_tour(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Itera
 
 
 def shell_commands() -> list[str]:
-    return [line for line in "".join(blocks("sh", MQTT)).splitlines() if line.startswith("mosquitto_")]
+    lines = "".join(blocks("sh", MQTT)).splitlines()
+    return [line for line in lines if line.startswith("mosquitto_") and not line.startswith(ANSWER_TO_A_PICTURE)]
 
 
 @needs_mosquitto
@@ -158,6 +167,18 @@ def test_a_shell_command_over_mqtt_prints_its_answer(number: int, says: str, mqt
     assert len(shell_commands()) == 3
     printed = run([program, "-p", str(broker.port), "-W", "20", *rest], mqtt_tour)
     assert re.search(says, printed), printed
+
+
+@needs_mosquitto
+@pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="apt-get install mosquitto-clients")
+def test_the_photograph_over_mqtt_is_answered_in_words(mqtt_tour: Path, broker: Broker) -> None:
+    (line,) = [line for line in "".join(blocks("sh", MQTT)).splitlines() if line.startswith("(sleep 1; ")]
+    program, *rest = shlex.split(line.removeprefix("(sleep 1; ").removesuffix(") &"))
+    with Peer(broker.url) as peer:
+        peer.subscribe("reply/me", 1)
+        run([program, "-p", str(broker.port), *rest], mqtt_tour)
+        answer = peer.next().payload
+    assert re.search(rb'"model_name":"photo".*"classes":\[\{"label":"7","index":7,"score":0.99', answer), answer
 
 
 def test_the_commands_over_mqtt_of_the_readme_are_those_of_its_page() -> None:
