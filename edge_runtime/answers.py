@@ -84,7 +84,7 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     for row in range(first.shape[0]):
         values: dict[str, Any] = {}
         if sizes is not None and read is not None:
-            values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit, read.color)
+            values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit or "stretch", read.color)
         for name, output in declared:
             kind = kind_of(output)
             values.setdefault(kind, _read(kind, outputs[name][row], steps.labels.get(name, ())))

@@ -23,6 +23,9 @@ Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
 FRAME_CHANNELS = (1, 3)
 """Of raw frames, where `from` names no other form: gray, RGB."""
 
+DEFAULT_OVERLAP = 0.45
+"""Of Ultralytics' and YOLOv5's `non_max_suppression`."""
+
 Side = Annotated[int, Meta(ge=1, le=16_384)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Level = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -37,9 +40,9 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
     height, width, 1]`; `"nv12"`, `[rows, height * 3 / 2, width]`; `"yuyv"`, `[rows, height, width, 2]` (BT.601, limited
     range)."""
 
-    fit: Fit = "stretch"
+    fit: Fit | None = None
     """How a picture of any size becomes one of the model's: `"stretch"`; `"crop"`, the middle of it; `"letterbox"`,
-    whole with `fill` around it."""
+    whole with `fill` around it. When absent: as the preset has it, else `"stretch"`."""
 
     fill: tuple[Annotated[int, Meta(ge=0, le=255)], ...] = (114,)
     """Around a letterboxed picture: one level, or one a channel."""
@@ -48,9 +51,9 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
     """With `fit = "crop"`: the shorter side after scaling, before the middle is cut out; torchvision has 256 for 224.
     When absent: the model's own side."""
 
-    filter: Filter = "bilinear"
+    filter: Filter | None = None
     """How pixels are scaled, as Pillow has it: with antialiasing. `"linear"`: without, as OpenCV's INTER_LINEAR has it,
-    and so Ultralytics."""
+    and so Ultralytics. When absent: as the preset has it, else `"bilinear"`."""
 
     color: Color = "rgb"
     """Order of the channels that the model was trained with."""
@@ -76,7 +79,7 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
                 raise ValueError(
                     f"{name} has {len(getattr(self, name))} numbers; wanted one, or one for each of 3 channels"
                 )
-        if self.shorter_side is not None and self.fit != "crop":
+        if self.shorter_side is not None and self.fit not in (None, "crop"):
             raise ValueError(f'shorter_side is for fit = "crop"; got fit = "{self.fit}"')
 
 
@@ -112,8 +115,9 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Share = 0.25
     """A box is told if its score is above; classes below it are left out only if it is set above 0.25."""
 
-    overlap: Share = 0.45
-    """Boxes of one class that overlap more are one (intersection over union)."""
+    overlap: Share | None = None
+    """Boxes of one class that overlap more are one (intersection over union). When absent: 0.45; 0.7 with the preset
+    `"ultralytics"`."""
 
     wanted: tuple[str, ...] = ()
     """Labels that are told. When empty: all."""
@@ -134,11 +138,15 @@ class Form(NamedTuple):
 
 
 class ModelSteps(Struct, frozen=True):
-    """All declared steps of one version, as a host gets them. labels: by output, empty where there are none."""
+    """All declared steps of one version, as a host gets them. labels: by output, empty where there are none.
+
+    preset: the family that filled what the tables leave out.
+    """
 
     inputs: Mapping[str, InputSteps] = field(default_factory=dict)
     outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    preset: Preset | None = None
 
 
 def steps_fields(steps: ModelSteps) -> dict[str, Any]:
@@ -157,7 +165,7 @@ def steps_from_fields(fields: Mapping[str, Any]) -> ModelSteps:
         for table, keys in known.items()
         if table in fields
     }
-    return convert({**kept, "labels": fields.get("labels", {})}, ModelSteps)
+    return convert({**kept, "labels": fields.get("labels", {}), "preset": fields.get("preset")}, ModelSteps)
 
 
 def _keys(kind: type[InputSteps | OutputSteps]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import BoxLayout, OutputSteps
+from edge_runtime.steps import DEFAULT_OVERLAP, BoxLayout, OutputSteps
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
@@ -88,7 +88,8 @@ class BoxReader:
         if unknown:
             raise LoadFailed(f"[output.{name}]: wanted has {min(unknown)!r}, which is none of its {len(labels)} labels")
         self._wanted = [index for index, label in enumerate(labels) if label in output.wanted]
-        self._threshold, self._overlap, self._most = output.threshold, output.overlap, output.most
+        self._threshold, self._most = output.threshold, output.most
+        self._overlap = DEFAULT_OVERLAP if output.overlap is None else output.overlap
         self.needs = tuple(self._roles.values())
         self._has_rows = not _is_list_of_seven(by_name[name])
 

@@ -109,8 +109,8 @@ class PictureInput:
     def _write(self, picture: Image.Image, planes: Array) -> Placed:
         """Write one picture into its row. planes: [channels, height, width], of any strides."""
         steps = self._steps
-        placed = place(steps.fit, picture.size, self._size, steps.shorter_side)
-        seen = scaled(picture, placed, self._size, steps.filter, self._mode)
+        placed = place(steps.fit or "stretch", picture.size, self._size, steps.shorter_side)
+        seen = scaled(picture, placed, self._size, steps.filter or "bilinear", self._mode)
         left, top = max(placed.left, 0), max(placed.top, 0)
         if seen.size != self._size:
             planes[...] = self._numbers.fill

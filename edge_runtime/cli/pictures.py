@@ -293,7 +293,7 @@ def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
         first = 2 if spec.shape[1] in (1, 3) else 1
         sides = spec.shape[first : first + 2]
         size = size if DYNAMIC in sides else (sides[0], sides[1])
-    fit: str = steps.fit
+    fit: str = steps.fit or "stretch"
     if size is not None:
         fit += f" into {size[1]} x {size[0]}"
     if fit.startswith("letterbox"):
@@ -306,7 +306,7 @@ def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
         numbers = f"(pixel - {_numbers(steps.mean or (0.0,))}) * {_numbers(steps.scale or (1.0,))}"
     else:
         numbers = "pixels as they are"
-    return {"fit": fit, "scaling": steps.filter, "colours": steps.color, "numbers": numbers}
+    return {"fit": fit, "scaling": steps.filter or "bilinear", "colours": steps.color, "numbers": numbers}
 
 
 def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:

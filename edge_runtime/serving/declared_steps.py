@@ -1,6 +1,6 @@
 """The steps that a model's folder declares, whole: settings, and the files that they name.
 
-Reads: `model.toml`'s tables, label files. Thread: the loader's.
+Reads: `model.toml`'s tables, label files, the artifact's own metadata. Thread: the loader's.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import json
 import re
 from pathlib import Path
 
+from edge_runtime.answers import kind_of
+from edge_runtime.backends.model_metadata import read_interface, read_metadata
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.steps import ModelSteps
+from edge_runtime.serving.presets import fill_inputs, fill_outputs
+from edge_runtime.steps import ModelSteps, Preset
 
 MAX_LABELS_BYTES = 4 << 20
 """Of one file: 100 000 labels of 40 bytes."""
@@ -22,20 +25,42 @@ MAX_LABELS_BYTES = 4 << 20
 def declared_steps(
     settings: ModelSettings, folder: ModelFolder, version: VersionFolder, artifact: Path
 ) -> ModelSteps | None:
-    """Return the steps of a version; None where none are declared. Raises LoadFailed: a file is missing or no text."""
-    del artifact
-    if not settings.input and not settings.output:
+    """Return the steps of a version, whole; None where none are declared.
+
+    What the tables leave out comes from the preset, or from the artifact's own metadata. Raises LoadFailed: a file is
+    missing or no text, or a preset does not tell enough.
+    """
+    if not settings.input and not settings.output and settings.preset is None:
         return None
-    labels = {
-        name: _read_labels(steps.labels, folder, version)
-        for name, steps in settings.output.items()
-        if steps.labels is not None
-    }
-    return ModelSteps(settings.input, settings.output, labels)
+    metadata = read_metadata(artifact)
+    preset = settings.preset or metadata.preset
+    spec = read_interface(artifact) if preset is not None else None
+    adds = settings.preset is not None
+    inputs = fill_inputs(settings.input, preset, spec, metadata, adds=adds)
+    outputs = fill_outputs(settings.output, preset, spec, metadata, adds=adds)
+    labels: dict[str, tuple[str, ...]] = {}
+    for name, steps in outputs.items():
+        if steps.labels is not None:
+            labels[name] = _read_labels(steps.labels, folder, version)
+        elif metadata.names and kind_of(steps) in ("classes", "boxes", "mask"):
+            labels[name] = metadata.names
+    return ModelSteps(inputs, outputs, labels, preset)
 
 
-def why_no_picture(model: str, spec: ModelSpec) -> str:
-    """Say that a model declares no steps for a picture, with the lines to write."""
+def told_preset(settings: ModelSettings, steps: ModelSteps | None) -> str:
+    """Say which preset filled the steps where `model.toml` does not name it; "" where it does, or none did."""
+    if steps is None or steps.preset is None or settings.preset is not None:
+        return ""
+    return f'its metadata says preset = "{steps.preset}", which filled what its tables of steps leave out'
+
+
+def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None) -> str:
+    """Say that a model declares no steps for a picture, with the lines to write. offered: what its metadata tells."""
+    if offered is not None:
+        return (
+            f"model {model!r} declares no steps for a picture; its own metadata says which family it is of, so write "
+            f'into its model.toml:\npreset = "{offered}"'
+        )
     fitting = [each for each in spec.inputs if len(each.shape) == 4 and {1, 3} & {each.shape[1], each.shape[3]}]
     if not fitting:
         there = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in spec.inputs)
@@ -80,7 +105,10 @@ def _read_labels(name: str, folder: ModelFolder, version: VersionFolder) -> tupl
         if len(data) > MAX_LABELS_BYTES:
             raise LoadFailed(f"{place}: labels have over {MAX_LABELS_BYTES} bytes")
         try:
-            return tuple(line.strip() for line in data.decode("utf-8-sig").splitlines())
+            lines = data.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{place}: labels are no UTF-8: {error}") from error
+        while lines and not lines[-1]:  # editors leave empty lines at the end
+            lines.pop()
+        return tuple(line.strip() or line for line in lines)  # a line of one space is that character
     raise LoadFailed(f"labels = {name!r}: no such file in {version.path} nor in {folder.path}")

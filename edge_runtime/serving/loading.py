@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
@@ -27,7 +28,7 @@ from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
-from edge_runtime.serving.declared_steps import declared_steps
+from edge_runtime.serving.declared_steps import declared_steps, told_preset
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
@@ -178,6 +179,9 @@ class VersionLoader:
             told = worth_telling(passed, instance.device)
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
+            if preset := told_preset(settings, options.steps):
+                told.append(preset)
+            servable.offered = read_metadata(artifact).preset if options.steps is None else None
             note = "; ".join(told)
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         # Backends that were tried come before those not installed: a person acts on the first words.

@@ -239,7 +239,7 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
     declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
     own = [spec.name for spec in servable.spec.inputs]
     if declared is None and PICTURE not in own:
-        raise TensorMismatch(why_no_picture(servable.model, servable.spec))
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))
     inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
     return replace(header, inputs=tuple(inputs))
 

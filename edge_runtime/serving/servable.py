@@ -26,7 +26,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, Schedule
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
-from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps
+from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
@@ -130,8 +130,8 @@ class Servable:
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
-        steps: what is declared with the model. forms: who answers requests that use them: servables of their own
-        queue, whose runs go to the same host.
+        steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
+        forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         """
         self.model = model
         self.number = number
@@ -139,6 +139,7 @@ class Servable:
         self.layouts = layouts
         self.spec: ModelSpec = layouts.narrow.spec
         self.steps = steps
+        self.offered: Preset | None = None
         self.form = Form("tensor", answers=False)
         self.forms: dict[Form, Servable] = {}
         self.batches = batches

@@ -262,8 +262,8 @@ def test_metadata_has_the_steps_as_model_toml_declares_them(daemon):
         assert "steps" not in client.result("metadata", model="silent")
     assert found["inputs"]["image"]["from"] == "picture"
     assert steps_from_fields(found) == ModelSteps(
-        {"image": InputSteps(range="0..1")},
-        {"scores": OutputSteps(labels="labels.txt", top_k=2)},
+        {"image": InputSteps(fit="stretch", filter="bilinear", range="0..1")},
+        {"scores": OutputSteps(labels="labels.txt", top_k=2, overlap=0.45)},
         {"scores": ("red", "green", "blue")},
     )
 

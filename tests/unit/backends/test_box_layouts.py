@@ -10,7 +10,7 @@ import pytest
 from edge_runtime.backends.box_layouts import BoxReader, suppress
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import OutputSteps
+from edge_runtime.steps import DEFAULT_OVERLAP, OutputSteps
 
 SIZE = (64, 32)
 """Width and height of the model's picture."""
@@ -96,7 +96,7 @@ def by_reference(layout, arrays, output):
                 for index, logit in enumerate(logits):
                     tell(index, 1 / (1 + math.exp(-logit)), on_picture(corners(box)))
     if layout.startswith("yolo"):
-        return suppressed(found, output.overlap, output.most)
+        return suppressed(found, DEFAULT_OVERLAP, output.most)
     return sorted(found, key=lambda item: -item[1])[: output.most]
 
 

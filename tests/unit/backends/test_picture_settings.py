@@ -35,7 +35,7 @@ def load(folder, shape=("rows", 3, 8, 8), datatype="FP32", name="image", **steps
         ({"fill": []}, "fill has 0 numbers"),
         ({"fill": [1, 2]}, "fill has 2 numbers"),
         ({"fill": [256]}, "fill"),
-        ({"shorter_side": 256}, 'shorter_side is for fit = "crop"; got fit = "stretch"'),
+        ({"shorter_side": 256, "fit": "stretch"}, 'shorter_side is for fit = "crop"; got fit = "stretch"'),
         ({"from": "jpeg"}, "jpeg"),
         ({"fit": "contain"}, "contain"),
         ({"color": "rgba"}, "rgba"),
