@@ -305,6 +305,10 @@ class FrigateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool = False
     """Allow TCP beyond this machine: everyone who can connect may use the mapped models, and send some."""
 
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not (self.models or self.accept_models):
+            raise ValueError("endpoint without a model to answer by; say accept_models = true, or models = {…}")
+
 
 class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The MQTT broker to connect to, named by `url` or `host`. Without this table the daemon uses no MQTT."""

@@ -185,7 +185,7 @@ class FrigateFrontend:
         self._to_load: deque[Handshake] = deque()
         self._loading: Handshake | None = None
         self._kept: dict[str, None] = {}
-        self._announced: dict[Hashable, tuple[ZmqConnection | None, float]] = {}
+        self._announced: dict[Hashable, float] = {}
         self._asked: dict[tuple[str, bytes], Asked] = {}
         self._generation = -1
 
@@ -277,8 +277,8 @@ class FrigateFrontend:
                     extra={"file": handshake.name, "after_s": HANDSHAKE_S},
                 )
                 self._tell(handshake, is_loaded=True)
-        for sender, (_, due_s) in list(self._announced.items()):
-            if now_s >= due_s:
+        for sender, due_s in list(self._announced.items()):
+            if now_s >= due_s or _connection_of(sender) is None:
                 del self._announced[sender]
 
     # ---- handshakes --------------------------------------------------------------------------------------------------
@@ -296,9 +296,8 @@ class FrigateFrontend:
         if model is None and fields.get("model_request"):
             # Never true for a name alone: it says nothing of which model the detector means.
             endpoint.send(peer.envelope, (json_codec.dumps({"model_available": False, "model_loaded": False}),))
-            if self._may_receive:
-                connection = endpoint.connections.known.get(peer.envelope[0])
-                self._announced[sender] = connection, handshake.due_s
+            if self._may_receive and len(self._announced) < MAX_WAITING:
+                self._announced[sender] = handshake.due_s
             return
         try:
             self._expect(handshake, sender, model, frames)
@@ -419,8 +418,9 @@ class FrigateFrontend:
 
     def _forget_gone(self) -> None:
         """Forget connections whose clients chose their identities, of whose end nothing is heard."""
-        for sender in [sender for sender, each in self._known.items() if not _is_there(sender, each)]:
-            del self._known[sender]
+        for sender, binding in list(self._known.items()):
+            if _connection_of(sender) is not binding.connection:
+                del self._known[sender]
 
     def _give_up(self, model: str) -> None:
         self._kept.pop(model, None)
@@ -532,10 +532,12 @@ def _inputs(spec: ModelSpec, model: str, size: tuple[int, int]) -> tuple[TensorS
     return pictures[0], [(each, np.array([size], DATATYPES[each.datatype].dtype)) for each in others]
 
 
-def _is_there(sender: Hashable, binding: Binding) -> bool:
+def _connection_of(sender: Hashable) -> ZmqConnection | None:
+    """The connection that has this key now, if any."""
     assert isinstance(sender, tuple)
     endpoint, identity = sender
-    return endpoint.connections.known.get(identity) is binding.connection
+    connection: ZmqConnection | None = endpoint.connections.known.get(identity)
+    return connection
 
 
 def _refusal(settings: FrigateSettings, *, may_receive: bool) -> str:

@@ -398,16 +398,21 @@ def test_without_an_endpoint_there_is_no_door_and_nothing_of_it_is_imported(tmp_
 
 
 def test_an_address_off_this_machine_has_to_be_asked_for(tmp_path):
-    settings = FrigateSettings(endpoint="tcp://0.0.0.0:0")
+    settings = FrigateSettings(endpoint="tcp://0.0.0.0:0", accept_models=True)
     (tmp_path / "models").mkdir()
     with (
         pytest.raises(ConfigError, match=r"frigate\.insecure = true"),
         running_daemon(tmp_path / "models", tmp_path / "run", frigate=settings),
     ):
         pass
-    allowed = FrigateSettings(endpoint="tcp://0.0.0.0:*", insecure=True)
+    allowed = FrigateSettings(endpoint="tcp://0.0.0.0:*", accept_models=True, insecure=True)
     with running_daemon(tmp_path / "models", tmp_path / "run", frigate=allowed) as daemon:
         assert daemon.frigate.endpoint.startswith("tcp://0.0.0.0:")
+
+
+def test_an_endpoint_that_could_answer_nobody_is_refused():
+    with pytest.raises(ValueError, match="accept_models = true"):
+        FrigateSettings(endpoint="ipc:///tmp/never")
 
 
 def test_the_door_takes_no_other_operation(daemon):

@@ -39,6 +39,26 @@ def dividing(folder: Path) -> Path:
     return _rows(folder, nodes, {"by": np.array([-1, -1], np.int32)})
 
 
+def dividing_finder(folder: Path) -> Path:
+    """image FP32 [rows, 3, 32, 32] -> boxes [rows, 7, 16], as YOLOv8 has it: SMALLEST ends ONNX Runtime."""
+    base, factor = np.zeros((1, 7, 16), np.float32), np.zeros((1, 7, 16), np.float32)
+    base[0, :4, 5] = 16
+    factor[0, 4, 5] = -1 / 255
+    nodes = [
+        helper.make_node("ReduceMax", ["image"], ["most"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Cast", ["most"], ["whole"], to=TensorProto.INT32),
+        helper.make_node("Div", ["whole", "by"], ["quotient"]),
+        helper.make_node("Cast", ["quotient"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["number", "axes"], ["column"]),
+        helper.make_node("Mul", ["column", "factor"], ["score"]),
+        helper.make_node("Add", ["score", "base"], ["boxes"]),
+    ]
+    inputs = [("image", TensorProto.FLOAT, ["rows", 3, 32, 32])]
+    outputs = [("boxes", TensorProto.FLOAT, ["rows", 7, 16])]
+    weights = {"by": np.array([-1], np.int32), "axes": np.array([1, 2]), "base": base, "factor": factor}
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
 def dividing_by(folder: Path) -> Path:
     """x INT32 [rows, 2] -> y INT32 [rows, 2] = 8 / (x - 2): a 2 ends ONNX Runtime 1.23.2, and fails with 1.31.1."""
     nodes = [helper.make_node("Sub", ["x", "two"], ["by"]), helper.make_node("Div", ["eight", "by"], ["y"])]
