@@ -108,8 +108,8 @@ def steps_once(text: str) -> InputSteps:
 
 
 def picture_name(spec: ModelSpec) -> str:
-    """The only input that a picture may become. Raises UsageError where there is none, or several."""
-    able = [each for each in spec.inputs if len(each.shape) == 4]
+    """The only input that a picture may become. Raises UsageError where several may."""
+    able = [each for each in spec.inputs if len(each.shape) == 4] if len(spec.inputs) > 1 else list(spec.inputs)
     if len(able) != 1:
         there = ", ".join(f"{each.name} {list(each.shape)}" for each in spec.inputs)
         raise UsageError(f"--as: wanted a model with one input of [rows, 3, height, width]; it has {there}")

@@ -6,7 +6,9 @@ Reads: `model.toml`'s tables, label files, the artifact's own metadata. Thread: 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_runtime.answers import kind_of
@@ -20,6 +22,10 @@ from edge_runtime.steps import ModelSteps, Preset
 
 MAX_LABELS_BYTES = 4 << 20
 """Of one file: 100 000 labels of 40 bytes."""
+
+
+LEAST_SIDE = 8
+"""Of a picture in one line: scikit-learn's digits are the smallest."""
 
 
 def declared_steps(
@@ -62,6 +68,8 @@ def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None) -
             f'into its model.toml:\npreset = "{offered}"'
         )
     fitting = [each for each in spec.inputs if len(each.shape) == 4 and {1, 3} & {each.shape[1], each.shape[3]}]
+    flat = [each for each in spec.inputs if _flat_side(each.shape)]
+    fitting = fitting or flat
     if not fitting:
         there = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in spec.inputs)
         return (
@@ -70,9 +78,11 @@ def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None) -
         )
     tensor = fitting[0]
     lines = [f"[input.{_key(tensor.name)}]"]
-    if 1 in (tensor.shape[1], tensor.shape[3]):
+    if tensor in flat or 1 in (tensor.shape[1], tensor.shape[3]):
         lines.append('color = "gray"')
-    if DYNAMIC in tensor.shape[1:]:
+    if tensor in flat:
+        lines.append(f"size = [{_flat_side(tensor.shape)}, {_flat_side(tensor.shape)}]")
+    elif DYNAMIC in tensor.shape[1:]:
         lines.append("size = [224, 224]  # height, width")
     if tensor.datatype.startswith("F"):
         lines.append('range = "0..1"  # what its numbers mean; or "-1..1", "0..255", or mean and scale')
@@ -83,6 +93,12 @@ def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None) -
         f"model {model!r} declares no steps for a picture, and how it was trained cannot be guessed; write into its "
         "model.toml, as it was trained:\n" + "\n".join(lines)
     )
+
+
+def _flat_side(shape: Sequence[int]) -> int:
+    """The side of a square picture whose gray pixels are an axis; 0 where they are none, or as few as features are."""
+    side = math.isqrt(max(shape[1], 0)) if len(shape) == 2 else 0
+    return side if side >= LEAST_SIDE and side * side == shape[1] else 0
 
 
 def _key(name: str) -> str:

@@ -22,6 +22,8 @@ from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import RunFailed, TensorMismatch
 from edge_runtime.messages import InferResult
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
 from tests.contract.running_daemon import ANSWER_S, RawClient, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
@@ -254,6 +256,18 @@ def test_a_picture_for_a_model_that_can_take_none_says_what_it_takes(daemon):
     error = ask_without_a_name(daemon, "numbers")["error"]
     assert error["code"] == "tensor_mismatch"
     assert "x FP32 [-1, 16]" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "lines"),
+    [
+        ((-1, 3, -1, -1), "[input.image]\nsize = [224, 224]  # height, width\nrange"),
+        ((-1, 28, 28, 1), '[input.image]\ncolor = "gray"\nrange'),
+        ((-1, 64), '[input.image]\ncolor = "gray"\nsize = [8, 8]\nrange'),
+    ],
+)
+def test_the_lines_to_write_fit_the_model(shape, lines):
+    assert lines in why_no_picture("digits", ModelSpec((TensorSpec("image", "FP32", shape),), ()))
 
 
 def test_metadata_has_the_steps_as_model_toml_declares_them(daemon):

@@ -26,8 +26,13 @@ TOMLS = {
     "areas": IMAGE + 'fit = "letterbox"\n[output.copy]\nanswer = "mask"\nlabels = "labels.txt"\n',
     "silent": "",
     "bare": IMAGE,
+    "line": "",
 }
-MAKERS = {"pets": onnx_models.detector, "areas": onnx_models.picture_copy}
+MAKERS = {
+    "line": lambda folder: onnx_models.picture_copy(folder, ("rows", 64)),
+    "pets": onnx_models.detector,
+    "areas": onnx_models.picture_copy,
+}
 
 Run = Callable[..., str]
 
@@ -189,6 +194,12 @@ def test_steps_said_once_are_the_declared_ones(run, photo):
     told = run("infer", "silent", photo, "--as", "mean=127.5,0,0,scale=0.01", error=True)
     assert "64 x 48, stretch into 8 x 8" in told
     assert "(pixel - [127.5, 0, 0]) * 0.01" in told
+
+
+def test_gray_pixels_in_one_line_are_read_once_too(run, photo):
+    told = json.loads(run("infer", "line", photo, "--as", "range=0..1,color=gray,size=8,8", "--json"))
+    assert told["outputs"][0]["shape"] == [1, 64]
+    assert {round(value, 2) for value in told["outputs"][0]["data"]} == {0.3}
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
