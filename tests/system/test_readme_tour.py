@@ -221,7 +221,7 @@ class HttpTour:
 @pytest.fixture(scope="module")
 def http_tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpTour]:
     folder = tmp_path_factory.mktemp("http")
-    shutil.copytree(ROOT / "demo" / "models" / "digits", folder / "models" / "digits")
+    lay_out(folder / "models")
     tour = HttpTour(folder, {port: str(free_port()) for port in ("8000", "8001", "8010")})
     serve, _ = re.findall(r"^edge-runtime serve .+$", HTTP, re.MULTILINE)  # the other is KServe's: test_kserve.py
     with serving(words(tour.mend(f"{serve} --http-control 127.0.0.1:8010 --client-shared-memory"), folder), folder):
@@ -242,7 +242,7 @@ def test_the_shell_lines_over_http_print_their_answers_in_order(http_tour: HttpT
     wanted = {
         "/v2/health/ready": r'\{"ready":true\}',
         "/v2/models/digits": r'\{"name":"digits","versions":\["1"\],.*',
-        "/v2/repository/index": r'\[\{"name":"digits","version":"1","state":"READY","reason":""\}\]',
+        "/v2/repository/index": r'\[\{"name":"digits","version":"1","state":"READY","reason":""\},\{"name":"photo".*',
         "/v2/models/digits/infer": r'.*\{"name":"digit","datatype":"INT64","shape":\[1\],"data":\[7\]\}\]\}',
         "/v2/repository/models/digits/unload": r"\{\}",
         "/v2/repository/models/digits/load": r"\{\}",
@@ -250,6 +250,10 @@ def test_the_shell_lines_over_http_print_their_answers_in_order(http_tour: HttpT
     for path, form in wanted.items():
         (line,) = (each for each in lines if re.search(rf":\d+{path}( |$)", each))
         assert re.fullmatch(form, said[line]), f"{line}: {said[line]}"
+    pictures = [printed for line, printed in said.items() if "/photo/infer" in line]
+    assert len(pictures) == 3
+    for each in pictures:
+        assert re.search(r'"picture":\{"width":640,"height":480,.*"classes":\[\{"label":"7"', each), each
     (token,) = (printed for line, printed in said.items() if line.startswith("edge-runtime token add"))
     assert token.startswith("ert_")
 
