@@ -21,6 +21,7 @@ import zmq
 
 from bench import (
     fairness_scenarios,
+    frigate_scenarios,
     host_scenarios,
     mqtt_scenarios,
     oip_scenarios,
@@ -50,6 +51,7 @@ SCENARIOS = {
     **mqtt_scenarios.SCENARIOS,
     **oip_scenarios.SCENARIOS,
     **picture_scenarios.SCENARIOS,
+    **frigate_scenarios.SCENARIOS,
     **UPDATES,
     **tune_scenarios.SCENARIOS,
 }
