@@ -147,6 +147,10 @@ class RunTooLong(RunFailed):
     """This run was over its limit, and was ended."""
 
 
+class CalledTooSoon(RunFailed):
+    """A run that no request asked for, such as a warm-up, called another model, which only a request's run may."""
+
+
 class BackendUnavailable(BackendError):
     """A backend, provider or device that was asked for is not on this host."""
 

@@ -7,11 +7,13 @@ only, inside `probe` and `load`. This module imports no backend.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array, Tensors
@@ -206,6 +208,24 @@ class Interruptible(Protocol):
 
     def interrupt(self, thread: int) -> None:
         """End the run of a thread (`threading.get_ident`) soon; it raises RunFailed. Thread: any."""
+        ...
+
+
+Called = tuple[Sequence[TensorHeader], Sequence[Array]] | EdgeRuntimeError
+"""How a call of another model ended: its outputs, or the error that any caller of it would get."""
+
+BeginCall = Callable[[RequestHeader, Sequence[Array], Callable[[Called], None]], Callable[[], None]]
+"""Calls another served model for the run that is on: its request, the arrays of its inputs (BF16 as bits), and who is
+told of the end, once, from any thread. Returns what takes the call back. Raises CalledTooSoon, RequestError, Refused.
+Thread: the run's."""
+
+
+@runtime_checkable
+class CallingInstance(Protocol):
+    """An instance whose runs may call other served models."""
+
+    def call_by(self, call: Callable[[RequestHeader, Sequence[Array]], dict[str, Array]]) -> None:
+        """Call other models by this, which waits for the answer. Called once, before the first run."""
         ...
 
 

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_runtime.backends.base import Instance, Interruptible
-from edge_runtime.backends.host_memory import SharedMemory, lay_out
+from edge_runtime.backends.base import CallingInstance, Instance, Interruptible
+from edge_runtime.backends.host_memory import SharedMemory, lay_out, lay_out_named, payload_of
 from edge_runtime.backends.host_messages import (
     MAX_ERROR_CHARACTERS,
+    Answered,
+    CallModel,
+    CallReport,
     ChannelEnded,
     Engine,
     Forget,
@@ -35,6 +38,7 @@ from edge_runtime.backends.host_messages import (
     Memory,
     NeedsMemory,
     NoEngine,
+    NotCalled,
     NotLoaded,
     NotRun,
     Place,
@@ -50,9 +54,18 @@ from edge_runtime.backends.host_messages import (
     send_bytes,
 )
 from edge_runtime.backends.registry import backend
-from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, NotBuiltYet
+from edge_runtime.errors import (
+    BackendUnavailable,
+    EdgeRuntimeError,
+    LoadFailed,
+    NotBuiltYet,
+    Refused,
+    RunFailed,
+    error_from_wire,
+)
+from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.tensors import DATATYPES, Array, pack_bytes, values_to_bits
+from edge_runtime.tensors import DATATYPES, Array, values_to_bits
 
 if TYPE_CHECKING:
     from edge_runtime.backends.steps_instance import StepsInstance
@@ -196,6 +209,8 @@ class _ServedModel:
         self._runners = [_HostRunner([instance, *forms], channel, keeps_inputs=ends_softly) for channel in channels]
         self._instance = instance
         self._ends_softly = ends_softly
+        if isinstance(instance, CallingInstance):
+            instance.call_by(self._runners[0].call)  # it has one run at a time
 
     def run_orders(self, index: int) -> None:
         """Run what one runner is sent, until the channel ends."""
@@ -232,6 +247,7 @@ class _HostRunner:
         self._kept: dict[bytes, tuple[dict[str, Array], int, int]] = {}
         self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[Place, ...]]] = {}
         self._lock = threading.Lock()
+        self._calls = threading.Lock()
         self._thread = 0
         self._runs = 0
         self._is_running = False
@@ -253,6 +269,35 @@ class _HostRunner:
         with self._lock:
             if self._is_running and self._runs == run:
                 instance.interrupt(self._thread)
+
+    def call(self, header: RequestHeader, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Call another served model, and wait. Raises what any caller of it gets, ChannelEnded.
+
+        The slot carries the tensors both ways: the run's own inputs were copied out of it. Thread: any of a run's, one
+        at a time.
+        """
+        named, payloads, end = lay_out_named(header.inputs, arrays)
+        with self._calls:
+            if not self._is_running:
+                raise RunFailed("a run that has ended calls no other model: call from infer, and wait for its threads")
+            if end > self._memories[0].nbytes:
+                send(self._channel, NeedsMemory(end))
+                self._take_memory(decode(receive_bytes(self._channel), Memory))
+            for tensor, payload in zip(named, payloads, strict=True):
+                self._memories[0].write(tensor.place, payload)
+            call = CallModel(
+                header.model, named, header.version, header.outputs, header.timeout_ms, dict(header.parameters)
+            )
+            send(self._channel, call)
+            report = decode(receive_bytes(self._channel), CallReport)
+            if isinstance(report, Memory):
+                self._take_memory(report)
+                report = decode(receive_bytes(self._channel), CallReport)
+            if isinstance(report, NotCalled):
+                raise error_from_wire(report.code, report.message, report.retry_after_ms)
+            assert isinstance(report, Answered)
+            slot = self._memories[0]
+            return {each.name: slot.view(each.datatype, each.place).copy() for each in report.outputs}
 
     def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int] | None:
         """Return a run's inputs, where its results may begin, and its form; None for an order that is done at once."""
@@ -294,13 +339,14 @@ class _HostRunner:
             try:
                 results = self._forms[form].run(arrays)
             finally:
-                with self._lock:
+                with self._calls, self._lock:  # a call that a thread of the model still waits for ends first
                     self._is_running = False
             self._reply(results, results_at, form)
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
-            send(self._channel, NotRun(error.message[:MAX_ERROR_CHARACTERS]))
+            code = error.code if isinstance(error, Refused) else RunFailed.code
+            send(self._channel, NotRun(error.message[:MAX_ERROR_CHARACTERS], code, error.retry_after_ms))
         except MemoryError as error:
             send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))
         except Exception as error:  # noqa: BLE001  a library's surprise is a failed run
@@ -311,7 +357,8 @@ class _HostRunner:
         """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""
         outputs = self._forms[form].spec.outputs
         has_text = any(not DATATYPES[spec.datatype].itemsize for spec in outputs)
-        payloads = [self._payload(spec, array) for spec, array in zip(outputs, results, strict=True)]
+        named = zip(outputs, results, strict=True)
+        payloads = [payload_of(spec.datatype, values_to_bits(array)) for spec, array in named]
         # The key holds where results begin too: the same shapes come behind inputs of other sizes.
         key = ((results_at, form), *(array.shape for array in results))
         known = None if has_text else self._replies.get(key)
@@ -331,16 +378,5 @@ class _HostRunner:
         data, places = known
         slot = self._memories[0]
         for place, payload in zip(places, payloads, strict=True):
-            memory = slot.bytes[place.offset : place.offset + place.nbytes]
-            if payload.nbytes:
-                memory.view(payload.dtype).reshape(payload.shape)[...] = payload
+            slot.write(place, payload)
         send_bytes(self._channel, data)
-
-    def _payload(self, spec: TensorSpec, array: Array) -> Array:
-        """Return a result as what is written: its own elements, or the bytes of text."""
-        kind = DATATYPES[spec.datatype]
-        if not kind.itemsize:
-            import numpy as np
-
-            return np.frombuffer(pack_bytes(array), np.uint8)
-        return values_to_bits(array).astype(kind.dtype, copy=False)

@@ -14,18 +14,29 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from edge_runtime.backends.base import Backend, HostStatus, LoadOptions, Probe
-from edge_runtime.backends.host_memory import MAX_SLOT_BYTES, SharedMemory, lay_out, slot_bytes
+from edge_runtime.backends.base import Backend, BeginCall, Called, HostStatus, LoadOptions, Probe
+from edge_runtime.backends.host_memory import (
+    MAX_SLOT_BYTES,
+    SharedMemory,
+    lay_out,
+    lay_out_named,
+    payload_of,
+    slot_bytes,
+)
 from edge_runtime.backends.host_messages import (
+    MAX_ERROR_CHARACTERS,
+    Answered,
     BrokenMessage,
+    CallModel,
     ChannelEnded,
     Engine,
     Forget,
@@ -36,6 +47,7 @@ from edge_runtime.backends.host_messages import (
     Memory,
     NeedsMemory,
     NoEngine,
+    NotCalled,
     NotLoaded,
     NotRun,
     Place,
@@ -53,17 +65,22 @@ from edge_runtime.backends.hosts import END_TIMEOUT_S, HostProcess, Hosts
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
     BackendUnavailable,
+    CalledTooSoon,
     EdgeRuntimeError,
     HostEnded,
     LoadFailed,
     NotBuiltYet,
+    Refused,
     RunFailed,
     RunTooLong,
+    Unsupported,
+    error_from_wire,
 )
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.regions import MappedFile, Regions
 from edge_runtime.steps import Form
-from edge_runtime.tensors import DATATYPES, Array, Tensors, pack_bytes
+from edge_runtime.tensors import DATATYPES, Array, Tensors
 
 if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
@@ -101,14 +118,19 @@ class HostedBackend:
         allow_python: bool = False,
         engines: EngineSource | None = None,
         clock: Clock | None = None,
+        begin_call: BeginCall | None = None,
     ) -> None:
-        """allow_python: whether `model.py` may be loaded. engines: the source of TensorRT's."""
+        """allow_python: whether `model.py` may be loaded. engines: the source of TensorRT's.
+
+        begin_call: calls other models for a run; None: there are none.
+        """
         self.name = backend.name
         self.artifacts = backend.artifacts
         self._hosts = hosts
         self._allow_python = allow_python
         self._engines = engines
         self._clock: Clock = clock or SystemClock()
+        self._begin_call = begin_call
 
     def probe(self) -> Probe:
         """Tell the version of the library that is installed, without importing it."""
@@ -140,6 +162,7 @@ class HostedBackend:
             run_limit_s=run_limit_s,
             engines=self._engines,
             clock=self._clock,
+            begin_call=self._begin_call,
         )
         instance.load()
         return instance
@@ -161,6 +184,7 @@ class HostInstance:
         run_limit_s: float,
         engines: EngineSource | None,
         clock: Clock,
+        begin_call: BeginCall | None = None,
     ) -> None:
         self.backend = task.backend
         self.spec = ModelSpec((), ())
@@ -176,6 +200,7 @@ class HostInstance:
         self._run_limit_s = run_limit_s
         self._engines = engines
         self._clock = clock
+        self._begin_call = begin_call
         self._changed = threading.Condition()
         self._life: _HostLife | None = None
         self._loading: HostProcess | None = None
@@ -405,7 +430,9 @@ class HostInstance:
         life.can_interrupt = loaded.can_interrupt
         regions = self._hosts.regions
         specs = [spec, *form_specs]
-        life.free = [_RunnerSide(index, channel, specs, regions) for index, channel in enumerate(used)]
+        life.free = [
+            _RunnerSide(index, channel, specs, regions, self._begin_call) for index, channel in enumerate(used)
+        ]
         return life
 
     def _wait_for_load(self, process: HostProcess) -> Loaded:
@@ -592,11 +619,31 @@ class _RunOrder:
     inputs: tuple[Array | None, ...]
 
 
-class _RunnerSide:
-    """One runner of a host, its slot, and the clients' regions that it was given. One run at a time."""
+class _OpenCall:
+    """A call of another model that a run waits for."""
 
-    def __init__(self, index: int, channel: socket.socket, specs: Sequence[ModelSpec], regions: Regions | None) -> None:
-        """specs: of the model, and of the forms of its steps."""
+    __slots__ = ("began_s", "cancel")
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self.cancel: Callable[[], None] = lambda: None
+
+
+class _RunnerSide:
+    """One runner of a host, its slot, and the clients' regions that it was given. One run at a time.
+
+    While a run waits for a call of another model, the slot belongs to whoever ends that call.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        channel: socket.socket,
+        specs: Sequence[ModelSpec],
+        regions: Regions | None,
+        begin_call: BeginCall | None,
+    ) -> None:
+        """specs: of the model, and of the forms of its steps. begin_call: calls other models; None: there are none."""
         self._index = index
         self._channel = channel
         self._specs = specs
@@ -610,6 +657,11 @@ class _RunnerSide:
         self._results: dict[bytes, list[Array]] = {}
         self._timeout_s: float | None = None
         self._runs = 0
+        self._begin_call = begin_call
+        self._calls = threading.Lock()
+        self._open: _OpenCall | None = None
+        self._waited_s = 0.0
+        self._too_soon: CalledTooSoon | None = None
 
     def _use_form(self, form: int) -> None:
         """The inputs and outputs of the next runs."""
@@ -620,31 +672,46 @@ class _RunnerSide:
         self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
 
     def run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0) -> list[Array]:
-        """Write inputs, run, copy results out. Raises RunFailed, TimeoutError, ChannelEnded."""
+        """Write inputs, run, copy results out.
+
+        Raises RunFailed, Refused (by a model that it calls), TimeoutError, ChannelEnded.
+        """
         if form != self._form:
             self._use_form(form)
             self._orders.clear()
             self._results.clear()
-        if self._has_text_inputs:
-            message = self._write_text(parts)
-        else:
-            self.forget_regions()
-            order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts)
-            if len(parts) == 1:
-                for view, array in zip(order.inputs, parts[0], strict=True):
-                    if view is not None:
-                        view[...] = array
-            else:
-                for view, arrays in zip(order.inputs, zip(*parts, strict=True), strict=True):
-                    np.concatenate(arrays, out=view)
-            message = order.message
+        message = self._write_text(parts) if self._has_text_inputs else self._write(parts)
         timeout_s = None if limit_s == math.inf else limit_s
         if timeout_s != self._timeout_s:
             self._timeout_s = timeout_s
             self._channel.settimeout(timeout_s)
         self._runs += 1
+        self._waited_s = 0.0
+        self._too_soon = None
         send_bytes(self._channel, message)
-        return self._read(receive_bytes(self._channel))
+        try:
+            results = self._receive_results(limit_s)
+        except RunFailed as error:
+            raise self._too_soon or error from None
+        finally:
+            if self._open is not None:
+                self._drop_call()
+        if self._too_soon is not None:
+            raise self._too_soon
+        return results
+
+    def _write(self, parts: Sequence[Sequence[Array]]) -> bytes:
+        """Write inputs that do not lie in a region already; return the message."""
+        self.forget_regions()
+        order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts)
+        if len(parts) == 1:
+            for view, array in zip(order.inputs, parts[0], strict=True):
+                if view is not None:
+                    view[...] = array
+        else:
+            for view, arrays in zip(order.inputs, zip(*parts, strict=True), strict=True):
+                np.concatenate(arrays, out=view)
+        return order.message
 
     def interrupt(self, control: socket.socket, grace_s: float) -> bool:
         """Have the library end the run; whether it ended in time. Raises ChannelEnded."""
@@ -652,7 +719,8 @@ class _RunnerSide:
         self._timeout_s = grace_s
         self._channel.settimeout(grace_s)
         try:
-            self._read(receive_bytes(self._channel))
+            while self._read(receive_bytes(self._channel)) is None:
+                pass
         except TimeoutError:
             return False
         except (RunFailed, ChannelEnded):
@@ -740,30 +808,49 @@ class _RunnerSide:
     def _write_text(self, parts: Sequence[Sequence[Array]]) -> bytes:
         """Write inputs of which some are text, whose bytes differ from run to run; return the message."""
         joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
-        payloads = [
-            np.ascontiguousarray(array, dtype=DATATYPES[spec.datatype].dtype)
-            if DATATYPES[spec.datatype].itemsize
-            else np.frombuffer(pack_bytes(array), np.uint8)
-            for spec, array in zip(self._inputs, joined, strict=True)
-        ]
+        payloads = [payload_of(spec.datatype, array) for spec, array in zip(self._inputs, joined, strict=True)]
         sizes = [(array.shape, each.nbytes) for array, each in zip(joined, payloads, strict=True)]
         places, end = lay_out(sizes)
         slot = self._slot_of(end)
         for place, payload in zip(places, payloads, strict=True):
-            slot.bytes[place.offset : place.offset + place.nbytes] = payload.reshape(-1).view(np.uint8)
+            slot.write(place, payload)
         return msgspec.msgpack.encode(Run(places, end, self._form))
 
-    def _read(self, data: bytes) -> list[Array]:
-        """Copy results out of the slot. Raises RunFailed, BrokenMessage."""
+    def _receive_results(self, limit_s: float) -> list[Array]:
+        """Receive what the host tells until the run has ended. Its limit does not count its waits for other models."""
+        began_s = time.monotonic()
+        while True:
+            try:
+                results = self._read(receive_bytes(self._channel))
+            except TimeoutError:
+                with self._calls:
+                    left_s = limit_s + self._waited_s - (time.monotonic() - began_s)
+                    if self._open is None and left_s <= 0:
+                        raise
+                self._timeout_s = limit_s if left_s <= 0 else left_s
+                self._channel.settimeout(self._timeout_s)
+            else:
+                if results is not None:
+                    return results
+
+    def _read(self, data: bytes) -> list[Array] | None:
+        """Copy results out of the slot; None: the run goes on. Raises RunFailed, Refused, BrokenMessage."""
         views = self._results.get(data)
         if views is not None:
             return [view.copy() for view in views]
         report = decode(data, RunnerReport)
+        with self._calls:
+            if self._open is not None:
+                raise BrokenMessage("it goes on while it waits for another model")
         if isinstance(report, NotRun):
-            raise RunFailed(report.message)
+            error = error_from_wire(report.code, report.message, report.retry_after_ms)
+            raise error if isinstance(error, Refused) else RunFailed(report.message)
         if isinstance(report, NeedsMemory):
             self._grow(report.nbytes)
-            return self._read(receive_bytes(self._channel))
+            return None
+        if isinstance(report, CallModel):
+            self._call(report)
+            return None
         slot = self._slot
         if slot is None or len(report.outputs) != len(self._outputs):
             raise BrokenMessage(f"{len(report.outputs)} results for {len(self._outputs)} outputs")
@@ -775,6 +862,69 @@ class _RunnerSide:
             self._results.clear()
         self._results[data] = views
         return [view.copy() for view in views]
+
+    # ---- calls of other models ---------------------------------------------------------------------------------------
+
+    def _call(self, call: CallModel) -> None:
+        """Begin a call. Raises BrokenMessage."""
+        slot = self._slot
+        if slot is None or any(each.place.region for each in call.inputs):
+            raise BrokenMessage("a call's inputs lie nowhere")
+        if any(each.datatype not in DATATYPES for each in call.inputs):
+            raise BrokenMessage("a call's inputs have no datatype")
+        # Copied: the host may write to the slot while they wait for their run.
+        arrays = [slot.view(each.datatype, each.place).copy() for each in call.inputs]
+        header = RequestHeader(
+            model=call.model,
+            version=call.version,
+            inputs=tuple(TensorHeader(each.name, each.datatype, each.place.shape) for each in call.inputs),
+            outputs=call.outputs,
+            timeout_ms=call.timeout_ms,
+            parameters=call.parameters,
+        )
+        self._open = opened = _OpenCall()
+        try:
+            if self._begin_call is None:
+                raise Unsupported(f"there is no other model here to call; got {call.model!r}")
+            opened.cancel = self._begin_call(header, arrays, partial(self._end_call, opened))
+        except CalledTooSoon as error:
+            self._too_soon = error
+            self._end_call(opened, error)
+        except EdgeRuntimeError as error:
+            self._end_call(opened, error)
+
+    def _end_call(self, call: _OpenCall, ended: Called) -> None:
+        """Tell the host how a call ended, unless its run has ended. Thread: any."""
+        with self._calls:
+            if self._open is not call:
+                return
+            with contextlib.suppress(ChannelEnded):  # the run's thread hears of it
+                try:
+                    if isinstance(ended, EdgeRuntimeError):
+                        raise ended
+                    self._send_outputs(*ended)
+                except EdgeRuntimeError as error:
+                    message = error.message[:MAX_ERROR_CHARACTERS]
+                    send(self._channel, NotCalled(message, error.code, error.retry_after_ms))
+            self._waited_s += time.monotonic() - call.began_s
+            self._open = None
+
+    def _send_outputs(self, headers: Sequence[TensorHeader], arrays: Sequence[Array]) -> None:
+        """Write what another model answered into the slot, and say where. Raises RunFailed, ChannelEnded."""
+        named, payloads, end = lay_out_named(headers, arrays)
+        if end > MAX_SLOT_BYTES:
+            raise RunFailed(f"the outputs of the called model have {end} bytes, over {MAX_SLOT_BYTES}")
+        slot = self._slot_of(end)
+        for tensor, payload in zip(named, payloads, strict=True):
+            slot.write(tensor.place, payload)
+        send(self._channel, Answered(named))
+
+    def _drop_call(self) -> None:
+        """Take a call back whose run has ended."""
+        with self._calls:
+            call, self._open = self._open, None
+        if call is not None:
+            call.cancel()
 
     def _slot_of(self, nbytes: int) -> SharedMemory:
         """Return the slot, replaced where it is smaller than inputs of this size and results of as much."""

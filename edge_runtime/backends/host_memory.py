@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_runtime.backends.host_messages import BrokenMessage, Place
+from edge_runtime.backends.host_messages import BrokenMessage, Place, TensorPlace
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.tensors import Array, datatype, unpack_bytes
+from edge_runtime.messages import TensorHeader
+from edge_runtime.tensors import DATATYPES, Array, datatype, pack_bytes, unpack_bytes
 
 FIRST_SLOT_BYTES = 1 << 16
 """Untouched pages of a slot cost nothing; a slot that is too small is replaced."""
@@ -80,6 +81,12 @@ class SharedMemory:
         except ValueError as error:
             raise BrokenMessage(f"no array has the shape {list(place.shape)}: {error}") from error
 
+    def write(self, place: Place, payload: Array) -> None:
+        """Write what `payload_of` made."""
+        if payload.nbytes:
+            memory = self.bytes[place.offset : place.offset + place.nbytes]
+            memory.view(payload.dtype).reshape(payload.shape)[...] = payload
+
 
 def slot_bytes(nbytes: int) -> int:
     """Return the size of a slot for so many bytes: a power of two, so that it grows seldom."""
@@ -94,6 +101,25 @@ def lay_out(shapes: Sequence[tuple[tuple[int, ...], int]], start: int = 0) -> tu
         places.append(Place(shape, offset, nbytes))
         offset = aligned(offset + nbytes)
     return tuple(places), offset
+
+
+def payload_of(name: str, array: Array) -> Array:
+    """Return what is written of a tensor of a datatype: its own elements, or the bytes of text."""
+    kind = DATATYPES[name]
+    if not kind.itemsize:
+        return np.frombuffer(pack_bytes(array), np.uint8)
+    return array.astype(kind.dtype, copy=False)
+
+
+def lay_out_named(
+    headers: Sequence[TensorHeader], arrays: Sequence[Array]
+) -> tuple[tuple[TensorPlace, ...], list[Array], int]:
+    """Place named tensors from 0; returns also what is written of each, and where they end."""
+    payloads = [payload_of(header.datatype, array) for header, array in zip(headers, arrays, strict=True)]
+    sizes = [(array.shape, payload.nbytes) for array, payload in zip(arrays, payloads, strict=True)]
+    places, end = lay_out(sizes)
+    named = [TensorPlace(each.name, each.datatype, place) for each, place in zip(headers, places, strict=True)]
+    return tuple(named), payloads, end
 
 
 def aligned(offset: int) -> int:

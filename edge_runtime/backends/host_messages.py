@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.errors import RunFailed
 from edge_runtime.steps import Form
 
 MAX_MESSAGE_BYTES = 1 << 17
@@ -212,13 +213,49 @@ class NeedsMemory(Struct, frozen=True, tag="needs memory", array_like=True):
 
 
 class NotRun(Struct, frozen=True, tag="not run", array_like=True):
-    """The run failed."""
+    """The run failed. code, retry_after_ms: of the error."""
 
     message: str
+    code: str = RunFailed.code
+    retry_after_ms: float | None = None
+
+
+class TensorPlace(Struct, frozen=True, array_like=True):
+    """A named tensor in the slot."""
+
+    name: str
+    datatype: str
+    place: Place
+
+
+class CallModel(Struct, frozen=True, tag="call", array_like=True):
+    """The run calls another served model, and waits. Its inputs are in the slot; the rest is as in RequestHeader."""
+
+    model: str
+    inputs: tuple[TensorPlace, ...]
+    version: int | None = None
+    outputs: tuple[str, ...] | None = None
+    timeout_ms: float | None = None
+    parameters: dict[str, str | int | float | bool] = {}
+
+
+class Answered(Struct, frozen=True, tag="answered", array_like=True):
+    """The other model answered. Its outputs are in the slot, from 0."""
+
+    outputs: tuple[TensorPlace, ...]
+
+
+class NotCalled(Struct, frozen=True, tag="not called", array_like=True):
+    """The other model did not answer. The fields are the error's."""
+
+    message: str
+    code: str
+    retry_after_ms: float | None = None
 
 
 RunnerOrder = Run | Memory | Forget
-RunnerReport = Results | NeedsMemory | NotRun
+RunnerReport = Results | NeedsMemory | NotRun | CallModel
+CallReport = Answered | NotCalled | Memory
 
 
 # ---- sockets --------------------------------------------------------------------------------------------------------

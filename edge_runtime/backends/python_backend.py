@@ -11,7 +11,8 @@ The contract of `model.py`:
     def load(folder):            # optional; folder: pathlib.Path of the version. Its result is `model` below.
     def infer(model, inputs):    # inputs: name -> numpy array, whole batches. Returns name -> array for every output.
 
-`infer(inputs)`, with the inputs alone, is allowed too. BYTES are object arrays of bytes,
+`infer(inputs)`, with the inputs alone, is allowed too, and so is `infer(model, inputs, context)`: `context.infer` calls
+another served model. docs/python-models.md tells it to users. BYTES are object arrays of bytes,
 BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give each row the same answer in any batch. An
 exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
 thread of the host.
@@ -33,10 +34,13 @@ import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
-from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, RunFailed
+from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, Refused, RunFailed, Unsupported
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
-from edge_runtime.tensors import Array, Tensors, datatype, datatype_name
+from edge_runtime.tensors import Array, Tensors, as_tensors, datatype, datatype_name, values_to_bits
+
+_CallModel = Callable[[RequestHeader, Sequence[Array]], dict[str, Array]]
 
 _Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
@@ -72,11 +76,53 @@ class PythonBackend:
         try:
             module = _import_model(artifact.parent)
             spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"))
-            infer = _infer_of(module, artifact.parent)
+            context = Context()
+            infer = _infer_of(module, artifact.parent, context)
         except Exception as error:
             traceback.print_exc()
             raise LoadFailed(f"{artifact}: {_words(error)}") from error
-        return PythonInstance(spec, infer, options.precision or "f32", growth())
+        return PythonInstance(spec, infer, context, options.precision or "f32", growth())
+
+
+class Context:
+    """The third argument of a model's `infer`: the way to the other models that the daemon serves."""
+
+    def __init__(self) -> None:
+        self._call: _CallModel | None = None
+
+    def call_by(self, call: _CallModel) -> None:
+        """See base.CallingInstance."""
+        self._call = call
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+    ) -> dict[str, Array]:
+        """Ask another served model, and wait for its outputs by name.
+
+        inputs: arrays by name, whole shapes. timeout_ms: a deadline from now, else that model's default; that of the
+        requests that run now holds in any case. parameters: as of a request, `{"raw": True}`. Raises what a client
+        gets: RequestError, Refused, RunFailed; Unsupported where the call would wait for this model itself. Thread: of
+        this run; another one's call waits until the first is answered.
+        """
+        if self._call is None:
+            raise Unsupported(f"this model can call {model!r} only where a daemon, or Runtime, serves it")
+        arrays = as_tensors(inputs)
+        header = RequestHeader(
+            model=model,
+            version=version,
+            inputs=tuple(TensorHeader(name, datatype_name(each.dtype), each.shape) for name, each in arrays.items()),
+            outputs=None if outputs is None else tuple(outputs),
+            timeout_ms=timeout_ms,
+            parameters=dict(parameters or {}),
+        )
+        return self._call(header, [values_to_bits(each) for each in arrays.values()])
 
 
 class PythonInstance:
@@ -86,18 +132,28 @@ class PythonInstance:
     device = "CPU"
     concurrency = 1
 
-    def __init__(self, spec: ModelSpec, infer: _Infer, precision: str, memory_bytes: int) -> None:
+    def __init__(self, spec: ModelSpec, infer: _Infer, context: Context, precision: str, memory_bytes: int) -> None:
         self.spec = spec
         self.precision = precision
         self.memory_bytes = memory_bytes
         self._infer: _Infer | None = infer
+        self._context = context
+
+    def call_by(self, call: _CallModel) -> None:
+        """See base.CallingInstance."""
+        self._context.call_by(call)
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
-        """Call `infer` once. Raises RunFailed: it raised, or its results are not what OUTPUTS says."""
+        """Call `infer` once. Raises RunFailed: it raised, or its results are not what OUTPUTS says.
+
+        Refused, where another model refused what this one called, and `infer` let that pass.
+        """
         if self._infer is None:
             raise RunFailed("the instance is closed")
         try:
             results = _checked(self._infer(dict(inputs)), self.spec.outputs)
+        except Refused:
+            raise
         except Exception as error:
             traceback.print_exc()
             raise RunFailed(f"the model failed: {_words(error)}") from error
@@ -144,16 +200,19 @@ def _import_model(folder: Path) -> ModuleType:
     return module
 
 
-def _infer_of(module: ModuleType, folder: Path) -> _Infer:
+def _infer_of(module: ModuleType, folder: Path, context: Context) -> _Infer:
     """Run the model's `load`, and return its `infer` as a function of the inputs alone."""
     infer: Any = getattr(module, "infer", None)
     if not callable(infer):
         raise LoadFailed("model.py has no function infer(model, inputs)")
+    taken = list(inspect.signature(infer).parameters.values())
     load = getattr(module, "load", None)
     model = load(folder) if callable(load) else None
-    if len(inspect.signature(infer).parameters) == 1:
+    if len(taken) == 1:
         on_inputs: _Infer = infer
         return on_inputs
+    if len(taken) > 2 and (taken[2].name == "context" or taken[2].default is inspect.Parameter.empty):
+        return lambda inputs: infer(model, inputs, context)
     return lambda inputs: infer(model, inputs)
 
 

@@ -54,10 +54,14 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Warmup(Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs on made-up inputs before the model is ready. One run allocates everything; a GPU gains from more."""
+    """Runs before the model is ready. One run allocates everything; a GPU gains from more."""
 
-    runs: Positive = 1
-    """Runs at each of `rows`."""
+    runs: Annotated[int, Meta(ge=0, le=LARGEST)] = 1
+    """Runs at each of `rows`. 0: the model is ready without a run, and `batch` alone says whether axis 0 is rows."""
+
+    inputs: str | None = None
+    """A file of inputs in place of made-up ones, beside `model.toml` or in the version's folder: `sample.npz`
+    (a BYTES input may be the bytes of one picture, as uint8), or `sample.json` (lists by input name)."""
 
     rows: tuple[Positive, ...] = (1,)
     """Batch rows to run with."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.loading import ServingLimits, VersionLoader
+from edge_runtime.serving.model_calls import ModelCalls
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.placement import Placement
@@ -101,7 +102,10 @@ def assemble_core(
     regions = Regions(RegionBounds(bounds.per_connection_bytes, bounds.per_user_bytes, bounds.total_bytes))
     hosts = Hosts(regions=regions)
     hosts.on_failure = executor.wake
-    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines, hosts=hosts)
+    workers = WorkerPool(dispatcher, clock)
+    infer = Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts))
+    calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
+    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines, hosts=hosts, calls=calls)
     calibrator = Calibrator(
         executor=executor,
         dispatcher=dispatcher,
@@ -157,10 +161,10 @@ def assemble_core(
         clock=clock,
         metrics=metrics,
         dispatcher=dispatcher,
-        workers=WorkerPool(dispatcher, clock),
+        workers=workers,
         table=table,
         pending_loads=pending_loads,
-        infer=Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts)),
+        infer=infer,
         loader=loader,
         engines=engines,
         hosts=hosts,
@@ -269,14 +273,21 @@ def _new_versions(
     *,
     engines: EngineStore,
     hosts: Hosts,
+    calls: ModelCalls,
 ) -> VersionLoader:
     def hosted(name: str) -> Backend:
         inside = backend(name, allow_python=config.python_models, engines=engines)
-        return HostedBackend(inside, hosts, allow_python=config.python_models, engines=engines, clock=clock)
+        return HostedBackend(
+            inside,
+            hosts,
+            allow_python=config.python_models,
+            engines=engines,
+            clock=clock,
+            begin_call=calls.begin,
+        )
 
     return VersionLoader(
-        # Last and always: a model.py that is not allowed then says which setting allows it.
-        choices=(*profile.backends, BackendChoice(name="python")),
+        choices=_with_python(profile.backends, is_allowed=config.python_models),
         backend=cache(partial(backend, allow_python=config.python_models, engines=engines)),
         hosted=cache(hosted),
         isolation=config.isolation,
@@ -292,6 +303,15 @@ def _new_versions(
         clock=clock,
         metrics=metrics,
     )
+
+
+def _with_python(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tuple[BackendChoice, ...]:
+    """The profile's backends and Python: first where it is allowed, since a model.py is the front of a net beside it.
+
+    Last where it is not: a version of a model.py alone then says which setting allows it.
+    """
+    python = BackendChoice(name="python")
+    return (python, *backends) if is_allowed else (*backends, python)
 
 
 def _host_memory_bytes(memory_bytes: int | None) -> int | None:

@@ -13,7 +13,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import Cancelled, DeadlineUnmeetable, Draining, EdgeRuntimeError, QueueFull
+from edge_runtime.errors import (
+    CalledTooSoon,
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    Draining,
+    EdgeRuntimeError,
+    QueueFull,
+    Unsupported,
+)
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.culprits import Culprits
 from edge_runtime.scheduling.latency_model import LatencyModel
@@ -120,7 +129,8 @@ class ScheduledModel:
 class Job:
     """One batch in one layout, from its start to its end.
 
-    ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock.
+    ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:
+    that runs it. waits_since_s: it waits for another model since then, and has given its cores back; waited_s: before.
     """
 
     model: ScheduledModel
@@ -131,6 +141,9 @@ class Job:
     ends_s: float
     limit_s: float = math.inf
     ended: set[Request] = field(default_factory=set)
+    thread: int = 0
+    waits_since_s: float | None = None
+    waited_s: float = 0.0
 
     def unanswered(self) -> list[Request]:
         """The requests whose reply is still to come."""
@@ -155,6 +168,9 @@ class Dispatcher:
         self._has_drained = threading.Condition(self._lock)
         self._idle_workers = 0
         self._bursts = 0
+        self._waiting_jobs = 0
+        # Invariant: without a circle, so that no run waits for itself, through whatever others.
+        self._calls: dict[ScheduledModel, set[str]] = {}
         self.is_stopping = False
         # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
         # for a deadline that it looks at in time anyway would cost each request a switch of threads.
@@ -179,7 +195,7 @@ class Dispatcher:
                 self._check_deadline(model, request)
             given_way = self._make_room(model, request)
             self._queue(model, request)
-            if not self._bursts and self._idle_workers and self._free:
+            if not self._bursts and self._idle_workers and self._free > 0:
                 self.has_work.notify()
         for other, error in given_way:
             other.refuse(error)
@@ -203,7 +219,7 @@ class Dispatcher:
         with self._lock:
             self._bursts -= 1
             able = min(self._idle_workers, self._free)
-            if able and self._active:
+            if able > 0 and self._active:
                 runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
                 self.has_work.notify(min(runs, able))
 
@@ -287,7 +303,7 @@ class Dispatcher:
             model = job.model
             model.lonely_runs = model.lonely_runs + 1 if not self._running and not self._active else 0
             if run_s is not None:
-                model.served_s += run_s * job.layout.threads
+                model.served_s += max(run_s - job.waited_s, 0.0) * job.layout.threads
                 job.layout.run_times.observe(job.rows, run_s)
             if not model.running and not model.is_open and not model.queue.rows:
                 self._has_drained.notify_all()
@@ -312,6 +328,40 @@ class Dispatcher:
             self._end(job)
             if not model.running and not model.is_open and not model.queue.rows:
                 self._has_drained.notify_all()
+
+    # ---- runs that call other models ---------------------------------------------------------------------------------
+
+    def begin_call(self, model: str) -> tuple[Job, list[Request]]:
+        """Let the run of this thread wait for another model: its cores are free until `end_call`.
+
+        Returns the job, and its requests whose answers wait for the call. Raises CalledTooSoon: this thread runs no
+        job; DeadlineExceeded: nobody waits for its answer any more; Unsupported: the call would wait for itself.
+        """
+        with self._lock:
+            thread = threading.get_ident()
+            job = next((each for each in self._running if each.thread == thread), None)
+            if job is None:
+                raise CalledTooSoon(f"model {model!r} was called by a run that no request asked for")
+            waiting = job.unanswered()
+            if not waiting:
+                raise DeadlineExceeded("the requests of this run have been answered")
+            self._add_call(job.model, model)
+            self._waiting_jobs += 1
+            job.waits_since_s = self._clock.monotonic_s()
+            self._free += job.layout.threads
+            if self._free > 0 and self._active and self._idle_workers:
+                self.has_work.notify()
+            return job, list(waiting)
+
+    def end_call(self, job: Job) -> None:
+        """Let a run go on. It takes its cores at once: until others end, more run than there are, and none begins."""
+        with self._lock:
+            self._end_wait(job)
+
+    @property
+    def workers_wanted(self) -> int:
+        """Threads that are to run jobs: one for each core, and one for each run that waits for another model."""
+        return self._cores + self._waiting_jobs
 
     def mark_down(self, layout: Layout) -> bool:
         """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
@@ -439,7 +489,48 @@ class Dispatcher:
         if request.deadline_s != math.inf:
             self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
 
+    def _add_call(self, caller: ScheduledModel, called: str) -> None:
+        """Keep who calls whom. Raises Unsupported for a call that closes a circle."""
+        known = self._calls.get(caller)
+        if known is not None and called in known:
+            return
+        for gone in [each for each in self._calls if not each.is_open and not each.running]:
+            del self._calls[gone]
+        way = self._way(called, caller.name)
+        if way is not None:
+            raise Unsupported(
+                f"model {caller.name} cannot call {called}, which would wait for {caller.name} itself: "
+                f"{' -> '.join([caller.name, *way])}"
+            )
+        self._calls.setdefault(caller, set()).add(called)
+
+    def _way(self, start: str, end: str) -> list[str] | None:
+        """Models on the way of calls from one to another; None where there is none."""
+        ways = [[start]]
+        seen = {start}
+        while ways:
+            way = ways.pop()
+            if way[-1] == end:
+                return way
+            for model, called in self._calls.items():
+                if model.name == way[-1]:
+                    ways += [[*way, each] for each in sorted(called - seen)]
+                    seen |= called
+        return None
+
+    def _end_wait(self, job: Job) -> None:
+        if job.waits_since_s is not None:
+            job.waited_s += self._clock.monotonic_s() - job.waits_since_s
+            job.waits_since_s = None
+            self._waiting_jobs -= 1
+            self._free -= job.layout.threads
+
+    def _is_busy(self) -> bool:
+        """Whether a run is on that waits for nothing, or a request waits."""
+        return bool(self._active) or any(job.waits_since_s is None for job in self._running)
+
     def _end(self, job: Job) -> None:
+        self._end_wait(job)
         self._running.discard(job)
         self._free += job.layout.threads
         job.model.running -= 1
@@ -483,7 +574,7 @@ class Dispatcher:
         run_s = model.layout.run_times.predict_s(request.rows)
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes):
             return
-        if not self._running and not self._active:
+        if not self._is_busy():
             model.layout.run_times.relax()
         raise DeadlineUnmeetable(
             f"forecast {(wait_s + run_s) * 1e3:.1f} ms, timeout {request.timeout_s * 1e3:.1f} ms",
@@ -491,13 +582,15 @@ class Dispatcher:
         )
 
     def _wait_s(self, model: ScheduledModel, request: Request) -> float:
-        if not self._running and not self._active:
+        if not self._is_busy():
             return 0.0
         now_s = self._clock.monotonic_s()
         own_s = model.work_s(model.queue.rows_before(request, now_s, model.limits.max_rows))
         others = [other for other in self._active if other is not model]
         load = Load(
-            running_s=sum(max(job.ends_s - now_s, 0.0) * job.layout.threads for job in self._running),
+            running_s=sum(
+                max(job.ends_s - now_s, 0.0) * job.layout.threads for job in self._running if job.waits_since_s is None
+            ),
             own_queued_s=own_s,
             all_queued_s=own_s + sum(other.work_s(other.queue.rows_at(request.priority)) for other in others),
             models=1 + len(others),
@@ -523,7 +616,7 @@ class Dispatcher:
 
     def _next_job(self) -> tuple[Job | None, list[Request]]:
         expired: list[Request] = []
-        if not self._free or not self._active:
+        if self._free <= 0 or not self._active:
             return None, expired
         now_s = self._clock.monotonic_s()
         models = list(self._active)
@@ -581,7 +674,8 @@ class Dispatcher:
             model.runs_alone = True
         elif wide is not None and is_alone and not wide.is_down:
             layout = wide
-        job = Job(model, layout, batch, rows, now_s, now_s + layout.run_times.mean_s(rows))
+        ends_s = now_s + layout.run_times.mean_s(rows)
+        job = Job(model, layout, batch, rows, now_s, ends_s, thread=threading.get_ident())
         if layout.run_limit_s != math.inf:
             job.limit_s = layout.limit_s(rows, sum(request.nbytes for request in batch) if layout.warm_row_bytes else 0)
         self._running.add(job)

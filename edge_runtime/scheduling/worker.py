@@ -39,19 +39,30 @@ JOIN_S = 1.0
 
 
 class WorkerPool:
-    """As many workers as the dispatcher has cores, and one timer."""
+    """As many workers as the dispatcher has cores, more while runs wait for other models, and one timer."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._workers = 0
 
     def start(self) -> None:
         """Start the threads."""
-        for index in range(self._dispatcher.cores):
-            self._spawn(f"edge-worker-{index}", self._work)
+        self.stand_in()
         self._spawn("edge-timer", self._time)
+
+    def stand_in(self) -> None:
+        """Start the workers that are wanted and not there: one that waits for another model runs nothing meanwhile.
+
+        They stay: a model has few runs that can wait at the same time. Thread: any.
+        """
+        with self._lock:
+            missing = range(self._workers, self._dispatcher.workers_wanted)
+            self._workers += len(missing)
+        for index in missing:
+            self._spawn(f"edge-worker-{index}", self._work)
 
     def close(self) -> bool:
         """Stop after the jobs under way; the models must be closed first. Idempotent.

@@ -23,7 +23,7 @@ from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loading import LoadedVersion
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import Layouts, Servable, layout_of
-from edge_runtime.serving.warmup import make_inputs, time_run
+from edge_runtime.serving.warmup import FirstRuns, time_run
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def row_counts(max_rows: int) -> list[int]:
 
 
 def measure(
-    instance: Instance, max_rows: int, length: int, shapes: Mapping[str, tuple[int, ...]]
+    instance: Instance, max_rows: int, first: FirstRuns, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Mapping[int, float]]:
     """Measure one number of rows a step, yielding the times so far, so that the caller can stop when work comes.
 
@@ -88,7 +88,7 @@ def measure(
             return
         started_s = time.perf_counter()
         try:
-            times[rows] = measure_rows(instance, rows, length, shapes)
+            times[rows] = measure_rows(instance, rows, first, shapes)
         except BackendError as error:
             log.info("calibration stopped", extra={"rows": rows, "reason": error.message})
             return
@@ -99,9 +99,9 @@ def measure(
         yield dict(times)
 
 
-def measure_rows(instance: Instance, rows: int, length: int, shapes: Mapping[str, tuple[int, ...]]) -> float:
+def measure_rows(instance: Instance, rows: int, first: FirstRuns, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """Return the seconds of the quickest of a few settled runs of this many rows. Raises RunFailed."""
-    inputs = make_inputs(instance.spec, rows, length, shapes)
+    inputs = first.inputs(instance.spec, rows, shapes)
     runs = [time_run(instance, inputs) for _ in range(SETTLING_RUNS + REPEATS)]
     return min(runs[SETTLING_RUNS:])
 
@@ -204,7 +204,7 @@ class Calibrator:
         curve: RunCurve | None = None
         rows = servable.max_rows if servable.batches else 1
         rows = min(rows, servable.spec.max_rows or rows)
-        for times in measure(servable.layouts.narrow, rows, loaded.first_runs.length, servable.settings.warmup.shapes):
+        for times in measure(servable.layouts.narrow, rows, loaded.first_runs, servable.settings.warmup.shapes):
             curve = RunCurve(times)
             if self._executor.has_work() or not self._dispatcher.is_idle():
                 return None
@@ -256,8 +256,8 @@ class Calibrator:
     def _gain(self, loaded: LoadedVersion, wide: Instance) -> float | None:
         shapes = loaded.servable.settings.warmup.shapes
         try:
-            narrow_s = measure_rows(loaded.servable.layouts.narrow, 1, loaded.first_runs.length, shapes)
-            wide_s = measure_rows(wide, 1, loaded.first_runs.length, shapes)
+            narrow_s = measure_rows(loaded.servable.layouts.narrow, 1, loaded.first_runs, shapes)
+            wide_s = measure_rows(wide, 1, loaded.first_runs, shapes)
         except BackendError:
             return None
         return wide_s if wide_s * WIDE_GAIN <= narrow_s else None

@@ -30,7 +30,7 @@ from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.serving.declared_steps import declared_steps, told_preset
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
-from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_bound, time_steps, warm_up
+from edge_runtime.serving.warmup import FirstRuns, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
@@ -47,6 +47,8 @@ BATCH_GAIN = 1.5
 
 CODE = frozenset(("python",))
 """Backends whose artifacts are code: they never run inside the daemon."""
+
+CODE_FILE = "model.py"
 
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
@@ -158,9 +160,8 @@ class VersionLoader:
                 continue
             try:
                 servable, first_runs = self._make_servable(
-                    folder.name,
-                    version.number,
-                    settings,
+                    folder,
+                    version,
                     instance,
                     options,
                     metrics=metrics or self._metrics.model(folder.name),
@@ -177,6 +178,8 @@ class VersionLoader:
                 extra={"model": folder.name, "backend": choice.name, "passed_over": "; ".join(map(str, passed))},
             )
             told = worth_telling(passed, instance.device)
+            if (front := self._front_note(settings, version, artifact)) is not None:
+                told.append(front)
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
             if preset := told_preset(settings, options.steps):
@@ -243,7 +246,23 @@ class VersionLoader:
             wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
             usable.append(choice)
         found = choose_artifacts(version, wants) if wants else []
-        return [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
+        chosen = [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
+        # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
+        return chosen[:1] if chosen and chosen[0][0].name in CODE else chosen
+
+    def _front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str | None:
+        """Say which of a `model.py` and a net beside it is served; None where there is only one of them."""
+        if artifact.name != CODE_FILE:
+            if CODE_FILE not in version.files:
+                return None
+            why = f"backend is {settings.backend!r}" if settings.backend else "python_models = true is not configured"
+            return f"{CODE_FILE} was left out, and {artifact.name} is served: {why}"
+        nets: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                nets.update(self._backend(choice.name).artifacts)
+        beside = sorted(nets & set(version.files) - {CODE_FILE})
+        return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else None
 
     def _choose_place(
         self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions
@@ -271,15 +290,18 @@ class VersionLoader:
 
     def _make_servable(
         self,
-        model: str,
-        number: int,
-        settings: ModelSettings,
+        folder: ModelFolder,
+        version: VersionFolder,
         instance: Instance,
         options: LoadOptions,
         *,
         metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
-        first = warm_up(instance, settings)
+        model, number, settings = folder.name, version.number, folder.settings
+        sample = None
+        if settings.warmup.inputs is not None and settings.warmup.runs:
+            sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path))
+        first = warm_up(instance, settings, sample)
         if isinstance(instance, HostedInstance):
             steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
             instance.finish_warm_up()
@@ -323,7 +345,7 @@ class VersionLoader:
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=metrics,
-            warm_length=first.length if first.times else None,
+            warm_length=first.length if first.times and first.sample is None else None,
             steps=options.steps,
         )
         if isinstance(instance, HostedInstance):
@@ -434,7 +456,7 @@ def _warm_row_bytes(instance: Instance, settings: ModelSettings, first: FirstRun
     """Bytes of one row of the warm-up's inputs, where rows differ in size; else 0."""
     if not first.times or row_bytes(instance.spec):
         return 0
-    inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
+    inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
     return sum(array.nbytes for array in inputs.values())
 
 

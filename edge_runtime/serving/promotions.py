@@ -22,7 +22,6 @@ from edge_runtime.serving.loading import LoadedVersion
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.sources import ModelSources
-from edge_runtime.serving.warmup import make_inputs
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ def compare(old: Instance, loaded: LoadedVersion) -> None:
     first = loaded.first_runs
     if not first.times:
         return
-    inputs = make_inputs(new.spec, 1, first.length, loaded.servable.settings.warmup.shapes)
+    inputs = first.inputs(new.spec, 1, loaded.servable.settings.warmup.shapes)
     try:
         expected, got = old.run(inputs), new.run(inputs)
     except BackendError as error:

@@ -6,22 +6,35 @@ measured afterwards, when idle (calibration.py).
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import Form, Given, ModelSteps
-from edge_runtime.tensors import DATATYPES, Array
+from edge_runtime.tensors import DATATYPES, Array, as_tensors, values_to_bits
+
+log = logging.getLogger(__name__)
+
+MAX_SAMPLE_BYTES = 64 << 20
+"""Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""
+
+TWO_WAYS_OUT = (
+    'a model that cannot run on made-up inputs gets real ones with [warmup] inputs = "sample.npz", '
+    "or is ready without a run with [warmup] runs = 0"
+)
 
 GUESSED_LENGTHS = (1, 32, 224)
 """Lengths tried for dynamic inner axes that `[warmup] shapes` does not give: a scalar, a sequence, an image."""
@@ -38,20 +51,132 @@ summation orders by batch size; measured on MobileNetV2 and ResNet-18 the fp32 d
 class FirstRuns:
     """Results of the first runs.
 
-    times: run seconds by rows, empty when no warm-up input could be made. length: of dynamic inner axes in these runs.
+    times: run seconds by rows, empty when there were none. length: of dynamic inner axes in these runs. sample: their
+    inputs, where they were not made up.
     """
 
     batches: bool
     times: Mapping[int, float]
     length: int = 1
+    sample: Mapping[str, Array] | None = None
+
+    def inputs(self, spec: ModelSpec, rows: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+        """Inputs for another run of this many rows: made up, or the sample's rows again and again."""
+        if self.sample is None:
+            return make_inputs(spec, rows, self.length, shapes)
+        if not self.batches:
+            return dict(self.sample)
+        return {name: array[np.arange(rows) % array.shape[0]] for name, array in self.sample.items()}
 
 
-def warm_up(instance: Instance, settings: ModelSettings) -> FirstRuns:
+def warm_up(instance: Instance, settings: ModelSettings, sample: Mapping[str, Array] | None = None) -> FirstRuns:
     """Run a version for the first time.
 
-    Raises LoadFailed when a model of wholly known shape cannot run: it never could. Where inner axes are dynamic and no
-    guess fits, the model is served without a warm-up.
+    sample: inputs to run on, None for made-up ones. Raises LoadFailed when it cannot run on the sample, or a model of
+    wholly known shape not at all: it never could. Where inner axes are dynamic and no guess fits, where `runs` is 0,
+    or where its runs call other models, the model is served without a warm-up.
     """
+    unknown = FirstRuns(batches=bool(settings.batch) and instance.spec.may_batch, times={})
+    if settings.warmup.runs == 0:
+        return unknown
+    try:
+        return _first_runs(instance, settings) if sample is None else _sample_runs(instance, settings, sample)
+    except CalledTooSoon as error:
+        log.info("no warm-up, since it calls other models; batch in model.toml says whether axis 0 is rows: %s", error)
+        return unknown
+
+
+def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str, Array]:
+    """Read the inputs of a warm-up from the first of these folders that has them. Raises LoadFailed."""
+    said = f"warmup.inputs = {name!r}"
+    if Path(name).name != name or Path(name).suffix not in (".npz", ".json"):
+        raise LoadFailed(f"{said}: wanted the name of an .npz or .json beside model.toml or in the version's folder")
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
+        raise LoadFailed(f"{said}: no such file in {' nor in '.join(map(str, folders))}")
+    try:
+        if path.stat().st_size > MAX_SAMPLE_BYTES:
+            raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
+        if path.suffix == ".json":
+            found = json.loads(path.read_bytes())
+            if not isinstance(found, dict):
+                raise LoadFailed(f'{path}: wanted an object of lists by input name, {{"x": [[1, 2]]}}')
+        else:
+            found = _read_npz(path)
+        return {tensor.name: _sample_of(tensor, found) for tensor in _all_named(spec, found)}
+    except EdgeRuntimeError as error:
+        raise LoadFailed(f"{path}: {error.message}" if str(path) not in error.message else error.message) from error
+    except (OSError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RecursionError) as error:
+        raise LoadFailed(f"{path}: no sample: {error}") from error
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    import zipfile
+
+    if not zipfile.is_zipfile(path):
+        raise LoadFailed(f"{path}: no .npz; numpy.savez writes one")
+    found: dict[str, Array] = {}
+    nbytes = 0
+    with np.load(path, allow_pickle=False) as file:
+        for name in file.files:
+            nbytes += file.zip.getinfo(f"{name}.npy").file_size
+            if nbytes > MAX_SAMPLE_BYTES:
+                raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
+            found[name] = file[name]
+    return found
+
+
+def _all_named(spec: ModelSpec, found: Mapping[str, object]) -> Sequence[TensorSpec]:
+    wanted = {tensor.name for tensor in spec.inputs}
+    if set(found) != wanted:
+        raise LoadFailed(f"a sample of {', '.join(sorted(found)) or 'nothing'}; wanted {', '.join(sorted(wanted))}")
+    return spec.inputs
+
+
+def _sample_of(tensor: TensorSpec, found: Mapping[str, object]) -> Array:
+    """Return one input of a sample as the model takes it."""
+    array = as_tensors({tensor.name: found[tensor.name]})[tensor.name]
+    if tensor.datatype == "BYTES":
+        if array.dtype == np.uint8:  # one picture
+            one = np.empty((1,) * max(len(tensor.shape), 1), object)
+            one[...] = array.tobytes()
+            array = one.reshape(() if not tensor.shape else one.shape)
+        if array.dtype != object:
+            raise LoadFailed(f"{tensor.name!r} is {array.dtype}; wanted text, or the bytes of one element as uint8")
+    else:
+        array = values_to_bits(array)
+        dtype = DATATYPES[tensor.datatype].dtype
+        if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind") and array.dtype.kind not in "iu":
+            raise LoadFailed(f"{tensor.name!r} is {array.dtype}; wanted {tensor.datatype}")
+        array = array.astype(dtype)
+    if not tensor.fits(array.shape):
+        raise LoadFailed(f"{tensor.name!r} has the shape {list(array.shape)}; wanted {list(tensor.shape)}")
+    return array
+
+
+def _sample_runs(instance: Instance, settings: ModelSettings, sample: Mapping[str, Array]) -> FirstRuns:
+    """Run on a sample. Its first two rows tell whether rows can be run together; with one row, only `batch` does."""
+    try:
+        for _ in range(settings.warmup.runs):
+            instance.run(sample)
+        counts = {array.shape[0] for array in sample.values()} if instance.spec.may_batch else set()
+        if len(counts) != 1 or counts == {0} or settings.batch is False:
+            return FirstRuns(False, {1: time_run(instance, sample)}, sample=sample)
+        rows = min(*counts, 2)
+        first = {name: array[:rows] for name, array in sample.items()}
+        times = {1: time_run(instance, {name: array[:1] for name, array in sample.items()})}
+        batches = False
+        if rows > 1:
+            batches, times[2] = _probe_batch(instance, first)
+    except CalledTooSoon:
+        raise
+    except BackendError as error:
+        raise LoadFailed(f"the first run, on {settings.warmup.inputs}, failed: {error.message}") from error
+    return FirstRuns(settings.batch if settings.batch is not None else batches, times, sample=sample)
+
+
+def _first_runs(instance: Instance, settings: ModelSettings) -> FirstRuns:
+    """Run on made-up inputs."""
     length = _runnable_length(instance, settings)
     if length is None:
         return FirstRuns(batches=bool(settings.batch), times={})
@@ -62,7 +187,7 @@ def warm_up(instance: Instance, settings: ModelSettings) -> FirstRuns:
     times = {1: time_run(instance, make_inputs(instance.spec, 1, length, settings.warmup.shapes))}
     if settings.batch is False or not instance.spec.may_batch:
         return FirstRuns(False, times, length)
-    batches, times[2] = _probe_batch(instance, length, settings)
+    batches, times[2] = _probe_batch(instance, make_inputs(instance.spec, 2, length, settings.warmup.shapes))
     return FirstRuns(settings.batch if settings.batch is not None else batches, times, length)
 
 
@@ -71,16 +196,17 @@ def time_steps(
 ) -> dict[Given, dict[int, float]]:
     """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and what steps add.
 
-    Nothing of the first picture is new to the host after that. Empty where no other input of the model could be made.
+    Nothing of the first picture is new to the host after that. Empty where no other input of the model could be made,
+    or `runs` is 0.
     Raises LoadFailed: the steps do not fit what the model does.
     """
     asked = [form for form in forms if form.answers and form.given != "tensor"] or [
         form for form in forms if form.answers
     ]
     times: dict[Given, dict[int, float]] = {}
-    for form in asked:
+    for form in asked if settings.warmup.runs else ():
         instance = forms[form]
-        inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
+        inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
         for name, made in _made_up_pictures(instance.spec, form, steps).items():
             inputs[name] = made
         try:
@@ -169,19 +295,19 @@ def _runnable_length(instance: Instance, settings: ModelSettings) -> int | None:
     for length in GUESSED_LENGTHS[:1] if is_known else GUESSED_LENGTHS:
         try:
             instance.run(make_inputs(spec, 1, length, shapes))
+        except CalledTooSoon:
+            raise
         except BackendError as failed:
             error = failed
         else:
             return length
     if is_known and error is not None:
-        raise LoadFailed(f"the first run failed: {error.message}")
+        raise LoadFailed(f"the first run failed: {error.message}; {TWO_WAYS_OUT}")
     return None
 
 
-def _probe_batch(instance: Instance, length: int, settings: ModelSettings) -> tuple[bool, float]:
+def _probe_batch(instance: Instance, together: Mapping[str, Array]) -> tuple[bool, float]:
     """Whether two different rows run together equal the same rows run alone; and how long the run together took."""
-    spec, shapes = instance.spec, settings.warmup.shapes
-    together = make_inputs(spec, 2, length, shapes)
     try:
         started = time.perf_counter()
         joined = instance.run(together)

@@ -7,6 +7,7 @@ import pytest
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from edge_runtime.serving.calibration import CurveCache, RunCurve, measure, row_counts
+from edge_runtime.serving.warmup import FirstRuns
 from tests.models import onnx_models
 
 
@@ -54,7 +55,7 @@ def test_a_state_folder_that_cannot_be_written_costs_only_the_memory_of_it(tmp_p
 def test_a_real_model_is_measured_one_number_of_rows_a_step(tmp_path):
     instance = OnnxRuntimeBackend().load(onnx_models.mlp(tmp_path), LoadOptions())
     try:
-        steps = list(measure(instance, 8, 1, {}))
+        steps = list(measure(instance, 8, FirstRuns(batches=True, times={}), {}))
     finally:
         instance.close()
 

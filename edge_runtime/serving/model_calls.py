@@ -1,0 +1,80 @@
+"""Calls of served models by a running model: each becomes a request like any other, with the deadline of its caller's.
+
+Owns: how a call becomes a request, and when the run that waits for it gives its cores back and takes them again. The
+called model's queue, admission and deadlines are the ordinary ones. Nothing but `infer` can be called. Thread: a call
+begins on the worker that waits for the run, and ends on any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edge_runtime.backends.base import Called
+from edge_runtime.clock import Clock
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.messages import RequestHeader
+from edge_runtime.scheduling.dispatcher import Dispatcher, Job
+from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.worker import WorkerPool
+from edge_runtime.serving.infer import Infer
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.tensors import Array
+
+
+class ModelCalls:
+    """Submits the calls of running models."""
+
+    def __init__(
+        self, infer: Infer, dispatcher: Dispatcher, workers: WorkerPool, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._infer = infer
+        self._dispatcher = dispatcher
+        self._workers = workers
+        self._clock = clock
+        self._metrics = metrics
+
+    def begin(
+        self, header: RequestHeader, arrays: Sequence[Array], told: Callable[[Called], None]
+    ) -> Callable[[], None]:
+        """Ask a model for the run of this thread. See base.BeginCall.
+
+        The request's deadline is the earliest of the run's requests, its priority the most urgent of theirs, and its
+        sender the calling model: a flood by one model delays its own callers first.
+        """
+        job, waiting = self._dispatcher.begin_call(header.model)
+        self._workers.stand_in()
+        now_s = self._clock.monotonic_s()
+        header = replace(header, priority=min(request.priority for request in waiting))
+        nbytes = sum(array.nbytes for array in arrays)
+        reply = _CallReply(self._dispatcher, job, told)
+        request = Request(header, arrays, nbytes, reply, ("model", job.model.name), now_s, self._metrics)
+        request.longest_s = min(request.deadline_s for request in waiting) - now_s
+        self._infer.submit(request)
+
+        def cancel() -> None:
+            if request.plan is not None:
+                request.plan.servable.cancel(request)
+
+        return cancel
+
+
+@dataclass(slots=True)
+class _CallReply:
+    """The reply of a call: the run that waits for it goes on."""
+
+    dispatcher: Dispatcher
+    job: Job
+    told: Callable[[Called], None]
+
+    def answer(self, request: Request) -> None:
+        plan = request.plan
+        arrays = plan.select(request.outputs)
+        self._end((plan.tensor_headers([array.shape for array in arrays]), arrays))
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        self._end(error)
+
+    def _end(self, called: Called) -> None:
+        self.dispatcher.end_call(self.job)
+        self.told(called)
