@@ -27,6 +27,7 @@ from edge_runtime.cli.arguments import UsageError, add_connection, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
+from edge_runtime.client import drawing
 from edge_runtime.client.load_generator import quantile
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
@@ -162,7 +163,7 @@ def _check(arguments: argparse.Namespace, files: Sequence[Path]) -> None:
     if not files and (arguments.draw is not None or arguments.once is not None):
         raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
     if arguments.once is not None:
-        pictures.check_pillow("--as")
+        drawing.check_pillow("--as")
     if arguments.draw is not None:
         if arguments.raw or arguments.once is not None:
             raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")

@@ -1,7 +1,7 @@
 """Pictures on the command line: which ones are asked, how one becomes a tensor by `--as`, and how answers look.
 
 Owns: the meaning of PICTURE, `--as` and `--draw`, and answers as text and JSON. client/pictures.py makes the tensors of
-what the model's declared steps read, drawing.py the drawn copies.
+what the model's declared steps read, client/drawing.py the drawn copies.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 
 from edge_runtime.answers import PICTURE_SIZE, Answer, kind_of
 from edge_runtime.backends.picture_input import picture_input
-from edge_runtime.backends.pictures import check_installed
-from edge_runtime.cli import drawing
 from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, shape_text
+from edge_runtime.client import drawing
 from edge_runtime.client.pictures import picture_files, read_picture
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed, TensorMismatch
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
@@ -181,17 +180,9 @@ def _result(future: Future[InferResult]) -> InferResult | EdgeRuntimeError | OSE
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def check_pillow(option: str) -> None:
-    """Raise ConfigError where Pillow is missing."""
-    try:
-        check_installed()
-    except LoadFailed:
-        raise ConfigError(f"{option} needs Pillow, which is not here: pip install 'edge-runtime[pictures]'") from None
-
-
 def check_draw(option: str, to: Path, *, is_alone: bool) -> None:
     """Raise ConfigError where Pillow is missing, UsageError for a file of a kind that is not written."""
-    check_pillow(option)
+    drawing.check_pillow(option)
     if to.suffix and not to.is_dir():
         if not is_alone:
             raise UsageError(f"{option} {to}: wanted a folder for several pictures")

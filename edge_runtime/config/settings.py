@@ -434,6 +434,10 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     retain: bool = False
     """Whether the broker keeps the last result for later subscribers."""
 
+    picture: bool = False
+    """Whether the picture of the last result is published too, with its answer drawn: a retained JPEG on
+    `<topic>/picture`. It needs Pillow."""
+
     remove: bool = False
     """For `source = "folder"`: remove a file after its result was published."""
 

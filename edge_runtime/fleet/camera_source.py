@@ -154,14 +154,14 @@ class CameraSource:
         outputs = plan.select(ended.outputs)
         servable, utc_s = plan.servable, time.time()
         if not servable.form.answers or servable.steps is None:
-            self._publication.offer(plan, (outputs,), utc_s)
+            self._publication.offer(plan, (outputs,), utc_s, request=ended)
             return
         if self._steady is None or self._steady[0] is not servable:
             self._steady = servable, SteadyAnswer(servable.steps, self._rule.outputs, *self._rule.steady)
         names = [servable.spec.outputs[index].name for index in plan.outputs]
         agreed, has_changed = self._steady[1].agree(dict(zip(names, outputs, strict=True)))
         if agreed and (has_changed or self._rule.on == "interval"):
-            self._publication.offer(plan, (list(agreed.values()),), utc_s)
+            self._publication.offer(plan, (list(agreed.values()),), utc_s, request=ended)
 
     def _drop(self, error: EdgeRuntimeError) -> None:
         """Count a frame that was not run: a newer one comes."""

@@ -15,6 +15,7 @@ from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.frontend.infer_frontend import Outputs
 from edge_runtime.messages import TensorHeader
+from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
 
@@ -24,6 +25,10 @@ QUEUE_RESULTS = 64
 LEAST_INTERVAL_S = 0.001
 """Such a rule publishes QUEUE_RESULTS at once and then a thousand a second: more than a person reads, and few enough
 not to displace replies, which share the connection."""
+
+
+SentPicture = bytes | Array
+"""A picture as it was sent: encoded, or a frame UINT8 [height, width, channels]."""
 
 
 @dataclass(slots=True)
@@ -93,25 +98,45 @@ class Publication:
         )
         self._is_armed = False
         self._before: tuple[RequestPlan, Outputs] | None = None
+        # Only the newest is kept: of a queue full of results, each picture may have megabytes.
+        self._pictured: tuple[PendingResult, SentPicture] | None = None
         self._published: object = None
         self._known: tuple[RequestPlan | None, tuple[int, ...] | None] = (None, None)
 
-    def offer(self, plan: RequestPlan, answers: Sequence[Outputs], utc_s: float, file: str | None = None) -> bool:
-        """Queue answers, in order. Return True when the publisher must be woken, as it awaits none of this rule."""
+    def offer(
+        self,
+        plan: RequestPlan,
+        answers: Sequence[Outputs],
+        utc_s: float,
+        file: str | None = None,
+        request: Request | None = None,
+    ) -> bool:
+        """Queue answers, in order. Return True when the publisher must be woken, as it awaits none of this rule.
+
+        request: what the last of these answers, for its picture.
+        """
         positions = self._positions(plan)
         if positions is None:
             self.without_output += len(answers)
             return False
-        is_news = False
+        news: PendingResult | None = None
         for outputs in answers[-1:] if self._is_latest_only else answers:
             chosen = [outputs[index] for index in positions]
             if not self._is_as_before(plan, chosen):
-                self._queue_up(PendingResult(plan, positions, chosen, utc_s, file))
-                is_news = True
-        if not is_news or self._is_armed:
+                news = PendingResult(plan, positions, chosen, utc_s, file)
+                self._queue_up(news)
+        if news is not None and self.rule.picture and request is not None:
+            picture = _sent_picture(request)
+            self._pictured = None if picture is None else (news, picture)
+        if news is None or self._is_armed:
             return False
         self._is_armed = True
         return True
+
+    def picture_of(self, result: PendingResult) -> SentPicture | None:
+        """The picture that a result answers, as long as it is the newest one."""
+        pictured = self._pictured
+        return pictured[1] if pictured is not None and pictured[0] is result else None
 
     def take(self, now_s: float) -> list[PendingResult]:
         """The results to publish now, in order."""
@@ -173,6 +198,19 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
         return None
     sizes = [PICTURE_SIZE] if PICTURE_SIZE in given and plan.servable.form.answers else []
     return tuple(given[name] for name in dict.fromkeys((*names, *sizes)))
+
+
+def _sent_picture(request: Request) -> SentPicture | None:
+    """The first picture of an answered request; None where it sent tensors, or frames that are no pixels (nv12)."""
+    servable = request.plan.servable
+    if servable.steps is None or servable.form.given == "tensor":
+        return None
+    names = [spec.name for spec in servable.spec.inputs]
+    rows = request.inputs[names.index(next(iter(servable.steps.inputs)))]
+    if servable.form.given == "picture":
+        return bytes(rows[0])
+    # A copy: it may lie in memory that its sender writes again.
+    return rows[0].copy() if rows.ndim == 4 else None
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:

@@ -15,17 +15,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.answers import answer_fields, answers_of, kind_of
+from edge_runtime.answers import Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.camera import Camera, CameraAddress
 from edge_runtime.fleet.camera_source import CameraSource
 from edge_runtime.fleet.discovery import ShownOutput, ShownResult
+from edge_runtime.fleet.drawn_pictures import PictureDrawer
 from edge_runtime.fleet.folder_source import FolderSource, InputFolder, name_as_text
-from edge_runtime.fleet.publication import PendingResult, Publication
+from edge_runtime.fleet.publication import PendingResult, Publication, SentPicture
 from edge_runtime.frontend.infer_frontend import Listener, Outputs
 from edge_runtime.frontend.mqtt_message import JSON_TYPE
+from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
@@ -69,6 +71,8 @@ class ResultPublisher:
         self._clock = clock
         self._wake = threading.Event()
         self._publications = [Publication(rule, _topic(rule, topics)) for rule in rules]
+        has_pictures = any(rule.picture for rule in rules)
+        self._drawer = PictureDrawer(sender, clock, metrics) if has_pictures else None
         self._shown: dict[Publication, ShownResult] = {}
         self._cameras = [self._camera(each) for each in self._publications if each.rule.source == "camera"]
         folders = [self._folder(each) for each in self._publications if each.rule.source == "folder"]
@@ -109,6 +113,8 @@ class ResultPublisher:
             )
         for camera in self._cameras:
             camera.start()
+        if self._drawer is not None:
+            self._drawer.start()
         self._thread.start()
 
     def status(self) -> list[dict[str, Any]]:
@@ -121,6 +127,8 @@ class ResultPublisher:
         for camera in self._cameras:
             camera.close()
         self._wake.set()
+        if self._drawer is not None:
+            self._drawer.close()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -184,6 +192,17 @@ class ResultPublisher:
             return
         self._sender.post(message)
         self._metrics.count("mqtt_results")
+        picture = publication.picture_of(result)
+        if picture is not None and self._drawer is not None:
+            self._draw(self._drawer, publication, result, picture)
+
+    def _draw(
+        self, drawer: PictureDrawer, publication: Publication, result: PendingResult, picture: SentPicture
+    ) -> None:
+        steps, answers = result.plan.servable.steps, _answers(result)
+        if steps is not None and answers:
+            masks = (steps.labels.get(name, ()) for name, output in steps.outputs.items() if kind_of(output) == "mask")
+            drawer.offer(picture_topic(publication), picture, answers[0], tuple(next(masks, ())))
 
     def _warn_once(self, publication: Publication, what: str, reason: str) -> None:
         if (publication.topic, what) not in self._warned:
@@ -225,11 +244,11 @@ class ResultListener:
         self._publications = publications
         self._wake = wake
 
-    def answered(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
+    def answered(self, plan: RequestPlan, answers: Sequence[Outputs], request: Request | None = None) -> None:
         """Keep answers to be published."""
         utc_s = time.time()
         for publication in self._publications:
-            if publication.offer(plan, answers, utc_s):
+            if publication.offer(plan, answers, utc_s, request=request):
                 self._wake.set()
 
 
@@ -242,12 +261,24 @@ def result_payload(result: PendingResult) -> bytes:
     more = {"time": datetime.fromtimestamp(result.utc_s, timezone.utc).isoformat(timespec="milliseconds")}
     if result.file is not None:
         more["file"] = name_as_text(result.file)
-    steps = servable.steps if servable.form.answers else None
-    if steps is None or not steps.outputs:
+    answers = _answers(result)
+    if not answers:
         return pack_json_answer(None, servable.model, servable.number, tensors, more=more)
-    answers = answers_of(steps, {header.name: array for header, array in tensors})
     fields: dict[str, Any] = {"id": None, "model_name": servable.model, "model_version": str(servable.number)}
     return dumps({**fields, **answer_fields(answers, as_list=False), **more})
+
+
+def picture_topic(publication: Publication) -> str:
+    """Where the last picture of a rule is."""
+    return f"{publication.topic}/picture"
+
+
+def _answers(result: PendingResult) -> list[Answer]:
+    """What a result says, one a row; empty where its outputs are bare."""
+    servable = result.plan.servable
+    if servable.steps is None or not servable.form.answers or not servable.steps.outputs:
+        return []
+    return answers_of(servable.steps, {header.name: array for header, array in result.tensors()})
 
 
 def _shown(publication: Publication, servable: Servable) -> ShownResult:
@@ -266,6 +297,7 @@ def _shown(publication: Publication, servable: Servable) -> ShownResult:
         has_labels=bool(kinds & {"classes", "boxes"}),
         counts="boxes" in kinds,
         values=tuple(values),
+        picture_topic=picture_topic(publication) if rule.picture else None,
     )
 
 

@@ -65,8 +65,11 @@ class Listener(Protocol):
     What it raises is counted (`publish_failed`) and logged, and never reaches the caller.
     """
 
-    def answered(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
-        """Requests of one plan, answered just now, in order; at least one. The outputs may be kept."""
+    def answered(self, plan: RequestPlan, answers: Sequence[Outputs], request: Request | None = None) -> None:
+        """Requests of one plan, answered just now, in order; at least one. The outputs may be kept.
+
+        request: the answered one, where it came alone.
+        """
         ...
 
 
@@ -184,7 +187,7 @@ class TransportReply:
         frames = self.encoding.answer(request, self.request_id)
         if self._frontend.listeners:
             plan: RequestPlan = request.plan
-            self._frontend.tell(plan, (plan.select(request.outputs),))
+            self._frontend.tell(plan, (plan.select(request.outputs),), request)
         self._endpoint.post(self._envelope, frames)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
@@ -494,7 +497,7 @@ class InferFrontend:
 
     # ---- listeners --------------------------------------------------------------------------------------------------
 
-    def tell(self, plan: RequestPlan, answers: Sequence[Outputs]) -> None:
+    def tell(self, plan: RequestPlan, answers: Sequence[Outputs], request: Request | None = None) -> None:
         """Tell the model's listener of answers. Thread: any.
 
         Invariant: a listener that raises costs no request its answer.
@@ -503,7 +506,7 @@ class InferFrontend:
         if listener is None or plan.is_own:
             return
         try:
-            listener.answered(plan, answers)
+            listener.answered(plan, answers, request)
         except Exception:
             self._metrics.count("publish_failed")
             log.exception("the listener of model %s failed", plan.servable.model)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
@@ -239,3 +243,76 @@ def test_answers_are_published_in_words(models, broker, tmp_path):
     assert (first["model_name"], first["model_version"], first["picture"]) == ("colours", "1", HOW_READ)
     assert first["time"]
     assert "outputs" not in first
+
+
+def read_drawn(message):
+    assert message.properties.ContentType == "image/jpeg"
+    drawn = Image.open(io.BytesIO(message.payload))
+    assert drawn.format == "JPEG"
+    return drawn.convert("RGB")
+
+
+@contextmanager
+def pictures_of(broker, device):
+    """A listener on the drawn pictures of a device."""
+    with Peer(broker.url) as peer:
+        peer.subscribe(f"edge/{device}/result/+/picture", 1)
+        yield peer
+
+
+RED = (254, 0, 0)
+FAR_FROM_TEXT = (310, 230)
+
+
+def test_the_picture_of_the_last_result_is_published_with_its_answer_drawn(models, broker, tmp_path):
+    rule = PublishRule("colours", picture=True)
+    with (
+        pictures_of(broker, "dev3") as listener,
+        serving(models, broker, tmp_path / "run", rule, device="dev3") as daemon,
+        Client(daemon.endpoints[1]) as client,
+    ):
+        array = np.empty(1, object)
+        array[0] = picture("red", (320, 240), "JPEG")
+        client.infer("colours", {"image": array})
+        drawn = read_drawn(listener.next())
+        assert drawn.size == (320, 240)
+        assert drawn.getpixel(FAR_FROM_TEXT) == pytest.approx(RED, abs=6)
+        assert len(drawn.getcolors(1 << 20)) > 50, "the label is drawn above the plain colour"
+        with pictures_of(broker, "dev3") as late:
+            assert late.next().retain, "Home Assistant shows it after its own start"
+        frame = np.zeros((1, 240, 320, 3), np.uint8)
+        frame[..., 2] = 255
+        client.infer("colours", {"image": frame})
+        assert read_drawn(listener.next()).getpixel(FAR_FROM_TEXT) == pytest.approx((0, 0, 254), abs=6)
+        listener.publish("edge/dev3/result/colours/picture", b"", 1, retain=True)
+
+
+def test_the_daemon_itself_decodes_and_draws_no_picture(models, broker, tmp_path):
+    config = tmp_path / "config.toml"
+    endpoint = f"ipc://{tmp_path}/infer.sock"
+    config.write_text(f"""
+models = "{models}"
+state = "{tmp_path}/state"
+zmq.endpoints = ["{endpoint}"]
+mqtt.url = "{broker.url}/dev4"
+[[publish]]
+model = "colours"
+picture = true
+""")
+    command = [sys.executable, "-m", "edge_runtime", "serve", "--config", str(config)]
+    with pictures_of(broker, "dev4") as listener, Peer(broker.url) as watcher:
+        daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            watcher.subscribe("edge/dev4/status", 1)
+            while watcher.next().payload != b"online":
+                pass
+            with Client(endpoint) as client:
+                array = np.empty(1, object)
+                array[0] = picture("red", (320, 240), "JPEG")
+                client.infer("colours", {"image": array})
+            read_drawn(listener.next())
+            assert "/PIL/" not in Path(f"/proc/{daemon.pid}/maps").read_text()
+        finally:
+            daemon.terminate()
+            daemon.wait(20)
+            listener.publish("edge/dev4/result/colours/picture", b"", 1, retain=True)

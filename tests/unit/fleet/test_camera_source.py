@@ -115,7 +115,7 @@ class Kit:
         request.outputs = [np.array([[[label, 0.9]]], np.float32)]
         self.source.answer(request)
 
-    def _offer(self, plan: Any, answers: Any, utc_s: float) -> bool:
+    def _offer(self, plan: Any, answers: Any, utc_s: float, request: Any) -> bool:
         self.offered += [int(each[0][0, 0, 0]) for each in answers]
         return True
 

@@ -31,6 +31,7 @@ from edge_runtime.frontend.encodings import FRAMES
 from edge_runtime.frontend.infer_frontend import InferFrontend, TransportReply
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.steps import Form, InputSteps, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.wire.codec import unpack_reply, unpack_request
 from edge_runtime.wire.topics import DeviceTopics
@@ -90,6 +91,60 @@ def test_a_change_is_published_and_the_same_again_is_not():
     assert taken(rule, 0.0) == [1, 2, 1]
     offer(rule, 1, plan=plan)
     assert taken(rule, 0.0) == []
+
+
+PICTURE_SPEC = ModelSpec((TensorSpec("image", "BYTES", (-1,)),), SPEC.outputs)
+PICTURE_FORM = Form("picture", answers=False)
+STEPS = ModelSteps({"image": InputSteps(range="0..1")})
+
+
+@dataclass
+class PictureServable(FakeServable):
+    """One that takes pictures."""
+
+    spec: ModelSpec = PICTURE_SPEC
+    steps: ModelSteps = STEPS
+    form: Form = PICTURE_FORM
+
+
+def sent(*pictures: bytes, servable: Any = None) -> Any:
+    """A request with pictures, as far as a publication reads it."""
+    rows: Any = np.empty(len(pictures), object)
+    rows[:] = pictures
+    return SimpleNamespace(plan=FakePlan(servable or PictureServable()), inputs=[rows])
+
+
+def test_of_the_results_that_wait_only_the_newest_keeps_its_picture():
+    rule = publication(picture=True)
+    for value, request in ((1, sent(b"one")), (2, sent(b"two", b"beside"))):
+        rule.offer(request.plan, [answer(value)], UTC_S, request=request)
+    first, second = rule.take(0.0)
+    assert (rule.picture_of(first), rule.picture_of(second)) == (None, b"two")
+
+
+def test_a_frame_is_kept_as_it_was_when_its_sender_writes_the_next_one_over_it():
+    rule = publication(picture=True)
+    frames = np.full((1, 2, 2, 3), 7, np.uint8)
+    spec = ModelSpec((TensorSpec("image", "UINT8", (-1, -1, -1, -1)),), SPEC.outputs)
+    plan = FakePlan(PictureServable(spec=spec, form=Form("frames", answers=False)))
+    rule.offer(plan, [answer(1)], UTC_S, request=SimpleNamespace(plan=plan, inputs=[frames]))
+    frames[:] = 0
+    kept = rule.picture_of(rule.take(0.0)[0])
+    assert isinstance(kept, np.ndarray)
+    assert kept.tolist() == np.full((2, 2, 3), 7).tolist()
+
+
+@pytest.mark.parametrize("case", ["not asked for", "tensors", "nv12"])
+def test_no_picture_is_kept_where_none_is_wanted_or_none_was_sent(case: str):
+    rule = publication(picture=case != "not asked for")
+    request = sent(b"one")
+    if case == "tensors":
+        request = sent(b"one", servable=PictureServable(form=Form("tensor", answers=True)))
+    if case == "nv12":
+        plan = FakePlan(PictureServable(form=Form("frames", answers=False)))
+        request = SimpleNamespace(plan=plan, inputs=[np.zeros((1, 3, 2), np.uint8)])
+    rule.offer(request.plan, [answer(1)], UTC_S, request=request)
+    assert rule.picture_of(rule.take(0.0)[0]) is None
 
 
 def test_the_same_outputs_of_another_request_or_version_are_no_change():
@@ -286,7 +341,7 @@ class BrokenListener:
     def __init__(self) -> None:
         self.heard = 0
 
-    def answered(self, plan: Any, answers: Any) -> None:
+    def answered(self, plan: Any, answers: Any, request: Any = None) -> None:
         self.heard += len(answers)
         raise RuntimeError("nobody listens")
 
@@ -326,7 +381,7 @@ def test_a_listener_hears_of_an_answer_before_who_asked_or_the_next_answers_migh
     has_answered = threading.Event()
 
     class FirstListener:
-        def answered(self, plan: Any, answers: Any) -> None:
+        def answered(self, plan: Any, answers: Any, request: Any = None) -> None:
             told.append("heard")
 
     class Endpoint(FakeEndpoint):
@@ -484,7 +539,7 @@ class KeptOffers:
         self.rule = rule
         self.files: list[str] = []
 
-    def offer(self, plan: Any, answers: Any, utc_s: float, file: str) -> bool:
+    def offer(self, plan: Any, answers: Any, utc_s: float, file: str, request: Any) -> bool:
         self.files.append(file)
         return False
 

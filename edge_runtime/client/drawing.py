@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from edge_runtime.answers import Answer, PictureRead
 from edge_runtime.backends.picture_fit import place
+from edge_runtime.errors import ConfigError
 from edge_runtime.steps import Fit
 from edge_runtime.tensors import Array
 
@@ -36,11 +38,23 @@ SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 """Names of files that drawn copies are written to."""
 
 
-def draw(picture: bytes, answer: Answer, labels: Sequence[str], to: Path) -> None:
-    """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes."""
+def check_pillow(option: str) -> None:
+    """Raise ConfigError where Pillow is missing; imports nothing."""
+    if importlib.util.find_spec("PIL") is None:
+        raise ConfigError(f"{option} needs Pillow, which is not here: pip install 'edge-runtime[pictures]'")
+
+
+def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path) -> None:
+    """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes.
+
+    picture: encoded, or a frame UINT8 [height, width, channels].
+    """
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(Image.open(io.BytesIO(picture))).convert("RGB")
+    if isinstance(picture, bytes):
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(picture))).convert("RGB")
+    else:
+        image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).convert("RGB")
     lines: list[tuple[str, Colour]] = []
     if answer.mask is not None:
         mask = mask_of_picture(answer.mask, answer.picture, image.size)
