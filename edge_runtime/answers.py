@@ -7,7 +7,7 @@ width]; `embedding` FP32 [rows, length]; `text` BYTES [rows]; and PICTURE_SIZE, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ from edge_runtime.tensors import Array
 
 PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
+
+
+_ARRAYS = {"mask": np.uint8, "embedding": np.float32}
+"""Kinds of answers that are arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +96,34 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     return found
 
 
-def answer_fields(answers: Sequence[Answer], *, as_list: bool) -> dict[str, Any]:
-    """The JSON of answers: of one as it is, of several (or `as_list`) under `answers`."""
+def array_outputs(steps: ModelSteps, names: Iterable[str]) -> dict[str, str]:
+    """Of `mask` and `embedding`, the first of these outputs that gives it."""
+    found: dict[str, str] = {}
+    for name in names:
+        if name in steps.outputs and (kind := kind_of(steps.outputs[name])) in _ARRAYS:
+            found.setdefault(kind, name)
+    return found
+
+
+def answer_fields(
+    answers: Sequence[Answer], *, as_list: bool, named: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The JSON of answers: of one as it is, of several (or `as_list`) under `answers`.
+
+    named: of `mask` and `embedding`, the outputs that go beside as tensors: their names stand for their numbers.
+    """
     if len(answers) == 1 and not as_list:
-        return _fields(answers[0])
-    return {"answers": [_fields(each) for each in answers]}
+        return _fields(answers[0], named or {})
+    return {"answers": [_fields(each, named or {}) for each in answers]}
 
 
-def answers_from_fields(fields: Mapping[str, Any]) -> list[Answer]:
-    """Answers out of their JSON. Raises KeyError, TypeError, ValueError for what is none."""
-    if "answers" in fields:
-        return [_from_fields(each) for each in fields["answers"]]
-    return [_from_fields(fields)]
+def answers_from_fields(fields: Mapping[str, Any], outputs: Mapping[str, Array] | None = None) -> list[Answer]:
+    """Answers out of their JSON. outputs: the tensors beside it.
+
+    Raises IndexError, KeyError, TypeError, ValueError for what is none.
+    """
+    listed = fields.get("answers", [fields])
+    return [_from_fields(each, row, outputs or {}) for row, each in enumerate(listed)]
 
 
 def _read(kind: AnswerKind, row: Array, labels: Sequence[str]) -> Any:
@@ -131,7 +151,7 @@ def _label(index: int, labels: Sequence[str]) -> str:
     return labels[index] if index < len(labels) else str(index)
 
 
-def _fields(answer: Answer) -> dict[str, Any]:
+def _fields(answer: Answer, named: Mapping[str, str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if answer.picture is not None:
         read = answer.picture
@@ -150,20 +170,21 @@ def _fields(answer: Answer) -> dict[str, Any]:
             }
             for each in answer.boxes
         ]
-    if answer.mask is not None:
-        fields["mask"] = answer.mask.tolist()
-    if answer.embedding is not None:
-        fields["embedding"] = answer.embedding.tolist()
+    for kind in _ARRAYS:
+        array = getattr(answer, kind)
+        if array is not None:
+            fields[kind] = named[kind] if kind in named else array.tolist()
     if answer.text is not None:
         fields["text"] = answer.text
     return fields
 
 
-def _from_fields(fields: Mapping[str, Any]) -> Answer:
+def _from_fields(fields: Mapping[str, Any], row: int, outputs: Mapping[str, Array]) -> Answer:
     values: dict[str, Any] = {"text": fields["text"]} if "text" in fields else {}
-    for name, dtype in (("mask", np.uint8), ("embedding", np.float32)):
-        if name in fields:
-            values[name] = np.asarray(fields[name], dtype)
+    for kind, dtype in _ARRAYS.items():
+        if kind in fields:
+            told = fields[kind]
+            values[kind] = outputs[told][row] if isinstance(told, str) else np.asarray(told, dtype)
     if "picture" in fields:
         values["picture"] = PictureRead(**fields["picture"])
     if "classes" in fields:

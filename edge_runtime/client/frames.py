@@ -120,7 +120,7 @@ class ReplyDecoder:
         for tensor, frame in zip(header.outputs, frames[2:], strict=True):
             outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing, answers=_answers(header))
+        return InferResult(header.model, header.version, outputs, timing, answers=_answers(header, outputs))
 
     def result_into(self, targets: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]) -> InferResult:
         """As `result`, with outputs in the caller's arrays: written there by the daemon, or copied from frames."""
@@ -135,7 +135,7 @@ class ReplyDecoder:
             target = targets.get(tensor.name)
             outputs[tensor.name] = fill_target(tensor, target, array) if target is not None else _given(tensor, array)
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing, shared, _answers(header))
+        return InferResult(header.model, header.version, outputs, timing, shared, _answers(header, outputs))
 
     def value(self, frames: Sequence[Any]) -> Any:
         """Decode the reply to an operation. Raises the EdgeRuntimeError that it carries, or DecodeFailed."""
@@ -277,13 +277,13 @@ def _timing(fields: Mapping[str, float]) -> Timing:
     return Timing(float(fields["queue_ms"]), float(fields["run_ms"]), int(fields["batch_rows"]))
 
 
-def _answers(header: ReplyHeader) -> tuple[Answer, ...]:
-    """The answers in a header. Raises DecodeFailed for what is none."""
+def _answers(header: ReplyHeader, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
+    """The answers in a header, beside these outputs. Raises DecodeFailed for what is none."""
     if header.answer is None:
         return ()
     try:
-        return tuple(answers_from_fields(header.answer))
-    except (KeyError, TypeError, ValueError) as error:
+        return tuple(answers_from_fields(header.answer, outputs))
+    except (LookupError, TypeError, ValueError) as error:
         raise DecodeFailed(f"the reply's answer cannot be read: {type(error).__name__}: {error}") from None
 
 

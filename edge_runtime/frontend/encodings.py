@@ -70,8 +70,8 @@ class JsonEncoding:
         timing = timing_fields(request) if plan.wants_timing else None
         servable = plan.servable
         outputs = list(zip(headers, selected, strict=True))
-        answers = plan.answers(selected)
-        more = None if answers is None else {"answer": answer_fields(answers, as_list=False)}
+        words = plan.words(selected)
+        more = None if words is None else {"answer": words}
         return (json_codec.pack_json_answer(request_id, servable.model, servable.number, outputs, timing, more=more),)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:

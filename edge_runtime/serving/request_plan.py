@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_runtime.answers import Answer, answer_fields, answers_of, kind_of
+from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
@@ -173,6 +173,14 @@ class RequestPlan:
             answers = [replace(each, classes=each.classes and each.classes[: self._top_k]) for each in answers]
         return answers or None
 
+    def words(self, selected: Sequence[Array]) -> dict[str, Any] | None:
+        """The JSON of the same, beside these outputs as tensors, which stand for masks and embeddings."""
+        answers, steps = self.answers(selected), self.servable.steps
+        if answers is None or steps is None:
+            return None
+        names = (self.servable.spec.outputs[index].name for index in self.outputs)
+        return answer_fields(answers, as_list=False, named=array_outputs(steps, names))
+
     def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
         """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's.
 
@@ -181,10 +189,9 @@ class RequestPlan:
         shapes = tuple(array.shape for array in selected)
         if timing is None and shapes == self._answer_shapes:
             return self._answer_header
-        answers = self.answers(selected)
-        fields = None if answers is None else answer_fields(answers, as_list=False)
-        packed = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes), timing, fields)
-        if timing is None and answers is None:
+        words = self.words(selected)
+        packed = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes), timing, words)
+        if timing is None and words is None:
             self._answer_shapes, self._answer_header = shapes, packed
         return packed
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_runtime.client.zmq_client import Client
 from tests.contract.running_daemon import RawClient, error_code, put_model, running_daemon
 from tests.models import onnx_models
 
@@ -51,6 +52,8 @@ def daemon(tmp_path_factory):
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
+    vector = '[input.image]\nrange = "0..1"\n[output.scores]\nanswer = "embedding"\n'
+    put_model(models, "vector", onnx_models.colours, toml=vector)
     put_model(models, "plain", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n')
     put_model(models, "quantised", onnx_models.picture_copy, toml=QUANTISED, datatype="UINT8")
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
@@ -104,6 +107,23 @@ def test_json_with_a_tensor_is_answered_with_classes_where_raw_is_false(client):
     reply = client.ask_json(model="colours", inputs=[image], parameters={"raw": False})
     assert reply["answer"]["classes"][0] == {"label": "green", "index": 1, "score": 0.75}
     assert reply["outputs"][0]["shape"] == [1, 2, 2]
+
+
+def test_masks_and_embeddings_are_told_by_the_tensors_beside_them(client, daemon):
+    header, _, vectors, _ = client.ask(
+        picture_header("vector", shape=(2,)), b"1", framed(picture("red"), picture("blue"))
+    )
+    answers = msgpack.unpackb(header)["answer"]["answers"]
+    assert [each["embedding"] for each in answers] == ["scores", "scores"]
+    assert np.frombuffer(vectors, np.float32).tolist() == [1, 0, 0, 0, 0, 1]
+    with Client(daemon.endpoints[1]) as ours:
+        found = ours.infer("vector", pictures=[picture("red"), picture("blue")]).answers
+    assert [each.embedding.tolist() for each in found] == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_an_embedding_in_json_is_its_numbers(client):
+    reply = client.ask_json(model="vector", picture=in_base64(picture("lime")))
+    assert reply["embedding"] == [0.0, 1.0, 0.0]
 
 
 READ = {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"}
