@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import socket
 import subprocess
@@ -21,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.fleet.camera_child import FRAME_HEAD, GRAY, MAX_FRAME_BYTES, RGB, SILENCE_S, CameraTask, read_camera
+from edge_runtime.fleet.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
 from edge_runtime.sandbox.child import end_child, start_child
+from edge_runtime.steps import PictureSource
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class Camera:
         self.losses = 0
         self._has_news = has_news
         self._silence_s = silence_s
-        self._wanted = RGB
+        self._wanted = FRAME_FORMS["frames"]
         self._is_asked = False
         self._frame: Frame | None = None
         self._lock = threading.Lock()
@@ -91,15 +93,18 @@ class Camera:
         self._bell.setblocking(False)
         self._thread.start()
 
-    def ask(self, wanted: bytes = RGB) -> None:
-        """Have the next frame fetched, as RGB or GRAY; `take` gives it. Thread: any."""
+    def ask(self, source: PictureSource = "frames") -> None:
+        """Have the next frame fetched, as a model takes it that declares this source; `take` gives it. Thread: any."""
         with self._lock:
-            self._wanted = wanted
+            self._wanted = FRAME_FORMS[source]
             self._is_asked = True
         self._ring()
 
     def take(self) -> Frame | None:
-        """The frame that was asked for, uint8 [height, width, channels]; None while it is not there. Thread: any."""
+        """The frame that was asked for, in the shape of its source (steps.py) without rows; None until it is there.
+
+        Thread: any.
+        """
         with self._lock:
             frame, self._frame = self._frame, None
         return frame
@@ -178,14 +183,17 @@ class Camera:
         """Ask the child for a frame. Return it, or why there is none."""
         end_s = time.monotonic() + self._silence_s + GRACE_S
         try:
-            channel.sendall(self._wanted)
-            height, width, channels = FRAME_HEAD.unpack(self._receive(channel, FRAME_HEAD.size, end_s).tobytes())
+            wanted = self._wanted
+            channel.sendall(wanted)
+            head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
+            height, length, _ = FRAME_HEAD.unpack(head)
             if height == 0:
-                said = self._receive(channel, min(width, MAX_REASON_BYTES), end_s)
+                said = self._receive(channel, min(length, MAX_REASON_BYTES), end_s)
                 return said.tobytes().decode("utf-8", "replace")
-            if width == 0 or channels != (1 if self._wanted == GRAY else 3) or height * width * 3 > MAX_FRAME_BYTES:
-                return f"its process gave a frame of {height} x {width} x {channels}"
-            return self._receive(channel, height * width * channels, end_s).reshape(height, width, channels)
+            shape = frame_shape(wanted, head)
+            if shape is None:
+                return "its process gave what is no frame"
+            return self._receive(channel, math.prod(shape), end_s).reshape(shape)
         except (OSError, EOFError) as error:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"
 

@@ -19,10 +19,14 @@ from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import bound_data
 
 FRAME_HEAD = struct.Struct("<III")
-"""Height, width, channels of a frame, whose bytes follow; a height of 0: width is the length of a reason instead."""
+"""Shape of a frame, whose bytes follow: height, width, channels (0: it has two axes). With height 0 a reason follows,
+of so many bytes as width says."""
 
-RGB, GRAY = b"c", b"g"
-"""What the daemon asks for: one byte a frame, of uint8 [height, width, 3] or [height, width, 1]."""
+FRAME_FORMS = {"picture": b"c", "frames": b"c", "gray": b"g", "nv12": b"n", "yuyv": b"y"}
+"""What the daemon asks for, one byte a frame, by what a model declares (steps.PictureSource)."""
+
+_FFMPEG_FORMS = {b"c": "rgb24", b"g": "gray", b"n": "nv12", b"y": "yuyv422"}
+_CHANNELS = {b"c": 3, b"g": 1, b"n": 0, b"y": 2}
 
 MAX_FRAME_BYTES = 64 << 20
 """As the largest frame of a client: 22 million pixels, twice those of 4K."""
@@ -39,6 +43,14 @@ _PROTOCOLS = {
     "file": "file",
 }
 """What FFmpeg may open for a camera of this kind: a stream can name others, and be hostile."""
+
+
+def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
+    """The shape of a frame by its head; None where no camera could give it, as a broken child may say."""
+    height, width, channels = FRAME_HEAD.unpack(head)
+    if channels != _CHANNELS[wanted] or not 0 < height * width * 3 <= 2 * MAX_FRAME_BYTES:
+        return None
+    return (height, width, channels) if channels else (height, width)
 
 
 class CameraTask(Struct, frozen=True):
@@ -58,13 +70,12 @@ def read_camera(task: CameraTask, _progress: ShowProgress) -> None:
     with socket.socket(fileno=task.channel) as channel:
         while wanted := channel.recv(1):
             try:
-                pixels = newest.frame("gray" if wanted == GRAY else "rgb24")
+                pixels = newest.frame(_FFMPEG_FORMS[wanted])
             except _CameraError as error:
                 said = str(error).encode()
                 channel.sendall(FRAME_HEAD.pack(0, len(said), 0) + said)
                 return
-            height, width, *channels = pixels.shape
-            channel.sendall(FRAME_HEAD.pack(height, width, channels[0] if channels else 1))
+            channel.sendall(FRAME_HEAD.pack(*pixels.shape[:2], _CHANNELS[wanted]))
             channel.sendall(memoryview(pixels).cast("B"))
 
 
@@ -119,6 +130,8 @@ class _Newest:
 def _pixels(frame: Any, form: str) -> Any:
     if frame.width * frame.height * 3 > MAX_FRAME_BYTES:
         raise ValueError(f"it has {frame.width} x {frame.height} pixels; at most {MAX_FRAME_BYTES // 3} are taken")
+    if form in ("nv12", "yuyv422"):  # as steps read them, whatever the camera has
+        return frame.reformat(format=form, dst_colorspace="ITU601", dst_color_range="MPEG").to_ndarray()
     return frame.to_ndarray(format=form)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.fleet.camera import Camera, Frame
-from edge_runtime.fleet.camera_child import GRAY, RGB
 from edge_runtime.fleet.publication import Publication
 from edge_runtime.fleet.steady import SteadyAnswer
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
@@ -26,6 +25,7 @@ from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
+from edge_runtime.steps import PictureSource
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_transport import Sender
 
@@ -122,7 +122,7 @@ class CameraSource:
     def _ask(self, now_s: float) -> None:
         """Have the newest frame fetched, as the model takes it; not while the model cannot take one."""
         try:
-            wanted = frame_form(self._table.resolve(self._rule.model, None))
+            wanted = frame_source(self._table.resolve(self._rule.model, None))
         except EdgeRuntimeError as error:
             self._due_s = now_s + RETRY_S
             self._blame(error)
@@ -189,14 +189,9 @@ class CameraSource:
         self._wake.set()
 
 
-def frame_form(servable: Servable) -> bytes:
-    """The frames that a model takes: RGB or GRAY. Raises TensorMismatch where it takes none, with what to write."""
+def frame_source(servable: Servable) -> PictureSource:
+    """The form of frames that a model declares. Raises TensorMismatch where it takes none, with what to write."""
     declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
     if declared is None:
         raise TensorMismatch(why_no_picture(servable.model, servable.spec))
-    if declared.source in ("nv12", "yuyv"):
-        raise TensorMismatch(
-            f'model {servable.model!r} declares from = "{declared.source}"; a camera gives RGB, for from = "picture" '
-            'or "frames", or gray'
-        )
-    return GRAY if declared.source == "gray" else RGB
+    return declared.source

@@ -128,13 +128,16 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a child that calls `function(task, progress)`; `end_child` must end it.
 
-    stdout: as for Popen; standard error goes there too. niceness, has_network, reads, writes: see Confinement.
+    stdout: as for Popen; standard error goes there too. niceness, has_network, reads, writes: see Confinement. One with
+    network that sees only a part of the disk opens no Unix sockets.
     reports: the descriptor that it writes its progress and result to, None for nowhere. environment: in place of the
     few variables that a child gets otherwise. Raises OSError.
     """
     own = [] if reports is None else [reports]
     seen = None if reads is None else tuple(map(os.path.abspath, reads))
-    confinement = Confinement(os.getpid(), niceness, has_network, seen, tuple(map(os.path.abspath, writes)))
+    confinement = Confinement(
+        os.getpid(), niceness, has_network, seen, tuple(map(os.path.abspath, writes)), has_unix=seen is None
+    )
     with os.fdopen(os.memfd_create("task"), "w+b", buffering=0) as source:
         source.write(msgspec.json.encode(task))
         source.seek(0)

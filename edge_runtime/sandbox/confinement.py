@@ -66,8 +66,9 @@ class Confinement(Struct, frozen=True):
     parent: the process whose thread makes the child; the kernel ends the child with that thread. niceness: added to the
     parent's. has_network: whether it may open sockets other than Unix ones, and connect any. reads: folders and files
     that it may read, beside Python and the system's libraries; None for the whole disk. writes: those that it may
-    change too, where `reads` is not None. memory_bytes: what its heap and stacks may take beyond what they have when it
-    confines itself; None for no limit.
+    change too, where `reads` is not None. has_unix: whether a child with network may open Unix sockets too, which no
+    rule of the disk guards: the daemon takes orders by them. memory_bytes: what its heap and stacks may take beyond
+    what they have when it confines itself; None for no limit.
     """
 
     parent: int
@@ -76,6 +77,7 @@ class Confinement(Struct, frozen=True):
     reads: tuple[str, ...] | None = None
     writes: tuple[str, ...] = ()
     memory_bytes: int | None = None
+    has_unix: bool = True
 
     def apply(self) -> None:
         """Confine this process, and all that it starts, for good. Call before it has threads.
@@ -97,7 +99,7 @@ class Confinement(Struct, frozen=True):
         if self.memory_bytes is not None:
             bound_data(self.memory_bytes)
         restrict(self.reads, self.writes, has_network=self.has_network)
-        _filter_calls(libc, has_network=self.has_network)
+        _filter_calls(libc, has_network=self.has_network, has_unix=self.has_unix)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -110,7 +112,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
             libc.capset(header, struct.pack("=6I", low, low, 0, 0, 0, 0))
 
 
-def _filter_calls(libc: ctypes.CDLL, *, has_network: bool) -> None:
+def _filter_calls(libc: ctypes.CDLL, *, has_network: bool, has_unix: bool) -> None:
     """Install a seccomp filter. It refuses to change other processes' limits, which Landlock does not guard.
 
     Without network it refuses `connect`, and `socket` but for Unix and netlink ones, by which libraries list devices;
@@ -148,6 +150,13 @@ def _filter_calls(libc: ctypes.CDLL, *, has_network: bool) -> None:
             (equal, 1, 0, 16),  # AF_NETLINK
             deny,
             allow,
+        ]
+    elif not has_unix:
+        program += [
+            (equal, 0, 3, calls.socket),
+            (load, 0, 0, 16),
+            (equal, 0, 1, 1),  # AF_UNIX
+            deny,
         ]
     program.append(allow)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -16,15 +16,16 @@ import numpy as np
 import psutil
 import pytest
 
+from edge_runtime.backends.pictures import frame_picture
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.camera import Camera, CameraAddress
-from edge_runtime.fleet.camera_child import GRAY
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mjpeg_camera import MjpegCamera, jpeg
 from tests.fakes.mqtt_peer import Peer
+from tests.fakes.rtsp_camera import RtspCamera
 from tests.models import onnx_models
 
 COLOURS = """
@@ -52,7 +53,7 @@ class Watched:
     def __exit__(self, *_):
         self.camera.close()
 
-    def frame(self, wanted=b"c"):
+    def frame(self, wanted="frames"):
         """The next frame."""
         self.has_news.clear()
         self.camera.ask(wanted)
@@ -102,11 +103,26 @@ def write_video(path, codec, colours, rate=25, size=(64, 48)):
 # ---- a camera by itself ---------------------------------------------------------------------------------------------
 
 
-def test_a_camera_by_http_gives_its_frames_in_rgb_and_gray():
+def test_a_camera_by_http_gives_its_frames_as_a_model_declares_them():
     with MjpegCamera(jpeg("red")) as server, Watched(server.url) as watched:
         frame = watched.frame()
         assert (frame.shape, frame.dtype, colour_of(frame)) == ((48, 64, 3), np.uint8, RED)
-        assert watched.frame(GRAY).shape == (48, 64, 1)
+        assert watched.frame("gray").shape == (48, 64, 1)
+        for source, shape in (("yuyv", (48, 64, 2)), ("nv12", (72, 64))):
+            frame = watched.frame(source)
+            assert frame.shape == shape
+            assert frame_picture(frame, source).getpixel((5, 5)) == pytest.approx((254, 0, 0), abs=4)
+
+
+def test_a_camera_by_rtsp_gives_its_newest_frame_and_comes_back():
+    with RtspCamera(RED) as server, Watched(server.url) as watched:
+        assert colour_of(watched.frame()) == RED
+        server.colour = BLUE
+        assert BLUE in [colour_of(watched.frame()) for _ in range(10)]
+        assert server.methods == ["OPTIONS", "DESCRIBE", "SETUP", "PLAY"]
+        watched.child().send_signal(signal.SIGKILL)
+        assert colour_of(watched.frame()) == BLUE
+        assert server.methods[4:] == ["OPTIONS", "DESCRIBE", "SETUP", "PLAY"]
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.avi", "mjpeg"), ("a.mp4", "libx264"), ("a.mkv", "libx264")])
