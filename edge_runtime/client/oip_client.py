@@ -28,7 +28,7 @@ from edge_runtime.client.oip_call import OipCall, OipLink, OipReply
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.oip_url import OipAccess, oip_access
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, Unsupported
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch, Unsupported
 from edge_runtime.messages import PICTURE, InferResult, TensorHeader, Timing
 from edge_runtime.steps import ModelSteps, steps_from_fields
 from edge_runtime.tensors import Array, datatype_name
@@ -298,13 +298,24 @@ class OipClient:
         """Send a call that has a slot, and give the slot back."""
         try:
             result = _result(self._link.infer(call), targets)
+        except TensorMismatch:
+            self._forget(call.model)  # another version may serve now, which takes something else
+            raise
         finally:
             self._slots.release()
-        raw = call.parameters.get("raw")
-        if raw is False or (raw is None and PICTURE_SIZE in result.outputs):
+        if self._gives_answers(call, result):
             answers = answers_of(self._steps(result.model, result.version or None), result.outputs)
             result = replace(result, answers=tuple(answers))
         return result
+
+    def _gives_answers(self, call: OipCall, result: InferResult) -> bool:
+        """Whether outputs are answers, which the protocol does not say: by what was sent, and how it is read."""
+        raw = call.parameters.get("raw")
+        if raw is not None:
+            return raw is False
+        known = self._metadata.get((call.model, call.version), {}).get("steps", {}).get("inputs", ())
+        is_picture = any(name in known and kind in ("BYTES", "UINT8") for name, kind, *_ in call.inputs)
+        return is_picture or PICTURE_SIZE in result.outputs
 
     def _steps(self, model: str, version: int | None) -> ModelSteps:
         """The steps that a version declares, asked once."""
@@ -323,6 +334,10 @@ class OipClient:
         if found is None:
             found = self._metadata[model, version] = self.metadata(model, version)
         return found
+
+    def _forget(self, model: str) -> None:
+        for known in [each for each in list(self._metadata) if each[0] == model]:
+            self._metadata.pop(known, None)
 
     def _says(self, name: str, field: str, **values: Any) -> bool:
         try:
@@ -392,8 +407,7 @@ class OipClient:
             raise Unsupported(
                 "the Open Inference Protocol loads and unloads whole models; name no version, or use ZeroMQ"
             )
-        for known in [each for each in list(self._metadata) if each[0] == model]:
-            self._metadata.pop(known, None)
+        self._forget(model)
         self._ask(name, wait_s=wait_s, model=model)
         return [each for each in self._entries(wait_s) if each["name"] == model]
 

@@ -158,6 +158,12 @@ def test_raw_decides_between_bare_outputs_and_answers(ask):
     assert read.answer == Answer(classes=(ClassScore("green", 1, 0.5), ClassScore("red", 0, 0.0)))
 
 
+def test_one_output_of_a_picture_is_an_answer_too(ask):
+    result = ask("colours", picture=encoded("red"), outputs=["scores"])
+    assert list(result.outputs) == ["scores"]
+    assert result.answer.classes == RED.classes
+
+
 def test_what_is_no_picture_fails_as_a_run(ask):
     with pytest.raises(RunFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
         ask("colours", picture=b"hello")

@@ -36,6 +36,8 @@ MAKERS = {
 
 Run = Callable[..., str]
 
+pytestmark = needs_mosquitto
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory) -> Iterator[Broker]:
@@ -144,7 +146,7 @@ def test_progress_is_shown_where_answers_take_long(run, tmp_path, monkeypatch):
     assert "asking with 3 pictures …" in run("infer", "colours", tmp_path, "--json", error=True)
 
 
-@pytest.mark.parametrize("door", ["http", "grpc", pytest.param("mqtt", marks=needs_mosquitto)])
+@pytest.mark.parametrize("door", ["http", "grpc", "mqtt"])
 def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, door):
     url = f"{broker.url}/dev1" if door == "mqtt" else getattr(daemon, door).endpoints[0]
     told = json.loads(run("infer", "pets", photo, "--json", "--connect", url))
@@ -182,6 +184,13 @@ def test_what_cannot_be_asked_says_what_to_do(run, photo, tmp_path, words, statu
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
     assert said in run("infer", *words, status=status, error=True)
+
+
+def test_load_is_made_of_a_picture(run, photo):
+    words = ["--input", f"image={photo}", "--seconds", "0.2", "--in-flight", "2", "--warmup", "0"]
+    told = json.loads(run("bench", "pets", *words, "--json"))["runs"][0]
+    assert told["answered"] > 0
+    assert not told["refused"]
 
 
 # ---- --as -----------------------------------------------------------------------------------------------------------

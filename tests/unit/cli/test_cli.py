@@ -556,6 +556,7 @@ def test_the_bash_completion_knows_verbs_options_and_models(
     assert completed("models", "l") == sorted(name for name in actions_of("models") if name.startswith("l"))
     assert completed("infer", "ec") == ["echo"]
     assert completed("models", "show", "") == ["echo"]
+    assert completed("models", "try", "") == ["echo"]
     assert completed("update", "r") == ["rollback"]
     assert completed("update", "rollback", "") == ["echo"]
     assert completed("infer", "echo", "--tim") == ["--timeout-ms", "--timing"]
