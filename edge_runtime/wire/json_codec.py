@@ -24,6 +24,7 @@ from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.tensors import Array, bf16_from_fp32, bf16_to_fp32, datatype, element_count, values_to_bits
 from edge_runtime.wire.codec import (
+    MAX_HEADER_ITEMS,
     MAX_ID_BYTES,
     PROTOCOL_VERSION,
     check_protocol,
@@ -85,6 +86,8 @@ def pictures_of(fields: Mapping[str, Any]) -> Pictures | None:
     texts = typed(fields, "pictures", list, []) if as_list else [fields["picture"]]
     if not texts:
         raise DecodeFailed("pictures: got an empty list, wanted base64 text of each picture")
+    if len(texts) > MAX_HEADER_ITEMS:
+        raise DecodeFailed(f"pictures: got {len(texts)}, wanted at most {MAX_HEADER_ITEMS}")
     return Pictures(tuple(_encoded(given[0], text) for text in texts), as_list)
 
 

@@ -50,6 +50,11 @@ def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
         put_model(models, name, onnx_models.colours, toml=("on_demand = true\n" if name == "sleepy" else "") + COLOURS)
         (models / name / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
+    pets = (
+        '[input.image]\nrange = "0..1"\nfit = "letterbox"\n[output.boxes]\nlayout = "yolov8"\nlabels = "labels.txt"\n'
+    )
+    put_model(models, "pets", onnx_models.detector, toml=pets)
+    (models / "pets" / "labels.txt").write_text("cat\ndog\n")
     doors = {
         "http": HttpSettings(endpoint="127.0.0.1:0", max_body_bytes=8 << 20),
         "grpc": GrpcSettings(endpoint="127.0.0.1:0"),
@@ -212,6 +217,15 @@ def test_fewer_classes_are_told_where_fewer_are_wanted_and_no_more_than_declared
         with pytest.raises(EdgeRuntimeError, match="wanted 1 to 2") as caught:
             ask("colours", RED, top_k=wrong)
         assert caught.value.code == "tensor_mismatch"
+
+
+def test_boxes_are_in_the_pixels_of_the_picture_that_was_sent(ask):
+    told = ask("pets", picture("red", (64, 32)))
+    assert told["picture"] == {"width": 64, "height": 32, "fit": "letterbox", "color": "rgb"}
+    assert told["boxes"] == [
+        {"label": "cat", "index": 0, "score": 0.9, "box": [16.0, 0.0, 48.0, 32.0]},
+        {"label": "dog", "index": 1, "score": 0.5, "box": [8.0, 0.0, 24.0, 8.0]},
+    ]
 
 
 def test_a_picture_waits_for_a_model_that_loads_on_demand(ask):
@@ -391,6 +405,16 @@ def test_classification_has_labels_of_pictures_and_of_the_models_own_tensor(trit
     of_tensor = client.infer("colours", [own], outputs=wanted).as_numpy("scores")
     assert of_picture.tolist() == [[b"1.000000:0:red", b"0.000000:1:green"]]
     assert of_tensor.tolist() == [[b"0.500000:2:blue", b"0.000000:0:red"]]
+
+
+def test_classification_of_boxes_is_refused_and_of_bare_outputs_is_as_of_a_tensors(triton):
+    module, client = triton
+    given = sent(module, RED)
+    with pytest.raises(InferenceServerException, match="output 'boxes' answers with boxes; wanted classes"):
+        client.infer("pets", [given], outputs=[module.InferRequestedOutput("boxes", class_count=1)])
+    wanted = [module.InferRequestedOutput("scores", class_count=3)]
+    bare = client.infer("colours", [given], outputs=wanted, parameters={"raw": True}).as_numpy("scores")
+    assert bare.tolist() == [[b"1.000000:0:red", b"0.000000:1:green", b"0.000000:2:blue"]]
 
 
 def test_classification_without_labels_is_as_before(triton):

@@ -188,7 +188,8 @@ def test_a_model_that_declares_no_output_answers_with_its_tensors_beside_the_pic
         ({"picture": "YQ=="}, "run_failed", "no picture can be read from these 1 bytes"),
         ({"picture": ""}, "run_failed", "0 bytes"),
         ({"picture": "YQ==", "model": "silent"}, "tensor_mismatch", '[input.image]\nrange = "0..1"'),
-        ({"pictures": ["YQ=="] * 5000}, "tensor_mismatch", "batch-size"),
+        ({"pictures": ["YQ=="] * 4000}, "tensor_mismatch", "batch-size"),
+        ({"pictures": [""] * 1_000_000}, "decode_failed", "at most"),
     ],
 )
 def test_what_is_wrong_with_a_picture_in_json_is_said(client, fields, code, told):
