@@ -239,7 +239,7 @@ class FrigateFrontend:
             if binding is None:
                 return  # it times out, and shakes hands
             if isinstance(error, ModelNotFound | NotServed):
-                del self._known[sender]
+                self._known.pop(sender, None)
                 return
             self._metrics.refused(error.code)
             DetectorReply(endpoint, peer.envelope).refuse(error)
@@ -339,8 +339,8 @@ class FrigateFrontend:
     def _tell(self, handshake: Handshake, *, is_loaded: bool = False, error: EdgeRuntimeError | None = None) -> None:
         """Answer a handshake; with a model from now on its connection is known, without one it is not."""
         sender, identity = handshake.sender, handshake.peer.envelope[0]
-        if handshake.data is None:
-            self._handshakes.pop(sender, None)
+        if handshake.data is None and self._handshakes.get(sender) is handshake:
+            del self._handshakes[sender]
         if is_loaded:
             connection = handshake.endpoint.connections.known.get(identity)
             self._known[sender] = Binding(handshake.model, connection)
@@ -362,6 +362,9 @@ class FrigateFrontend:
 
     def _load_next(self) -> None:
         """Hand the loader one model: what an operator asks it for comes between two of them."""
+        while self._to_load and self._handshakes.get(self._to_load[0].sender) is not self._to_load[0]:
+            gone = self._to_load.popleft()
+            self._infer.unanswered.give_back(gone.sender, gone.held_bytes)
         if self._loading is not None or not self._to_load:
             return
         handshake = self._loading = self._to_load.popleft()

@@ -83,6 +83,8 @@ class Watcher:
         place: where the override's files are; None: the model's own place.
         """
         self._overrides[model] = override
+        if override == NO_OVERRIDE:
+            del self._overrides[model]
         if place is not None:
             self._named[model] = place
         elif model in self._configured:

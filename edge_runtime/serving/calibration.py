@@ -106,8 +106,12 @@ def measure_rows(instance: Instance, rows: int, first: FirstRuns, shapes: Mappin
     return min(runs[SETTLING_RUNS:])
 
 
+MAX_CURVES = 512
+"""On disk, of 4 KiB each: a device has some dozens of models, and a detector may send any number."""
+
+
 class CurveCache:
-    """Curves on disk, one small JSON file each, named by a key of what the curve depends on."""
+    """Curves on disk, one small JSON file each, named by a key of what the curve depends on; the oldest leave."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -132,6 +136,9 @@ class CurveCache:
         fields = {"times": dict(curve.times), "wide_s": curve.wide_s}
         try:
             write_atomically(self._folder / f"{key}.json", json.dumps(fields).encode())
+            files = list(self._folder.glob("*.json"))
+            if len(files) > MAX_CURVES:
+                min(files, key=lambda file: file.stat().st_mtime_ns).unlink()
         except (OSError, StorageFailed) as error:
             log.warning("the calibration of %s is not kept: %s", key[:12], error)
 

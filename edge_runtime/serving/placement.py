@@ -181,6 +181,11 @@ class Placement:
         else:
             self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, "unloaded"))
 
+    def forget(self, model: str) -> None:
+        """Drop what is known of a model that was unloaded and never comes again by this name."""
+        self._metrics.forget(model)
+        self._measured = {key: known for key, known in self._measured.items() if key[0] != model}
+
     def take_failures(self) -> list[str]:
         """Withdraw the versions whose hosts kept ending; return their models, which may have an older version."""
         failures = self._hosts.take_failures() if self._hosts is not None else []

@@ -202,6 +202,7 @@ class ModelSources:
         self._watcher.lay_over(model, NO_OVERRIDE, None)
         self._take(self._watcher.poll(at_once=model))
         self._table.closed -= {model}
+        self._placement.forget(model)
 
     def hold_back(self, model: str, number: int) -> None:
         """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""

@@ -265,6 +265,12 @@ class Metrics:
                         part.writer = weakref.ref(writer)
             self._fold(name)
 
+    def forget(self, name: str) -> None:
+        """Drop a model's metrics; what is still written to them is lost."""
+        with self._lock:
+            self._models.pop(name, None)
+            self._parts.pop(name, None)
+
     def count(self, name: str, count: int = 1) -> None:
         """Add to a counter, for example `replies_dropped`, `messages_malformed`, `connections_accepted`.
 

@@ -207,6 +207,22 @@ def test_of_many_models_of_one_client_as_many_stay_as_are_kept(daemon, endpoint,
     answers(daemon, good)
 
 
+def test_a_connection_that_sends_one_model_after_another_without_waiting_loads_no_queue_of_them(
+    daemon, endpoint, good, file
+):
+    header, data = json.dumps({"model_data": True, "model_name": "m"}).encode(), file.read_bytes()
+    before = daemon.messages().count("loaded")
+    with RawClient(endpoint) as hostile:
+        for number in range(200):
+            hostile.send(b"", header, data + b"\xc2\x3e\x04%04d" % number)
+        answers(daemon, good)
+        errors = [json.loads(hostile.receive()[1]).get("error", "") for _ in range(100)]
+        assert any("wait for their models" in error for error in errors)
+    with Detector(endpoint, file) as detector:
+        answers(daemon, detector, label=1)
+    assert daemon.messages().count("loaded") - before < 50, "half of them would be 100"
+
+
 def test_a_client_that_sends_pictures_and_reads_nothing_costs_others_nothing(daemon, endpoint, good):
     with RawClient(endpoint) as hostile:
         hostile.send(b"", json.dumps({"model_request": True, "model_name": "mapped.onnx"}).encode())

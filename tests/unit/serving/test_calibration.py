@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from edge_runtime.serving import calibration
 from edge_runtime.serving.calibration import CurveCache, RunCurve, measure, row_counts
 from edge_runtime.serving.warmup import FirstRuns
 from tests.models import onnx_models
@@ -38,6 +41,15 @@ def test_a_curve_comes_back_from_the_cache_and_damage_counts_as_none(tmp_path):
     for damage in (b"", b"{", b'{"times": {"1": -1}, "wide_s": null}', b'{"times": {}, "wide_s": null}', b"[]"):
         (tmp_path / "calibration" / "key.json").write_bytes(damage)
         assert cache.read("key") is None
+
+
+def test_the_oldest_of_too_many_curves_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "MAX_CURVES", 2)
+    cache = CurveCache(tmp_path)
+    for number, key in enumerate("abc"):
+        cache.write(key, RunCurve({1: 0.005}))
+        os.utime(tmp_path / f"{key}.json", (number, number))
+    assert sorted(file.stem for file in tmp_path.iterdir()) == ["b", "c"]
 
 
 def test_without_a_state_folder_nothing_is_kept_and_nothing_fails():
