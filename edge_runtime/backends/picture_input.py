@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.picture_fit import Placed, place
-from edge_runtime.backends.pictures import check_installed, frame_picture, lines, open_picture, scaled
+from edge_runtime.backends.picture_scale import scale_pixels
+from edge_runtime.backends.pictures import check_installed, frame_pixels, open_picture
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import Given, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-STRIP_PIXELS = 1 << 16
-"""Pixels that are computed at once: what stays in the cache of one core."""
+STRIP_NUMBERS = 1 << 16
+"""Numbers that are computed at once: 256 KiB stay in the cache of one core."""
 
 
 class PictureInput:
@@ -40,7 +37,7 @@ class PictureInput:
         self.name = spec.name
         self.given: tuple[Given, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
         self._steps = steps
-        self._mode = "L" if steps.color == "gray" else "RGB"
+        self._channels = 1 if steps.color == "gray" else 3
         self._spec = spec
         self._is_channels_first, self._size = _layout(spec, steps)
         self.sides = self._size[1], self._size[0]
@@ -75,15 +72,15 @@ class PictureInput:
         if count == 0:
             raise RunFailed("there is no picture")
         width, height = self._size
-        channels = len(self._mode)
+        channels = self._channels
         shape = (channels, height, width) if self._is_channels_first else (height, width, channels)
         tensor: Array = np.empty((count, *shape), self._dtype)
         planes = tensor if self._is_channels_first else tensor.transpose(0, 3, 1, 2)
 
         def write(row: int) -> Placed:
             if given == "picture":
-                return self._write(open_picture(bytes(sent[row])), planes[row])
-            return self._write(frame_picture(sent[row], self._steps.source), planes[row])
+                return self._write(open_picture(bytes(sent[row]), self._steps.color), planes[row])
+            return self._write(frame_pixels(sent[row], self._steps.source, self._steps.color), planes[row])
 
         places = self._each(write, count)
         return tensor.reshape(count, -1) if len(self._spec.shape) == 2 else tensor, places
@@ -106,21 +103,23 @@ class PictureInput:
         parts += [other.result() for other in others]
         return [parts[row % workers][row // workers] for row in range(count)]
 
-    def _write(self, picture: Image.Image, planes: Array) -> Placed:
+    def _write(self, pixels: Array, planes: Array) -> Placed:
         """Write one picture into its row. planes: [channels, height, width], of any strides."""
         steps = self._steps
-        placed = place(steps.fit or "stretch", picture.size, self._size, steps.shorter_side)
-        seen = scaled(picture, placed, self._size, steps.filter or "bilinear", self._mode)
+        source = pixels.shape[1], pixels.shape[0]
+        placed = place(steps.fit or "stretch", source, self._size, steps.shorter_side)
+        left, top = max(-placed.left, 0), max(-placed.top, 0)
+        if source == (placed.width, placed.height):
+            levels = pixels[top:, left:][: self._size[1], : self._size[0]].transpose(2, 0, 1)
+        else:
+            levels = scale_pixels(pixels, placed, self._size, steps.filter or "bilinear")
+        if steps.color == "bgr":
+            levels = levels[::-1]
         left, top = max(placed.left, 0), max(placed.top, 0)
-        if seen.size != self._size:
+        inside = planes[:, top : top + levels.shape[1], left : left + levels.shape[2]]
+        if inside.shape != planes.shape:
             planes[...] = self._numbers.fill
-        step = max(STRIP_PIXELS // seen.width, 1)
-        for first in range(0, seen.height, step):
-            last = min(first + step, seen.height)
-            pixels = lines(seen, first, last).transpose(2, 0, 1)
-            if steps.color == "bgr":
-                pixels = pixels[::-1]
-            self._numbers.write(pixels, planes[:, top + first : top + last, left : left + seen.width])
+        self._numbers.write(levels, inside)
         return placed
 
 
@@ -140,22 +139,25 @@ class _Numbers:
             exact = np.clip(np.rint(exact), limits.min, limits.max)
         self._table = exact.astype(dtype)
         self.fill = np.array([row[level] for row, level in zip(self._table, fill, strict=True)], dtype)[:, None, None]
-        self._is_plain = bool((self._table == np.arange(256)).all())
         self._scale = np.array(scale, np.float32)[:, None, None] if dtype == np.float32 else None
         self._shift = (-np.array(mean) * np.array(scale)).astype(np.float32)[:, None, None]
         self._has_shift = bool(self._shift.any())
 
-    def write(self, pixels: Array, out: Array) -> None:
-        """Write pixels as numbers. pixels: UINT8 [channels, height, width]. out: of the same shape, any strides."""
-        if self._is_plain:
-            out[...] = pixels
-        elif self._scale is not None:
-            np.multiply(pixels, self._scale, out=out)
-            if self._has_shift:
-                np.add(out, self._shift, out=out)
-        else:
-            for channel, table in enumerate(self._table):
-                out[channel] = table[pixels[channel]]
+    def write(self, levels: Array, out: Array) -> None:
+        """Write levels as numbers. levels: UINT8, or FP32 for those between; as out, [channels, height, width]."""
+        if self._scale is not None:
+            # In strips: what was multiplied is still in the core's cache when it is added to.
+            step = max(STRIP_NUMBERS // (len(out) * out.shape[2]), 1)
+            for first in range(0, out.shape[1], step):
+                part = out[:, first : first + step]
+                np.multiply(levels[:, first : first + step], self._scale, out=part)
+                if self._has_shift:
+                    np.add(part, self._shift, out=part)
+            return
+        if levels.dtype != np.uint8:
+            levels = np.rint(levels).astype(np.uint8)
+        for channel, table in enumerate(self._table):
+            out[channel] = table[levels[channel]]
 
 
 def picture_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) -> PictureInput | None:

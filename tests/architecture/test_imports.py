@@ -38,7 +38,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "psutil": ("telemetry.", "profiles."),
     "prometheus_client": ("telemetry.",),
     "ml_dtypes": ("tensors",),
-    "PIL": ("backends.pictures", "backends.picture_input", "cli.", "client."),
+    "PIL": ("backends.pictures", "cli.", "client."),
     "av": ("fleet.camera_child",),
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),

@@ -63,7 +63,7 @@ def test_steps_are_run_with_a_picture_and_a_frame_as_cameras_send_them_and_their
         "frames": {1: 0.05, 2: 0.095},
     }
     sent = forms[PICTURE].asked[-1]
-    assert open_picture(sent["image"][0]).size == (640, 480)
+    assert open_picture(sent["image"][0], "rgb").shape == (480, 640, 3)
     assert sent["scale"].shape == (1, 2)
     assert forms[FRAMES].asked[-1]["image"].shape == (1, 480, 640, 3)
     assert not forms[Form("picture", answers=False)].asked
