@@ -71,7 +71,7 @@ def why_none(metadata: Mapping[str, Any]) -> str:
     """Why a model takes no picture, with the lines to write."""
     from edge_runtime.serving.declared_steps import why_no_picture
 
-    return why_no_picture(str(metadata.get("name", "")), spec_of(metadata))
+    return why_no_picture(str(metadata.get("name", "")), spec_of(metadata), metadata.get("preset"))
 
 
 # ---- --as -----------------------------------------------------------------------------------------------------------

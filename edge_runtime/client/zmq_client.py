@@ -202,7 +202,8 @@ class Client:
         """Describe what a model takes and gives.
 
         In the Open Inference Protocol's words, with `max_batch_rows` and `max_frame_bytes`. Over MQTT the latter bounds
-        a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does.
+        a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does. `preset`: the one
+        that the model's own file tells, where no steps for pictures are declared.
         """
         return cast("dict[str, Any]", self._call("metadata", model=model, version=version))
 

@@ -193,5 +193,5 @@ def frame_source(servable: Servable) -> PictureSource:
     """The form of frames that a model declares. Raises TensorMismatch where it takes none, with what to write."""
     declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
     if declared is None:
-        raise TensorMismatch(why_no_picture(servable.model, servable.spec))
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))
     return declared.source

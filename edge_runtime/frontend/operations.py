@@ -259,6 +259,8 @@ class OperationHandlers:
         }
         if servable.steps is not None:
             described["steps"] = steps_fields(servable.steps)
+        if servable.offered is not None:
+            described["preset"] = servable.offered
         return described
 
     # ---- updates: `answer` has checked that they are configured ------------------------------------------------------

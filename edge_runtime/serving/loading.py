@@ -184,7 +184,8 @@ class VersionLoader:
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
             if preset := told_preset(settings, options.steps):
                 told.append(preset)
-            servable.offered = read_metadata(artifact).preset if options.steps is None else None
+            if options.steps is None or not options.steps.inputs:
+                servable.offered = read_metadata(artifact).preset
             note = "; ".join(told)
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         # Backends that were tried come before those not installed: a person acts on the first words.

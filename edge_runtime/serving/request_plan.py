@@ -284,7 +284,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
             f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
         )
         if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
-            fault = f"{fault}; {why_no_picture(model, servable.spec)}"
+            fault = f"{fault}; {why_no_picture(model, servable.spec, servable.offered)}"
         raise TensorMismatch(fault)
     if not spec.fits(got.shape):
         raise TensorMismatch(

@@ -89,7 +89,9 @@ def test_a_model_without_steps_is_offered_its_preset_and_stays_as_it_is(client):
     refused = client.ask_json(op="infer", model="silent", picture=picture())
     assert refused["error"]["code"] == "tensor_mismatch"
     assert refused["error"]["message"].endswith('model.toml:\npreset = "ultralytics"')
-    assert "steps" not in client.result("metadata", model="silent")
+    metadata = client.result("metadata", model="silent")
+    assert (metadata["preset"], "steps" in metadata) == ("ultralytics", False)
+    assert "preset" not in client.result("metadata", model="named")
     assert reason(client, "silent") == ""
 
 
