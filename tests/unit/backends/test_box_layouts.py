@@ -167,7 +167,7 @@ def assert_same(found, wanted):
     assert [int(index) for index in found[:, 0]] == [index for index, _, _ in wanted]
     np.testing.assert_allclose(found[:, 1], [score for _, score, _ in wanted], rtol=1e-5)
     np.testing.assert_allclose(
-        found[:, 2:], np.array([box for _, _, box in wanted]).reshape(-1, 4), rtol=1e-4, atol=1e-3
+        found[:, 2:], np.array([box for _, _, box in wanted]).reshape(-1, 4), rtol=1e-6, atol=1e-4
     )
 
 
