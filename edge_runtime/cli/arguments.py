@@ -22,7 +22,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; the error for an unknown option names the nearest known one."""
-        arguments, rest = self.parse_known_args(args, namespace)
+        # Words of an open number may come before and after options: MODEL --draw DIR PICTURE PICTURE.
+        is_open = any(action.nargs in ("*", "+") for action in self.all_positionals())
+        parse = self.parse_known_intermixed_args if is_open else self.parse_known_args
+        arguments, rest = parse(args, namespace)
         if rest:
             known = [option for parser in self.all_parsers() for option in parser.options()]
             self.error(f"{' '.join(rest)} is not understood{nearest(rest[0].split('=')[0], known)}")

@@ -118,6 +118,11 @@ def test_outputs_that_are_no_answer_are_shown_beside_how_the_picture_was_read(ru
     assert "scores  FP32 [1, 3]" in shown
 
 
+def test_options_may_stand_before_and_between_pictures(run, photo):
+    assert run("infer", "pets", "--raw", photo) != run("infer", "pets", photo)
+    assert "2 pictures" in run("infer", "--timeout-ms", 9000, "pets", photo, "--priority", 1, photo)
+
+
 def test_a_folder_is_answered_a_line_a_picture(run, tmp_path):
     for name, colour in (("b.jpg", "lime"), ("a.png", "red"), ("c.webp", "blue")):
         save(tmp_path / name, colour)
