@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from edge_runtime.answers import Answer, PictureRead
+from edge_runtime.answers import Answer, PictureRead, answers_from_fields
 from edge_runtime.backends.picture_fit import place
 from edge_runtime.errors import ConfigError
+from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.steps import Fit
 from edge_runtime.tensors import Array
 
@@ -36,6 +39,29 @@ TEXT_SHARE = 32
 
 SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 """Names of files that drawn copies are written to."""
+
+
+class DrawTask(Struct, frozen=True):
+    """What a child draws: the file `picture`, or a frame of this shape in it, to the file `drawn`.
+
+    answer: as JSON. labels: of a mask's classes.
+    """
+
+    picture: str
+    shape: tuple[int, ...]
+    answer: dict[str, Any]
+    labels: tuple[str, ...]
+    drawn: str
+
+
+def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
+    """Draw, in a child of the sandbox. Raises what Pillow raises."""
+    data = Path(task.picture).read_bytes()
+    (answer,) = answers_from_fields(task.answer)
+    if answer.mask is not None:
+        answer = replace(answer, mask=np.array(answer.mask, np.uint8))
+    picture = np.frombuffer(data, np.uint8).reshape(task.shape) if task.shape else data
+    draw(picture, answer, task.labels, Path(task.drawn))
 
 
 def check_pillow(option: str) -> None:

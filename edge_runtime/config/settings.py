@@ -394,9 +394,9 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     """The model."""
 
-    source: Literal["zmq", "folder", "camera"] = "zmq"
-    """`"zmq"` publishes the replies to ZeroMQ clients; `"folder"` runs each file that appears in `folder`; `"camera"`
-    runs the newest frame of `camera`."""
+    source: Literal["zmq", "mqtt", "folder", "camera"] = "zmq"
+    """`"zmq"` publishes the replies to ZeroMQ clients, `"mqtt"` those to MQTT clients and cameras; `"folder"` runs each
+    file that appears in `folder`; `"camera"` runs the newest frame of `camera`."""
 
     folder: str | None = None
     """Folder for `source = "folder"`: `.npy`, `.json`, and pictures for a model that declares steps for them."""

@@ -72,6 +72,7 @@ class MqttDoor:
             metrics=core.metrics,
             clock=core.clock,
         )
+        frontend.listeners = self._results.listeners("mqtt")
         discovery = self._new_discovery(settings, host, has_updates=updates is not None)
         self._status = StatusPublisher(
             self.topics,
@@ -91,7 +92,7 @@ class MqttDoor:
 
     def listeners(self) -> Mapping[str, Listener]:
         """What is to hear the answers of ZeroMQ clients, by model, to publish them."""
-        return self._results.listeners()
+        return self._results.listeners("zmq")
 
     def start(self, pages: Sequence[str] = ()) -> None:
         """Begin to connect; `online` is published with the first connection. The daemon is ready.

@@ -28,6 +28,7 @@ from tests.models import onnx_models
 pytestmark = needs_mosquitto
 
 TOPIC = "edge/dev1/infer/colours"
+PETS = '[input.image]\nrange = "0..1"\n[output.boxes]\nlayout = "yolov8"\nlabels = "labels.txt"\n'
 HOW_READ = {"width": 64, "height": 48, "fit": "stretch", "color": "rgb"}
 
 
@@ -243,6 +244,36 @@ def test_answers_are_published_in_words(models, broker, tmp_path):
     assert (first["model_name"], first["model_version"], first["picture"]) == ("colours", "1", HOW_READ)
     assert first["time"]
     assert "outputs" not in first
+
+
+def test_a_camera_by_mqtt_is_shown_in_home_assistant_with_its_label_count_and_picture(models, broker, tmp_path):
+    put_model(models, "pets", onnx_models.detector, toml=PETS)
+    (models / "pets" / "labels.txt").write_text("cat\ndog\n")
+    rules = (PublishRule("pets", source="mqtt", picture=True), PublishRule("pets", topic="site/zmq"))
+    with (
+        Peer(broker.url) as assistant,
+        serving(models, broker, tmp_path / "run", *rules, device="dev5", home_assistant="ha5"),
+        Peer(broker.url, protocol=4) as camera,
+    ):
+        assistant.subscribe("ha5/device/dev5/config", 1)
+        found = {}
+        while "pets picture" not in found:
+            parts = json.loads(assistant.next().payload)["components"].values()
+            found = {each["name"]: each for each in parts if each.get("state_topic", "").endswith("result/pets")}
+            found |= {each["name"]: each for each in parts if each["platform"] == "image"}
+        assert found.keys() == {"pets label", "pets score", "pets count", "pets picture"}
+        assistant.subscribe(found["pets label"]["state_topic"], 1)
+        assistant.subscribe(found["pets picture"]["image_topic"], 1)
+        assistant.subscribe("site/zmq", 1)
+        camera.publish("edge/dev5/infer/pets", picture("white", (320, 240), "JPEG"))
+        said = json.loads(assistant.next().payload)
+        assert [each["label"] for each in said["boxes"]] == ["cat", "dog"]
+        left, top, *_ = said["boxes"][0]["box"]
+        drawn = read_drawn(assistant.next())
+        red, green, blue = drawn.getpixel((round(left), round(top) + 60))
+        assert min(red, green, blue) < 200, "the box's left side is drawn on white"
+        assert assistant.is_silent(0.3), "the other rule hears ZeroMQ's clients only"
+        assistant.publish(found["pets picture"]["image_topic"], b"", 1, retain=True)
 
 
 def read_drawn(message):
