@@ -139,6 +139,7 @@ class _Numbers:
             exact = np.clip(np.rint(exact), limits.min, limits.max)
         self._table = exact.astype(dtype)
         self.fill = np.array([row[level] for row, level in zip(self._table, fill, strict=True)], dtype)[:, None, None]
+        self._is_plain = bool((self._table == np.arange(256)).all())
         self._scale = np.array(scale, np.float32)[:, None, None] if dtype == np.float32 else None
         self._shift = (-np.array(mean) * np.array(scale)).astype(np.float32)[:, None, None]
         self._has_shift = bool(self._shift.any())
@@ -156,6 +157,9 @@ class _Numbers:
             return
         if levels.dtype != np.uint8:
             levels = np.rint(levels).astype(np.uint8)
+        if self._is_plain:
+            out[...] = levels
+            return
         for channel, table in enumerate(self._table):
             out[channel] = table[levels[channel]]
 

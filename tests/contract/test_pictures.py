@@ -40,6 +40,13 @@ def framed(*texts):
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
+GATHERING = """
+max_batch_rows = 8
+max_queue_delay_ms = 200
+[input.image]
+range = "0..1"
+"""
+
 QUANTISED = """
 [input.image]
 color = "rgb"
@@ -55,6 +62,7 @@ def daemon(tmp_path_factory):
     vector = '[input.image]\nrange = "0..1"\n[output.scores]\nanswer = "embedding"\n'
     put_model(models, "vector", onnx_models.colours, toml=vector)
     put_model(models, "plain", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n')
+    put_model(models, "gathering", onnx_models.colours, toml=GATHERING)
     put_model(models, "quantised", onnx_models.picture_copy, toml=QUANTISED, datatype="UINT8")
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
         yield daemon
@@ -252,3 +260,18 @@ def test_where_bytes_are_the_models_own_tensor_or_a_frame_their_shape_decides(cl
     for sent, length in ((frame, 2), (own, 1)):
         got = client.ask(picture_header("quantised", "UINT8", sent.shape), b"1", sent.tobytes())
         assert len(msgpack.unpackb(got[0])["outputs"]) == length, got
+
+
+def test_pictures_of_a_batch_are_answered_beside_one_that_cannot_be_read(client):
+    def ask(*sent):
+        for index, data in enumerate(sent):
+            client.send(picture_header("gathering", timing=True), b"%d" % index, framed(data))
+        replies = {int(reply[1]): reply for reply in (client.receive() for _ in sent)}
+        return [replies[index] for index in range(len(sent))]
+
+    good = [picture(colour) for colour in ("red", "lime", "blue")] * 3
+    assert {msgpack.unpackb(reply[0])["timing"]["batch_rows"] for reply in ask(*good[:8])} == {8}
+    replies = ask(*good[:3], b"bad", *good[3:7])
+    assert error_code(replies.pop(3)) == "run_failed"
+    found = [np.frombuffer(scores, np.float32)[:3].argmax() for _, _, scores, _ in replies]
+    assert found == [0, 1, 2, 0, 1, 2, 0]
