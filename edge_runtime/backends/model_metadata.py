@@ -10,6 +10,7 @@ import ast
 import html
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +26,16 @@ _MODEL_METADATA = 14
 _KEY, _VALUE = 1, 2
 
 _MAX_ENTRIES = 1000
+_MAX_FIELDS = 100_000
+"""Of a model beside its graph, which is one: opsets, functions, metadata."""
 _MAX_KEY_BYTES = 200
 _MAX_VALUE_BYTES = 4 << 20
 """Of one entry: names of 100 000 classes."""
 _MAX_XML_BYTES = 64 << 20
 """An IR's topology without weights; the largest of OpenVINO's model zoo has 8 MB."""
+
+_MAX_LAYER_CHARACTERS = 8192
+"""A layer of an input or output has 300."""
 
 _ESCAPE = r"\\(?:[\\'\"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
 _TEXT = rf"'(?:[^'\\\n]|{_ESCAPE})*'|\"(?:[^\"\\\n]|{_ESCAPE})*\""
@@ -115,7 +121,7 @@ def _of_entries(entries: dict[str, str]) -> ModelMetadata:
 def _onnx_entries(artifact: Path) -> dict[str, str]:
     descriptor, status = open_artifact(artifact)
     try:
-        reader = ProtobufFields(descriptor, status.st_size, artifact.name)
+        reader = ProtobufFields(descriptor, status.st_size, artifact.name, _MAX_FIELDS)
         found: dict[str, str] = {}
         for number, wire_type, start, end in reader.fields(0, status.st_size):
             if number != _MODEL_METADATA or wire_type != LENGTH_DELIMITED or len(found) >= _MAX_ENTRIES:
@@ -144,6 +150,7 @@ def _xml(artifact: Path) -> str:
 def _of_ir(text: str) -> ModelMetadata:
     """`model_info` of rt_info, as Ultralytics and OpenVINO's Model API write it: labels without spaces inside."""
     told = text.rpartition("<model_info>")[2].partition("</model_info>")[0] if "<model_info>" in text else ""
+    told = told[:_MAX_VALUE_BYTES]
     values = {key: html.unescape(value) for key, value in re.findall(r'<(\w+) value="([^"]*)"', told)}
     names = tuple(label.replace("_", " ") for label in values.get("labels", "").split())
     is_ultralytics = values.get("model_type") == "YOLO" and bool(names)
@@ -151,10 +158,21 @@ def _of_ir(text: str) -> ModelMetadata:
     return ModelMetadata(names, "ultralytics" if is_ultralytics else None, task if is_ultralytics else "")
 
 
+def _layers(text: str) -> Iterator[tuple[str, str]]:
+    """The layers of inputs and outputs: type and text of each. Every character is looked at once."""
+    start = text.find("<layer ")
+    while start >= 0 and (end := text.find("</layer>", start)) >= 0:
+        body = text[start : min(end, start + _MAX_LAYER_CHARACTERS)]
+        kind = re.search(r'\stype="(Parameter|Result)"', body.partition(">")[0])
+        if kind is not None:
+            yield kind[1], body
+        start = text.find("<layer ", end)
+
+
 def _ir_interface(text: str) -> ModelSpec | None:
     inputs: list[TensorSpec] = []
     outputs: list[TensorSpec] = []
-    for kind, body in re.findall(r'<layer\b[^>]*\btype="(Parameter|Result)"([\s\S]{0,4096}?)</layer>', text):
+    for kind, body in _layers(text):
         name = re.search(r'\b(?:output_)?names="([^",]*)', body)
         precision = re.search(r'\bprecision="(\w+)"', body)
         if name is None or precision is None:

@@ -89,3 +89,13 @@ def test_an_ir_tells_its_labels_and_tensors(tmp_path, ir):
     assert read_metadata(path) == ModelMetadata(("cat", "traffic light", "&c"), "ultralytics", "detect")
     image, scores = TensorSpec("image", "FP32", (DYNAMIC, 3, 8, 8)), TensorSpec("scores", "FP32", (DYNAMIC, 3))
     assert read_interface(path) == ModelSpec((image,), (scores,))
+
+
+@pytest.mark.parametrize(
+    "piece", ["<layer ", '<layer type="Parameter">', '<layer type="Parameter"></layer>', "<model_info>", '<a value="']
+)
+def test_an_ir_made_to_keep_the_daemon_busy_is_read_in_one_pass(tmp_path, piece):
+    path = tmp_path / "model.xml"
+    path.write_text("<model_info>" + piece * 100_000)
+    assert read_metadata(path).names == ()
+    assert read_interface(path) is None
