@@ -202,8 +202,9 @@ class Client:
         """Describe what a model takes and gives.
 
         In the Open Inference Protocol's words, with `max_batch_rows` and `max_frame_bytes`. Over MQTT the latter bounds
-        a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does. `preset`: the one
-        that the model's own file tells, where no steps for pictures are declared.
+        a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does; `forms`: what a
+        picture may be sent as, and what then comes back. `preset`: the one that the model's own file tells, where no
+        steps for pictures are declared.
         """
         return cast("dict[str, Any]", self._call("metadata", model=model, version=version))
 

@@ -259,6 +259,14 @@ class OperationHandlers:
         }
         if servable.steps is not None:
             described["steps"] = steps_fields(servable.steps)
+            described["forms"] = [
+                {
+                    "inputs": [_tensor(spec) for spec in each.spec.inputs],
+                    "outputs": [_tensor(spec) for spec in each.spec.outputs],
+                }
+                for form, each in servable.forms.items()
+                if form.answers and form.given != "tensor"
+            ]
         if servable.offered is not None:
             described["preset"] = servable.offered
         return described

@@ -138,7 +138,8 @@ _ROWS = (
         (MODEL, VERSION),
         notes=(
             "In the Open Inference Protocol's words, with `max_batch_rows` and `max_frame_bytes`. Over MQTT the latter "
-            "bounds a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does. "
+            "bounds a whole message. `steps`: what `model.toml` declares of pictures and answers, where it does; "
+            "`forms`: what a picture may be sent as, and what then comes back. "
             "`preset`: the one that the model's own file tells, where no steps for pictures are declared."
         ),
         command="models show",

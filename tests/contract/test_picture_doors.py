@@ -437,6 +437,20 @@ def test_metadata_and_config_of_a_model_with_steps_are_read_by_unmodified_client
     assert steps["labels"]["scores"] == ["red", "green", "blue"]
 
 
+def test_metadata_lists_what_a_picture_may_be_sent_as_and_what_then_comes_back(doors, http):
+    told = http.ask("GET", "/v2/models/colours").fields
+    size = {"name": "picture_size", "datatype": "INT64", "shape": [-1, 2]}
+    outputs = [{"name": "scores", "datatype": "FP32", "shape": [-1, 2, 2]}, size]
+    assert told["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 3, 8, 8]}]
+    assert told["forms"] == [
+        {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}], "outputs": outputs},
+        {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, -1, -1, -1]}], "outputs": outputs},
+    ]
+    with RawClient(doors.zmq) as client:
+        assert client.result("metadata", model="colours")["forms"] == told["forms"]
+        assert "forms" not in client.result("metadata", model="silent")
+
+
 def test_a_picture_for_the_input_of_a_model_without_steps_is_refused_with_the_lines_to_write(triton):
     module, client = triton
     with pytest.raises(InferenceServerException, match=r"\[input\.image\]"):
