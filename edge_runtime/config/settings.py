@@ -303,8 +303,9 @@ class FrigateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Most models kept in the state folder; the one that was used longest ago and no detector is connected with
     leaves."""
 
-    timeout_ms: PositiveFloat = 200.0
-    """Deadline of a detection. Equal to the plugin's `request_timeout_ms`, after which it connects anew."""
+    timeout_ms: PositiveFloat = 180.0
+    """Deadline of a detection: below the plugin's `request_timeout_ms`, 200, after which it connects anew and sends its
+    model again."""
 
     insecure: bool = False
     """Allow TCP beyond this machine: everyone who can connect may use the mapped models, and send some."""
