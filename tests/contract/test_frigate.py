@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 import zmq
 
-from edge_runtime.config.settings import FrigateSettings, HttpSettings
+from edge_runtime.config.settings import BackendSettings, FrigateSettings, HttpSettings
+from edge_runtime.daemon import assemble
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend import frigate_frontend
+from edge_runtime.serving.engine_store import BuildNews
 from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, put_model, running_daemon
 from tests.contract.updated_device import update_settings
 from tests.fakes.frigate_detector import Detector, picture
+from tests.fakes.slow_compiler import SlowCompiler
 from tests.fakes.update_site import UpdateSite
 from tests.models import onnx_models
 
@@ -158,6 +161,54 @@ def test_a_detector_waits_while_its_model_loads_and_is_answered_in_time(daemon, 
             assert len(detector.handshakes) == 2, "the same connection all along"
     finally:
         may_load.set()
+
+
+@pytest.fixture
+def building(tmp_path, monkeypatch):
+    """A daemon that runs models by engines alone, which are there when the test says so: it, and the compiler."""
+    compiler = SlowCompiler()
+    monkeypatch.setattr(assemble, "backend", compiler.in_place_of)
+    monkeypatch.setattr(assemble, "HostedBackend", compiler.in_place_of_hosts)
+    monkeypatch.setattr(frigate_frontend, "HANDSHAKE_S", 0.2)
+    with serving(tmp_path, backends=(BackendSettings(name="tensorrt"),)) as daemon:
+        yield daemon, compiler
+
+
+def end_build(daemon, compiler, tmp_path, failure=""):
+    (kept,) = (tmp_path / "run" / "state" / "frigate").glob("*/1/model.onnx")
+    if failure:
+        compiler.failed[str(kept)] = failure
+    else:
+        compiler.built.add(str(kept))
+    daemon._core.engines.news.put(BuildNews(str(kept), failure, has_ended=True))
+
+
+def test_a_handshake_is_answered_in_time_while_the_engine_builds_which_then_answers(building, tmp_path, files):
+    daemon, compiler = building
+    with Detector(daemon.frigate.endpoint, files[1]) as detector:
+        assert detector.is_ready
+        (found,) = received(daemon).values()
+        assert found["state"] == "building"
+        assert not detector.detect_raw(picture()).any()
+        assert "its engine is being built" in detector.errors[0]
+        end_build(daemon, compiler, tmp_path)
+        (found,) = received(daemon).values()
+        assert (found["state"], found["backend"]) == ("ready", "tensorrt")
+        detector.errors.clear()
+        assert finds(detector, 1)
+        assert len(detector.handshakes) == 2, "the same connection all along"
+
+
+def test_a_connection_whose_engine_could_not_be_built_is_not_known_any_more(building, tmp_path, files):
+    daemon, compiler = building
+    with Detector(daemon.frigate.endpoint, files[1], request_timeout_ms=SHORT_MS) as detector:
+        assert detector.is_ready
+        end_build(daemon, compiler, tmp_path, "TensorRT cannot build it: no kernel")
+        while len(detector.handshakes) == 2:  # until a picture gets no answer; one may ask for another load before
+            assert not detector.detect_raw(picture()).any()
+        assert detector.handshakes[-1]["model_loaded"] is False
+        assert "no kernel" in detector.handshakes[-1]["error"]
+        assert not received(daemon), "what cannot be served does not stay"
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
