@@ -129,7 +129,7 @@ class _Newest:
 
 def _pixels(frame: Any, form: str) -> Any:
     if frame.width * frame.height * 3 > MAX_FRAME_BYTES:
-        raise ValueError(f"it has {frame.width} x {frame.height} pixels; at most {MAX_FRAME_BYTES // 3} are taken")
+        raise _CameraError(f"it has {frame.width} x {frame.height} pixels; at most {MAX_FRAME_BYTES // 3} are taken")
     if form in ("nv12", "yuyv422"):  # as steps read them, whatever the camera has
         return frame.reformat(format=form, dst_colorspace="ITU601", dst_color_range="MPEG").to_ndarray()
     return frame.to_ndarray(format=form)
@@ -160,12 +160,15 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
         task.address,
         format="v4l2" if task.kind == "v4l2" else None,
         options=options,
+        metadata_errors="replace",
         timeout=None if task.kind == "v4l2" else (task.silence_s, task.silence_s),
     ) as container:
         if not container.streams.video:
-            raise ValueError("it has no pictures")
+            raise _CameraError("the stream has no pictures")
         stream = container.streams.video[0]
         codec = stream.codec_context
+        if codec is None:
+            raise _CameraError("the stream's pictures are of no kind that FFmpeg knows")
         codec.thread_count = 1  # the cores are the models'
         codec.options = {"max_pixels": options["max_pixels"]}
         is_each_whole = codec.codec.intra_only
@@ -188,5 +191,7 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
 
 def _reason_of(error: Exception) -> str:
     """A library's error in its own words, without the address, which may hold a password."""
+    if isinstance(error, _CameraError):
+        return str(error)
     said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
     return str(said)[:200]

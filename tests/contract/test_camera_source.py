@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import wave
 from contextlib import contextmanager
 
 import av
@@ -178,6 +179,14 @@ def test_a_stream_of_garbage_is_a_camera_that_is_lost(tmp_path):
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(1).bytes(1 << 20))
     with Watched(tmp_path / "noise.mp4") as watched:
         assert watched.wait_reason() == "Invalid data found when processing input"
+
+
+def test_a_file_without_pictures_is_a_camera_that_is_lost(tmp_path):
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(16_000))
+    with Watched(tmp_path / "a.wav") as watched:
+        assert watched.wait_reason() == "the stream has no pictures"
 
 
 def test_a_picture_that_says_it_is_enormous_is_not_made():
