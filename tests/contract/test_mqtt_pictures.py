@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import MqttSettings, PublishRule
+from edge_runtime.config.settings import LimitSettings, MqttSettings, PublishRule
 from tests.contract.running_daemon import put_model, running_daemon
 from tests.contract.test_pictures import COLOURS, picture
 from tests.fakes.broker import Broker, needs_mosquitto
@@ -48,12 +48,12 @@ def broker(tmp_path_factory):
 
 
 @contextmanager
-def serving(models, broker, folder, *rules, device="dev2", home_assistant=None):
+def serving(models, broker, folder, *rules, device="dev2", home_assistant=None, **settings):
     """A daemon that is online."""
-    settings = MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05, home_assistant=home_assistant)
+    mqtt = MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05, home_assistant=home_assistant)
     with (
         Peer(broker.url) as watcher,
-        running_daemon(models, folder, mqtt=settings, publish=rules) as daemon,
+        running_daemon(models, folder, mqtt=mqtt, publish=rules, **settings) as daemon,
     ):
         watcher.subscribe(f"edge/{device}/status", 1)
         while watcher.next().payload != b"online":
@@ -164,6 +164,18 @@ def test_a_picture_that_the_broker_delivers_twice_is_answered_once(peer):
     labels = [json.loads(peer.next().payload)["classes"][0]["label"] for _ in range(2)]
     assert sorted(labels) == ["green", "red"]
     assert peer.is_silent(0.3)
+
+
+def test_a_picture_counts_by_its_bytes_against_what_may_wait(models, broker, tmp_path):
+    noise = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), np.uint8)).save(noise, "PNG")
+    assert len(noise.getvalue()) > 100_000
+    limits = LimitSettings(total_unanswered_bytes=100_000)
+    with Peer(broker.url) as peer, serving(models, broker, tmp_path / "run", device="dev6", limits=limits):
+        topic = "edge/dev6/infer/colours"
+        error = asked(peer, noise.getvalue(), topic)["error"]
+        assert (error["code"], error["retryable"]) == ("queue_full", True)
+        assert asked(peer, picture("red"), topic)["classes"][0]["label"] == "red"
 
 
 def test_a_retained_picture_is_no_request(broker, models, tmp_path):
