@@ -30,7 +30,7 @@ _CHUNK = 1000
 """Candidates that are looked at together; a picture's answer is nearly always among the first so many."""
 
 _FINISHED_ROWS = 1000
-"""[rows, n, 6] with at most so many n is a list of finished boxes; the heads of detectors have thousands."""
+"""[rows, n, 6] with at most so many n is a list of finished boxes, often 300; heads of detectors have thousands."""
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Pixels between the cells of YOLOX's grids, without and with a fourth (YOLOX `yolox/models/yolo_head.py`)."""
@@ -157,6 +157,11 @@ def _pick(found: Candidates, which: npt.NDArray[np.bool_]) -> Candidates:
     return Candidates(found.boxes[which], found.scores[which], found.classes[which])
 
 
+def is_finished(spec: TensorSpec) -> bool:
+    """Whether an output of a YOLO is a list of boxes that the model itself has chosen."""
+    return len(spec.shape) == 3 and spec.shape[2] == 6 and spec.shape[1] <= _FINISHED_ROWS
+
+
 # ---- which output is what -------------------------------------------------------------------------------------------
 
 
@@ -238,10 +243,10 @@ def _choose_head(spec: TensorSpec, labels: int) -> tuple[Read, int | None, bool]
     first, last = spec.shape[1:]
     if labels and first != DYNAMIC and first == 4 + labels:
         is_first = True
+    elif is_finished(spec):
+        return _read_finished, None, False
     elif labels and last == 4 + labels:
         is_first = False
-    elif last == 6 and (labels or 0 < first <= _FINISHED_ROWS):
-        return _read_finished, None, False
     elif DYNAMIC in (first, last):
         if first == last:
             raise LoadFailed(

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edge_runtime.backends.box_layouts import is_finished
 from edge_runtime.backends.model_metadata import ModelMetadata
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -128,6 +129,8 @@ def _layout_of(tensor: TensorSpec | None, metadata: ModelMetadata) -> BoxLayout 
     if len(tensor.shape) != 3:
         return None
     _, first, last = tensor.shape
+    if is_finished(tensor) and first != DYNAMIC:
+        return "yolov8"
     is_v5 = last == 5 + len(metadata.names) if metadata.names else last != DYNAMIC and 6 < last < first
     return "yolov5" if is_v5 else "yolov8"
 

@@ -227,9 +227,10 @@ def test_labels_tell_which_way_round_a_head_is():
     assert found.tolist() == read("yolov8", [head.T], [str(index) for index in range(80)]).tolist()
 
 
-def test_finished_boxes_of_a_yolo_are_taken_as_they_are():
+@pytest.mark.parametrize("labels", [0, 2, 3, 80])
+def test_finished_boxes_of_a_yolo_are_taken_as_they_are(labels):
     finished = np.array([[1, 2, 30, 20, 0.9, 2], [1, 2, 30, 20, 0.8, 2], [0, 0, 9, 9, 0.1, 0]])
-    found = read("yolov8", [finished], ["a", "b", "c"])
+    found = read("yolov8", [finished], [str(index) for index in range(labels)])
     assert found.tolist() == [[2, np.float32(0.9), 1, 2, 30, 20], [2, np.float32(0.8), 1, 2, 30, 20]]
 
 

@@ -135,6 +135,13 @@ def test_ultralytics_letterboxes_and_its_layout_is_told_by_the_shape(tmp_path, s
     assert steps.labels == ({"output0": ("cat", "dog")} if metadata else {})
 
 
+@pytest.mark.parametrize(("count", "layout"), [(25200, "yolov5"), ("n", "yolov5"), (300, "yolov8")])
+def test_six_numbers_a_box_of_one_class_are_a_head_or_finished_boxes_by_their_count(tmp_path, count, layout):
+    told = {**YOLO, "names": "{0: 'cat'}"}
+    steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', outputs={"o": ["rows", count, 6]}, metadata=told)
+    assert steps.outputs["o"].layout == layout
+
+
 def test_an_ultralytics_classifier_crops(tmp_path):
     steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', metadata={**YOLO, "task": "classify"})
     assert (steps.inputs["images"].fit, steps.outputs["scores"].layout) == ("crop", None)
