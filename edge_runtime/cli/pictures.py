@@ -303,6 +303,9 @@ def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
 def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
     """Print how a picture becomes the tensor, and what each output answers."""
     steps, spec = declared_steps_of(metadata), spec_of(metadata)
+    if "preset" in metadata:
+        screen.line()
+        screen.line(f'it takes pictures once its model.toml says: preset = "{metadata["preset"]}"')
     tensors = {each.name: each for each in spec.inputs}
     for name, each in steps.inputs.items():
         kinds = {"picture": "a picture or frames", "frames": "RGB frames"}.get(each.source, f"{each.source} frames")

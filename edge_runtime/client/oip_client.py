@@ -372,8 +372,9 @@ class OipClient:
         if self._is_grpc:  # whose ModelMetadata has no place for steps
             with contextlib.suppress(EdgeRuntimeError):  # an extension, which not every server has
                 parameters = self._configuration(wait_s, model, version).get("parameters") or {}
-                if "steps" in parameters:
-                    found["steps"] = json.loads(parameters["steps"]["string_value"])
+                for name in ("steps", "preset"):
+                    if name in parameters:
+                        found[name] = json.loads(parameters[name]["string_value"])
         return found if version is None else {**found, "version": version}
 
     def _configuration(self, wait_s: float, model: str, version: int | None) -> dict[str, Any]:

@@ -76,9 +76,11 @@ def model_config(servable: Servable) -> dict[str, Any]:
         }
     ]
     config["default_model_filename"] = MODEL_FILES.get(backend, "")
-    steps = servable.steps
     # gRPC's ModelMetadata has no place for them.
-    parameters = {} if steps is None else {"steps": {"string_value": json.dumps(steps_fields(steps))}}
+    of_pictures: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
+    if servable.steps is not None:
+        of_pictures["steps"] = steps_fields(servable.steps)
+    parameters = {name: {"string_value": json.dumps(value)} for name, value in of_pictures.items()}
     config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": parameters, "model_warmup": []}
     return config
 

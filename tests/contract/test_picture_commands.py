@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -27,8 +28,21 @@ TOMLS = {
     "silent": "",
     "bare": IMAGE,
     "line": "",
+    "export": "",
 }
+
+
+def told_by_its_file(folder: Path) -> None:
+    """A detector with the metadata of Ultralytics' exports."""
+    path = onnx_models.detector(folder)
+    model = onnx.load(path)
+    told = {"stride": "32", "task": "detect", "imgsz": "[8, 8]", "names": "{0: 'cat', 1: 'dog'}"}
+    onnx.helper.set_model_props(model, told)
+    onnx.save(model, path)
+
+
 MAKERS = {
+    "export": told_by_its_file,
     "line": lambda folder: onnx_models.picture_copy(folder, ("rows", 64)),
     "pets": onnx_models.detector,
     "areas": onnx_models.picture_copy,
@@ -279,6 +293,14 @@ def test_show_tells_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run
     assert "threshold 0.25 overlap 0.45 labels 2: cat, dog" in shown
     assert json.loads(run("models", "show", "pets", "--json"))["steps"]["outputs"]["boxes"]["layout"] == "yolov8"
     assert "answers" not in run("models", "show", "silent")
+
+
+@pytest.mark.parametrize("door", ["zmq", "http", "grpc"])
+def test_a_preset_that_the_models_file_tells_is_offered(run, daemon, photo, door):
+    url = daemon.endpoints[1] if door == "zmq" else getattr(daemon, door).endpoints[0]
+    assert 'once its model.toml says: preset = "ultralytics"' in run("models", "show", "export", "--connect", url)
+    told = run("infer", "export", photo, "--connect", url, status=1, error=True)
+    assert '\npreset = "ultralytics"\n' in told
 
 
 def test_try_asks_with_a_picture_and_draws_the_answer(run, tmp_path):
