@@ -24,6 +24,10 @@ class Placed:
     left: int
     top: int
 
+    def turned(self) -> Placed:
+        """The same with lines as columns."""
+        return Placed(self.source_height, self.source_width, self.height, self.width, self.top, self.left)
+
     def to_source(self, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Boxes of the model's picture, [n, 4], in the pixels of the source, and inside it."""
         corner = np.array((self.left, self.top) * 2, np.float64)

@@ -26,6 +26,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 MAX_PIXELS = 64 << 20
 """Of one picture: 64 million pixels take 450 MB while they are decoded; a larger one is refused by its head."""
 
+MAX_SIDE = 1 << 16
+"""Pixels of a side, as in a JPEG: scaling holds the weights of each."""
+
 _OTHERS = (
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"<svg", "SVG"), (b"<?xml", "SVG or other XML"), (b"%PDF", "PDF"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL ", "JPEG XL"),
@@ -62,8 +65,8 @@ def check_installed() -> None:
 def open_picture(data: bytes, color: Color) -> Array:
     """Decode a picture, upright as its EXIF orientation says: UINT8 [height, width, 3], RGB, or 1 for "gray".
 
-    Alpha is dropped, as are the low 8 of 16 bits. Raises RunFailed: it is no picture of FORMATS, is cut, or has more
-    than MAX_PIXELS.
+    Alpha is dropped, as are the low 8 of 16 bits. Raises RunFailed: it is no picture of FORMATS, is cut, or is over
+    MAX_PIXELS or MAX_SIDE.
     """
     from PIL import Image
 
@@ -72,6 +75,7 @@ def open_picture(data: bytes, color: Color) -> Array:
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise RunFailed(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+        _check_sides(width, height)
         picture.load()
         return _turned(_pixels(_plain(picture), color), _orientation(picture))
     except RunFailed:
@@ -88,12 +92,13 @@ def frame_pixels(frame: Array, source: PictureSource, color: Color) -> Array:
     """A raw frame as `open_picture` has a picture.
 
     frame: UINT8; "nv12" [height * 3 / 2, width], "yuyv" [height, width, 2], "gray" [height, width, 1], else that or RGB
-    [height, width, 3]. Raises RunFailed: it is empty, or these are no lengths of such a frame.
+    [height, width, 3]. Raises RunFailed: it is empty, or it has other lengths, or sides over MAX_SIDE.
     """
     from PIL import Image
 
     if 0 in frame.shape:
         raise RunFailed(f"the frame is empty: its shape is {list(frame.shape)}")
+    _check_sides(frame.shape[1], frame.shape[0])
     if source in ("nv12", "yuyv"):
         return _pixels(_of_yuv(frame, source), color)
     channels = frame.shape[2]
@@ -102,6 +107,11 @@ def frame_pixels(frame: Array, source: PictureSource, color: Color) -> Array:
     if channels == (1 if color == "gray" else 3):
         return frame
     return _pixels(Image.fromarray(frame[:, :, 0] if channels == 1 else frame), color)
+
+
+def _check_sides(width: int, height: int) -> None:
+    if max(width, height) > MAX_SIDE:
+        raise RunFailed(f"the picture is {width} x {height}; at most {MAX_SIDE} pixels a side are scaled")
 
 
 def _of_yuv(frame: Array, source: PictureSource) -> Image.Image:

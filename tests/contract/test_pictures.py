@@ -62,6 +62,7 @@ def daemon(tmp_path_factory):
     vector = '[input.image]\nrange = "0..1"\n[output.scores]\nanswer = "embedding"\n'
     put_model(models, "vector", onnx_models.colours, toml=vector)
     put_model(models, "plain", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n')
+    put_model(models, "forecast", onnx_models.colours, toml=COLOURS.replace('labels = "labels.txt"', ""))
     put_model(models, "gathering", onnx_models.colours, toml=GATHERING)
     put_model(models, "quantised", onnx_models.picture_copy, toml=QUANTISED, datatype="UINT8")
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
@@ -275,3 +276,10 @@ def test_pictures_of_a_batch_are_answered_beside_one_that_cannot_be_read(client)
     assert error_code(replies.pop(3)) == "run_failed"
     found = [np.frombuffer(scores, np.float32)[:3].argmax() for _, _, scores, _ in replies]
     assert found == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_decoding_counts_in_the_forecast_of_the_first_picture(client):
+    """The model alone runs in less time than is left."""
+    got = client.ask(picture_header("forecast", timeout_ms=0.5), b"1", framed(picture("red")))
+    assert error_code(got) == "deadline_unmeetable"
+    assert "outputs" in msgpack.unpackb(client.ask(picture_header("forecast"), b"2", framed(picture("red")))[0])

@@ -175,12 +175,30 @@ def test_a_picture_smaller_than_what_is_cut_out_is_scaled_up_first(tensor_of):
     np.testing.assert_allclose(row, 7, atol=1e-5)
 
 
-def test_a_picture_of_extreme_shape_costs_what_another_does(tensor_of):
-    """Scaled whole, its longer side would have 25 million pixels."""
-    thin = np.full((100_000, 1, 3), 9, np.uint8)
+@pytest.mark.parametrize("shape", [(65_000, 1, 3), (1, 65_000, 3)])
+def test_a_picture_of_extreme_shape_costs_what_another_does(tensor_of, shape):
+    """Scaled whole, its longer side would have 16 million pixels."""
+    thin = np.full(shape, 9, np.uint8)
     for steps in (TORCHVISION, {"fit": "letterbox", "fill": (9,), "range": "0..255"}, {"range": "0..255"}):
         (row,) = tensor_of([encoded(thin)], **steps)
         assert np.ptp(row, axis=(1, 2)).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["linear", "bilinear", "bicubic"])
+def test_a_wide_picture_is_scaled_as_a_high_one_is(tensor_of, kind):
+    wide = photo(3_000, 200)
+    steps = {"shape": ("rows", 3, 224, 160), "fit": "letterbox", "filter": kind, "range": "0..255"}
+    (row,) = tensor_of([encoded(wide)], **steps)
+    turned = {**steps, "shape": ("rows", 3, 160, 224)}
+    (high,) = tensor_of([encoded(np.ascontiguousarray(wide.transpose(1, 0, 2)))], **turned)
+    np.testing.assert_allclose(row, high.transpose(0, 2, 1), atol=2e-3)
+
+
+def test_a_side_that_no_jpeg_has_is_refused(tensor_of):
+    long = np.zeros((1, 70_000, 3), np.uint8)
+    for sent, given in (([encoded(long)], "picture"), (long[None], "frames")):
+        with pytest.raises(RunFailed, match="70000 x 1; at most 65536 pixels a side"):
+            tensor_of(sent, given, range="0..1")
 
 
 # ---- kinds of pictures ----------------------------------------------------------------------------------------------
