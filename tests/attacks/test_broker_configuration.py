@@ -48,6 +48,9 @@ def certificates(tmp_path_factory) -> Path:
     return folder
 
 
+WAKE = "fleet/line-1/wake"
+
+
 class Fleet:
     """A broker on the configuration, and who may connect to it."""
 
@@ -275,8 +278,22 @@ def test_the_fleets_publisher_wakes_one_device_or_a_group_and_commands_nothing_e
         assert device.is_silent(SILENCE_S)
 
 
-@pytest.mark.parametrize("topic", ["edge/cam-7/command/check-update", "fleet/line-1/wake"])
-@pytest.mark.parametrize("name", ["alice", "mallory", "homeassistant"])
+def test_home_assistants_button_makes_a_device_look_for_updates_and_does_nothing_else(fleet):
+    with fleet.device("cam-7") as device, fleet.client("homeassistant") as assistant:
+        device.subscribe("edge/cam-7/command/#", 1)
+        assert assistant.publish("edge/cam-7/command/check-update", b"check", 1) == DELIVERED
+        assert device.next().topic == "edge/cam-7/command/check-update"
+        assert assistant.publish("edge/cam-7/command/reboot", b"forged", 1) == NOT_AUTHORIZED
+        assert device.is_silent(SILENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "topic"),
+    [
+        *((name, topic) for name in ("alice", "mallory") for topic in ("edge/cam-7/command/check-update", WAKE)),
+        ("homeassistant", WAKE),
+    ],
+)
 def test_nobody_else_wakes_and_nothing_is_retained_of_the_attempt(fleet, name, topic):
     with fleet.client(name) as client:
         assert client.publish(topic, b"", 1, retain=True) == NOT_AUTHORIZED
