@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_runtime.backends.pictures import frame_picture
+from edge_runtime.backends.pictures import frame_pixels
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.errors import ConfigError
@@ -89,8 +89,9 @@ def colour_of(frame):
 
 
 def write_video(path, codec, colours, rate=25, size=(64, 48)):
-    """A video with one frame of each colour."""
+    """A video with one frame of each colour. Its title is "Kitchen"."""
     with av.open(str(path), "w") as container:
+        container.metadata["title"] = "Kitchen"
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height = size
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -112,7 +113,7 @@ def test_a_camera_by_http_gives_its_frames_as_a_model_declares_them():
         for source, shape in (("yuyv", (48, 64, 2)), ("nv12", (72, 64))):
             frame = watched.frame(source)
             assert frame.shape == shape
-            assert frame_picture(frame, source).getpixel((5, 5)) == pytest.approx((254, 0, 0), abs=4)
+            assert frame_pixels(frame, source, "rgb")[5, 5].tolist() == pytest.approx([254, 0, 0], abs=4)
 
 
 def test_a_camera_by_rtsp_gives_its_newest_frame_and_comes_back():
@@ -179,6 +180,15 @@ def test_a_stream_of_garbage_is_a_camera_that_is_lost(tmp_path):
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(1).bytes(1 << 20))
     with Watched(tmp_path / "noise.mp4") as watched:
         assert watched.wait_reason() == "Invalid data found when processing input"
+
+
+def test_a_title_that_is_no_utf8_is_no_reason_to_see_nothing(tmp_path):
+    write_video(tmp_path / "a.avi", "mjpeg", [RED])
+    data = (tmp_path / "a.avi").read_bytes()
+    assert b"Kitchen" in data
+    (tmp_path / "a.avi").write_bytes(data.replace(b"Kitchen", b"K\xfcche  "))
+    with Watched(tmp_path / "a.avi") as watched:
+        assert colour_of(watched.frame()) == RED
 
 
 def test_a_file_without_pictures_is_a_camera_that_is_lost(tmp_path):
