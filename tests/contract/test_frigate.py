@@ -54,7 +54,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("daemon")
-    put_model(folder / "models", "served", onnx_models.finder, label=2)
+    put_model(folder / "models", "served", onnx_models.finder, label=2, toml='isolation = "always"\n')
     with serving(folder) as daemon:
         yield daemon
 
@@ -105,6 +105,13 @@ def test_a_name_is_no_identity_each_detector_is_answered_by_the_model_that_it_se
 def test_a_mapped_name_is_the_served_model_and_takes_no_bytes(daemon):
     with Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector:
         assert detector.handshakes == [{"model_available": True, "model_loaded": True}]
+        assert finds(detector, 2)
+
+
+def test_a_mapped_model_may_run_inside_the_daemon(tmp_path):
+    put_model(tmp_path / "models", "served", onnx_models.finder, label=2, toml='mode = "inline"\n')
+    with serving(tmp_path) as daemon, Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector:
+        assert listing(daemon)["served"]["mode"] == "inline"
         assert finds(detector, 2)
 
 
@@ -227,6 +234,16 @@ def test_a_model_of_bytes_takes_bytes_and_says_so_of_floats(daemon, tmp_path):
         assert detector.detect_raw(picture())[0, 1] == pytest.approx(1.0)
         assert not detector.detect_raw(picture(dtype="float32")).any()
         assert "set input_dtype" in detector.errors[0]
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 48), (16, 48, 3)], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("rows", ["rows", 1], ids=["any rows", "one row"])
+def test_boxes_are_shares_of_the_picture_however_it_lies_in_memory(daemon, tmp_path, shape, rows):
+    file = onnx_models.finder(tmp_path, label=1, shape=shape, rows=rows)
+    with Detector(daemon.frigate.endpoint, file) as detector:
+        table = detector.detect_raw(np.full((1, *shape), 255, np.uint8))
+        assert not detector.errors
+        np.testing.assert_allclose(table[0], [1, 1.0, *FOUND], atol=1e-5)
 
 
 def test_a_model_that_wants_height_and_width_too_gets_them(daemon, tmp_path):

@@ -312,37 +312,33 @@ def detector(folder: Path) -> Path:
 
 
 def finder(
-    folder: Path, label: int = 0, side: int = 32, rows: int | str = "rows", datatype: str = "FP32", delay: int = 0
+    folder: Path,
+    label: int = 0,
+    rows: int | str = "rows",
+    datatype: str = "FP32",
+    shape: Sequence[int] = (3, 32, 32),
 ) -> Path:
-    """image [rows, 3, side, side] -> boxes [rows, 7, 16], as YOLOv8 has it: one box of class `label` of 3.
+    """image [rows, *shape] -> boxes [rows, 7, 16], as YOLOv8 has it: one box of class `label` of 3.
 
-    Its score is the picture's mean / 255; its sides are a quarter and three quarters. delay: steps of work for nothing.
+    Its score is the picture's mean / 255; its sides are a quarter and three quarters. shape: channels first or last.
     """
+    height, width = shape[1:] if shape[0] == 3 else shape[:2]
     base, factor = np.zeros((1, 7, 16), np.float32), np.zeros((1, 7, 16), np.float32)
-    base[0, :4, 5] = side / 2
+    base[0, :4, 5] = width / 2, height / 2, width / 2, height / 2
     factor[0, 4 + label, 5] = 1 / 255
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["pixels"], ["mean4"], axes=[1, 2, 3], keepdims=1),
         helper.make_node("Squeeze", ["mean4", "axis"], ["mean"]),
         helper.make_node("Mul", ["mean", "factor"], ["score"]),
-        helper.make_node("Add", ["score", "base"], ["sum"]),
-        helper.make_node("ReduceMax", ["mean"], ["most"], keepdims=0),
-        helper.make_node("Expand", ["most", "shape"], ["m0"]),
-        *(helper.make_node("MatMul", [f"m{step}", "matrix"], [f"m{step + 1}"]) for step in range(delay)),
-        helper.make_node("ReduceMax", [f"m{delay}"], ["last"], keepdims=0),
-        helper.make_node("Mul", ["last", "zero"], ["nothing"]),
-        helper.make_node("Add", ["sum", "nothing"], ["boxes"]),
+        helper.make_node("Add", ["score", "base"], ["boxes"]),
     ]
     weights = [
         numpy_helper.from_array(np.array([3], np.int64), "axis"),
         numpy_helper.from_array(factor, "factor"),
         numpy_helper.from_array(base, "base"),
-        numpy_helper.from_array(np.array([384, 384]), "shape"),
-        numpy_helper.from_array(np.full((384, 384), 1e-3, np.float32), "matrix"),
-        numpy_helper.from_array(np.array(0, np.float32), "zero"),
     ]
-    inputs, outputs = [("image", datatype, [rows, 3, side, side])], [("boxes", "FP32", [rows, 7, 16])]
+    inputs, outputs = [("image", datatype, [rows, *shape])], [("boxes", "FP32", [rows, 7, 16])]
     return _write(folder, nodes, inputs, outputs, weights)
 
 
