@@ -23,6 +23,7 @@ from edge_runtime.backends.base import CallingInstance, Instance, Interruptible
 from edge_runtime.backends.host_memory import SharedMemory, lay_out, lay_out_named, payload_of
 from edge_runtime.backends.host_messages import (
     MAX_ERROR_CHARACTERS,
+    MAX_MESSAGE_BYTES,
     Answered,
     CallModel,
     CallReport,
@@ -271,12 +272,14 @@ class _HostRunner:
                 instance.interrupt(self._thread)
 
     def call(self, header: RequestHeader, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Call another served model, and wait. Raises what any caller of it gets, ChannelEnded.
+        """Call another served model, and wait. Raises what any caller of it gets, TypeError, ChannelEnded.
 
         The slot carries the tensors both ways: the run's own inputs were copied out of it. Thread: any of a run's, one
         at a time.
         """
         named, payloads, end = lay_out_named(header.inputs, arrays)
+        more = header.version, header.outputs, header.timeout_ms, dict(header.parameters)
+        data = _checked_call(CallModel(header.model, named, *more))
         with self._calls:
             if not self._is_running:
                 raise RunFailed("a run that has ended calls no other model: call from infer, and wait for its threads")
@@ -285,10 +288,7 @@ class _HostRunner:
                 self._take_memory(decode(receive_bytes(self._channel), Memory))
             for tensor, payload in zip(named, payloads, strict=True):
                 self._memories[0].write(tensor.place, payload)
-            call = CallModel(
-                header.model, named, header.version, header.outputs, header.timeout_ms, dict(header.parameters)
-            )
-            send(self._channel, call)
+            send_bytes(self._channel, data)
             report = decode(receive_bytes(self._channel), CallReport)
             if isinstance(report, Memory):
                 self._take_memory(report)
@@ -380,3 +380,15 @@ class _HostRunner:
         for place, payload in zip(places, payloads, strict=True):
             slot.write(place, payload)
         send_bytes(self._channel, data)
+
+
+def _checked_call(call: CallModel) -> bytes:
+    """Return the message of a call. Raises TypeError: a model gave what the daemon would take for a broken host."""
+    data = msgspec.msgpack.encode(call)
+    try:
+        msgspec.msgpack.decode(data, type=CallModel)
+    except msgspec.ValidationError as error:
+        raise TypeError(f"a call of model {call.model!r}: {error}") from None
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise TypeError(f"a call's names and shapes have {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are sent")
+    return data

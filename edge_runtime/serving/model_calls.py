@@ -7,12 +7,13 @@ begins on the worker that waits for the run, and ends on any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_runtime.backends.base import Called
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling.dispatcher import Dispatcher, Job
 from edge_runtime.scheduling.request import Request
@@ -42,6 +43,8 @@ class ModelCalls:
         The request's deadline is the earliest of the run's requests, its priority the most urgent of theirs, and its
         sender the calling model: a flood by one model delays its own callers first.
         """
+        if header.timeout_ms is not None and not 0 <= header.timeout_ms < math.inf:
+            raise DecodeFailed(f"timeout_ms: got {header.timeout_ms}, wanted milliseconds, 0 or more")
         job, waiting = self._dispatcher.begin_call(header.model)
         self._workers.stand_in()
         now_s = self._clock.monotonic_s()

@@ -356,3 +356,84 @@ def test_what_waits_for_a_call_is_answered_when_the_runtime_closes(tmp_path: Pat
         closing.join(WAIT_S)
         asked.exception(WAIT_S)  # an answer, or that the daemon stops: it depends on who was first
         assert asked.done()
+
+
+def test_the_limit_of_a_run_does_not_count_its_wait_for_another_model(tmp_path: Path) -> None:
+    caller(tmp_path, "slow", "time.sleep(0.6)\nreturn {'y': x}", UNTRIED)
+    body = 'got = context.infer("slow", {"x": x})["y"]\nif x[0, 0] == 7: time.sleep(60)\nreturn {"y": got}'
+    caller(tmp_path, "front", body, "[limits]\nrun_limit_ms = 300\n")
+    with serving(tmp_path) as runtime:
+        assert ask(runtime, "front", 2.0) == 2.0
+        with pytest.raises(RunFailed, match=r"longer than its limit, 0\.3 s"):
+            ask(runtime, "front", 7.0)
+        assert ask(runtime, "front", 2.0) == 2.0
+
+
+def test_a_called_model_that_waits_on_demand_is_loaded(tmp_path: Path) -> None:
+    caller(tmp_path, "inner", "return {'y': x + 1}", "on_demand = true\n")
+    caller(tmp_path, "front", 'return {"y": context.infer("inner", {"x": x})["y"]}')
+    with serving(tmp_path, cores=1) as runtime:
+        assert ask(runtime, "front", 1.0, timeout_ms=20_000.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["timeout_ms=float('nan')", "timeout_ms=-1.0", "timeout_ms='soon'", "version='1'", "parameters={'a': [1]}"],
+)
+def test_a_call_that_is_no_call_is_an_error_of_the_model_and_costs_no_host(tmp_path: Path, options: str) -> None:
+    adding(tmp_path, "plus", 1.0)
+    body = f"""
+try:
+    context.infer("plus", {{"x": x}}, {options})
+except (errors.RequestError, TypeError):
+    return context.infer("plus", {{"x": x}})
+"""
+    caller(tmp_path, "front", body.strip())
+    with serving(tmp_path) as runtime:
+        assert ask(runtime, "front", 1.0) == 2.0
+        assert runtime.core.table.find("front", 1).layouts.narrow.host.restarts == 0
+
+
+def call_of(*place: object, datatype: str = "FP32") -> list[object]:
+    """The message of a call, whose input lies somewhere."""
+    return ["call", "slow", [["x", datatype, list(place)]]]
+
+
+GOOD = call_of([1, 2], 0, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([call_of([1, 2], 1 << 40, 8, 0)], "a tensor lies at"),
+        ([call_of([1, 2], -8, 8, 0)], "a tensor lies at"),
+        ([call_of([1, 1 << 60], 0, 8, 0)], "a FP32 tensor of shape"),
+        ([call_of([1, 2], 0, 8, 9)], "inputs lie nowhere"),
+        ([call_of([1, 2], 0, 8, 0, datatype="FP99")], "have no datatype"),
+        ([call_of([1, 2], 0, 8, 0, datatype="BYTES")], "a tensor is malformed"),
+        ([["call", 7, []]], "a message is malformed"),
+        ([["answered", []]], "a message is malformed"),
+        ([GOOD, GOOD], "goes on while it waits"),
+        ([GOOD, ["not run", "", "draining"]], "goes on while it waits"),
+        ([GOOD, ["needs memory", 1 << 20]], "goes on while it waits"),
+    ],
+)
+def test_a_host_that_breaks_the_protocol_of_calls_costs_itself_alone(
+    tmp_path: Path, messages: list[object], told: str
+) -> None:
+    body = f"""
+if x[0, 0] == 13:
+    import gc, msgspec
+    (runner,) = [each for each in gc.get_objects() if type(each).__name__ == "_HostRunner"]
+    for each in {messages!r}:
+        runner._channel.send(msgspec.msgpack.encode(each))
+    time.sleep(60)
+return {{"y": x}}
+"""
+    caller(tmp_path, "slow", "time.sleep(0.1)\nreturn {'y': x}", UNTRIED)
+    caller(tmp_path, "front", body.strip(), "rerun = false\n")
+    with serving(tmp_path) as runtime:
+        with pytest.raises(RunFailed, match=told):
+            ask(runtime, "front", 13.0)
+        assert ask(runtime, "front", 2.0) == 2.0
+        assert ask(runtime, "slow", 2.0) == 2.0
