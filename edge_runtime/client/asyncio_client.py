@@ -102,7 +102,11 @@ class AsyncClient:
     ) -> InferResult:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
-        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
+        parameters = with_raw(parameters, raw)
+        if pictures is not None or isinstance(picture, str | os.PathLike):  # the loop waits for no disk
+            inputs = await asyncio.to_thread(with_pictures, inputs, picture, pictures)
+        else:
+            inputs = with_pictures(inputs, picture, pictures)
         retries = Retries(options) if retry else None
         while True:
             try:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     """A path, the bytes of a file, a PIL image, or a frame: UINT8 [height, width, 3], RGB."""
 
 WANTED = (
-    "wanted a path, the bytes of a JPEG, PNG, WebP, BMP or GIF, a PIL image, or a uint8 array [height, width, 3], RGB"
+    "wanted a path, the bytes of a JPEG, PNG, WebP, BMP or GIF, a PIL image, or a uint8 array [height, width, 3], RGB, "
+    "or [height, width, 1], gray"
 )
 
 
@@ -39,9 +40,9 @@ def with_pictures(
     """The inputs with what was given as pictures. name: of the tensor that they become.
 
     BYTES [pictures] of paths and bytes; UINT8 [pictures, height, width, 3] of PIL images and frames (a single frame is
-    not copied); where the model declares other frames: [pictures, height, width] of gray, [pictures, height * 3 / 2,
-    width] of nv12, [pictures, height, width, 2] of yuyv. Raises TensorMismatch for what is no picture, OSError for a
-    file that cannot be read.
+    not copied), or [pictures, height, width, 1] of gray ones; where the model declares other frames: [pictures,
+    height * 3 / 2, width] of nv12, [pictures, height, width, 2] of yuyv. Raises TensorMismatch for what is no picture,
+    OSError for a file that cannot be read.
     """
     if picture is None and pictures is None:
         if inputs is None:
@@ -89,7 +90,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 
 def _tensor(pictures: Sequence[Any] | Array) -> Array:
     if isinstance(pictures, np.ndarray):
-        is_one = pictures.ndim == 3 and pictures.shape[2] in (2, 3)
+        is_one = pictures.ndim == 3 and pictures.shape[2] in (1, 2, 3)
         if pictures.dtype != np.uint8 or pictures.ndim not in (3, 4) or is_one:
             raise TensorMismatch(
                 f"pictures= is an array of {pictures.dtype} {list(pictures.shape)}; wanted uint8 "
@@ -128,11 +129,13 @@ def _row(picture: object) -> bytes | Array:
     # Pillow is looked for only where the caller has imported it: another's object is no PIL image.
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(picture, pillow.Image):
-        return np.asarray(cast("Image.Image", picture).convert("RGB"))
+        image = cast("Image.Image", picture)
+        pixels: Array = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
     raise TensorMismatch(f"a picture is {type(picture).__name__}; {WANTED}")
 
 
 def _frame(frame: Array) -> Array:
-    if frame.dtype != np.uint8 or not (frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (2, 3))):
+    if frame.dtype != np.uint8 or not (frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (1, 2, 3))):
         raise TensorMismatch(f"a picture is an array of {frame.dtype} {list(frame.shape)}; {WANTED}")
     return frame

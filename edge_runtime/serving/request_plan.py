@@ -42,6 +42,14 @@ DOOR_PARAMETER = "door"
 """The parameter, with OWN_TOKEN, of a request that a door makes of a model which was brought to it alone."""
 
 
+FRAMES = {
+    "nv12": "[rows,height * 3 / 2,width]",
+    "yuyv": "[rows,height,width,2]",
+    "gray": "[rows,height,width,1]",
+}
+"""Shapes of raw frames that are not RGB, by what an input is declared `from`."""
+
+
 @dataclass(frozen=True, slots=True)
 class InlineCut:
     """How to cut a batch's outputs into requests: for each wanted output, its index and one request's share.
@@ -285,12 +293,23 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
         )
         if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
             fault = f"{fault}; {why_no_picture(model, servable.spec, servable.offered)}"
-        raise TensorMismatch(fault)
+        raise TensorMismatch(f"{fault}{_frames_wanted(servable, got)}")
     if not spec.fits(got.shape):
         raise TensorMismatch(
             f"unexpected shape for input '{got.name}' for model '{model}'. Expected {_shape(spec.shape)}, got "
-            f"{_shape(got.shape)}; -1 is any length"
+            f"{_shape(got.shape)}; -1 is any length{_frames_wanted(servable, got)}"
         )
+
+
+def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
+    """What a declared input takes, where something else came that was meant as a picture; else empty."""
+    steps = servable.steps.inputs.get(got.name) if servable.steps is not None else None
+    if steps is None or got.datatype not in {"BYTES", "UINT8"}:
+        return ""
+    wanted = FRAMES.get(steps.source, "[rows,height,width,3], RGB, or [rows,height,width,1], gray")
+    if steps.source == "picture":
+        return f"; frames are UINT8 {wanted}"
+    return f'; with from = "{steps.source}" it takes raw frames only, UINT8 {wanted}'
 
 
 def _without_base64(pictures: Array) -> Array:

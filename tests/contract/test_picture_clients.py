@@ -53,6 +53,7 @@ def models(tmp_path_factory):
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
+    put_model(models, "raw", onnx_models.colours, toml='[input.image]\nfrom = "nv12"\nrange = "0..1"\n')
     put_model(models, "numbers", onnx_models.mlp)
     return models
 
@@ -195,6 +196,17 @@ def test_a_frame_in_shared_memory_is_not_sent(client):
 def test_gray_pictures_become_what_the_model_takes(client):
     best = client.infer("colours", picture=Image.new("L", (64, 48), 128)).answer.classes
     assert [round(each.score, 2) for each in best] == [0.5, 0.5]
+
+
+def test_what_a_model_of_raw_frames_takes_is_told(client):
+    with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only, UINT8 \[rows,height \* 3 / 2'):
+        client.infer("raw", picture=encoded("red"))
+    with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only'):
+        client.infer("raw", picture=frame("red"))
+    read = client.infer("raw", picture=np.full((48, 64), 128, np.uint8)).answer.picture
+    assert (read.width, read.height) == (64, 32)
+    with pytest.raises(TensorMismatch, match=r"frames are UINT8 \[rows,height,width,3\], RGB, or"):
+        client.infer("colours", picture=np.zeros((48, 64), np.uint8))
 
 
 def test_one_answer_is_asked_of_what_has_one(client):
