@@ -156,6 +156,31 @@ def test_what_is_no_picture_is_one_failed_run_and_those_beside_it_are_answered(p
     assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
 
 
+def hosts(client):
+    """The process and the restarts of each model's host."""
+    found = {each["name"]: each["host"] for each in client.stats()["models"]}
+    return {name: host and (host["pid"], host["restarts"]) for name, host in found.items()}
+
+
+def test_changed_pictures_get_one_answer_each_and_the_host_lives_on(daemon, peer):
+    rng = np.random.default_rng(14)
+    whole = np.frombuffer(picture("red", kind="JPEG"), np.uint8)
+    with Client(daemon.endpoints[1]) as client:
+        before = hosts(client)
+        peer.subscribe("reply/changed", 1)
+        for _ in range(200):
+            changed = whole.copy()
+            changed[rng.integers(3, len(whole), 4)] = rng.integers(0, 256, 4)
+            peer.publish(TOPIC, changed.tobytes(), 1, response_topic="reply/changed", correlation=rng.bytes(8))
+        said = [json.loads(peer.next().payload) for _ in range(200)]
+        after = hosts(client)
+    assert {each["error"]["code"] if "error" in each else "answered" for each in said} <= {"answered", "run_failed"}
+    assert sum("error" not in each for each in said) > 20
+    assert peer.is_silent(0.2)
+    assert before == after
+    assert before["colours"] is not None
+
+
 def test_a_picture_that_the_broker_delivers_twice_is_answered_once(peer):
     peer.subscribe("reply/twice", 1)
     for _ in range(2):
