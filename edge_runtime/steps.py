@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, convert, field, to_builtins
+from msgspec.structs import replace
 
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
 Fit = Literal["stretch", "crop", "letterbox"]
@@ -147,6 +148,20 @@ class ModelSteps(Struct, frozen=True):
     outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     preset: Preset | None = None
+
+
+def steps_of_host(steps: ModelSteps) -> ModelSteps:
+    """What a host needs of steps, whose messages are short: of labels the wanted ones, and all where they become text.
+
+    The others are empty: it only counts them.
+    """
+    needed = {
+        name: labels
+        if steps.outputs[name].answer == "text"
+        else tuple(label if label in steps.outputs[name].wanted else "" for label in labels)
+        for name, labels in steps.labels.items()
+    }
+    return replace(steps, labels=needed)
 
 
 def steps_fields(steps: ModelSteps) -> dict[str, Any]:

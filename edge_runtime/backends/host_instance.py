@@ -34,6 +34,7 @@ from edge_runtime.backends.host_memory import (
 )
 from edge_runtime.backends.host_messages import (
     MAX_ERROR_CHARACTERS,
+    MAX_TASK_BYTES,
     Answered,
     BrokenMessage,
     CallModel,
@@ -79,7 +80,7 @@ from edge_runtime.errors import (
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.regions import MappedFile, Regions
-from edge_runtime.steps import Form
+from edge_runtime.steps import Form, steps_of_host
 from edge_runtime.tensors import DATATYPES, Array, Tensors
 
 if TYPE_CHECKING:
@@ -150,11 +151,17 @@ class HostedBackend:
         task = HostTask(
             self.name,
             str(artifact.absolute()),
-            replace(options, extra=extra),
+            replace(options, extra=extra, steps=options.steps and steps_of_host(options.steps)),
             options.concurrency,
             options.host_memory_bytes,
             self._allow_python,
         )
+        nbytes = len(msgspec.msgpack.encode(task))
+        if nbytes > MAX_TASK_BYTES:
+            raise LoadFailed(
+                f"what its host has to know of it is {nbytes} bytes, at most {MAX_TASK_BYTES} can be told; declare "
+                "fewer labels"
+            )
         instance = HostInstance(
             task,
             self._hosts,

@@ -24,6 +24,9 @@ from edge_runtime.steps import Form
 MAX_MESSAGE_BYTES = 1 << 17
 """A description of a model with a thousand tensors is smaller, and a socket takes at least this much at once."""
 
+MAX_TASK_BYTES = MAX_MESSAGE_BYTES - 4096
+"""What a host is to load, and how, goes to it in one message."""
+
 MAX_DESCRIPTORS = 250
 """Of one message: SCM_MAX_FD of the kernel is 253."""
 

@@ -17,6 +17,14 @@ TABLES = """
 [input.image]
 [output.boxes]
 """
+MANY = 60_000
+LABELLED = f"""
+[input.image]
+range = "0..1"
+[output.scores]
+labels = "labels.txt"
+wanted = ["the class of number {MANY - 1}", "the class of number 7"]
+"""
 CAT, DOG = (4.0, 0.0, 12.0, 8.0), (2.0, 0.0, 6.0, 2.0)
 """Where the model finds them in a picture of 16 x 8, letterboxed into its 8 x 8: a cat in the middle."""
 
@@ -39,6 +47,26 @@ def one_number(folder):
     return onnx_models.save(folder, onnx.helper.make_graph([node], "one", [x], [y]))
 
 
+def many_classes(folder):
+    """image [rows, 3, 8, 8] -> scores [rows, 60000]: all pixels' mean, but for the last, which is 1."""
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=1),
+        onnx.helper.make_node("Reshape", ["mean", "column"], ["one"]),
+        onnx.helper.make_node("Expand", ["one", "shape"], ["wide"]),
+        onnx.helper.make_node("Pad", ["wide", "pads", "sure"], ["scores"]),
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(np.array(value, dtype), name)
+        for name, value, dtype in (
+            ("column", [-1, 1], np.int64), ("shape", [1, MANY - 1], np.int64), ("pads", [0, 0, 0, 1], np.int64),
+            ("sure", 1, np.float32),
+        )
+    ]  # fmt: skip
+    inputs = [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["rows", 3, 8, 8])]
+    outputs = [onnx.helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, ["rows", MANY])]
+    return onnx_models.save(folder, onnx.helper.make_graph(nodes, "many", inputs, outputs, weights))
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
@@ -48,6 +76,10 @@ def daemon(tmp_path_factory):
     put_model(models, "tensors", ultralytics, toml="[output.boxes]")
     put_model(models, "odd", one_number, toml="[output.y]")
     put_model(models, "misnamed", onnx_models.detector, toml="[output.scores]")
+    put_model(models, "many", many_classes, toml=LABELLED)
+    put_model(models, "letters", onnx_models.colours, toml='[output.scores]\nanswer = "text"\nlabels = "labels.txt"')
+    for name in ("many", "letters"):
+        (models / name / "labels.txt").write_text("".join(f"the class of number {index}\n" for index in range(MANY)))
     with running_daemon(models, tmp_path_factory.mktemp("run")) as daemon:
         yield daemon
 
@@ -80,6 +112,14 @@ def test_a_picture_is_answered_with_boxes_and_the_files_own_labels(client, model
     ]
 
 
+def test_a_model_may_have_very_many_labels(client):
+    reply = client.ask_json(op="infer", model="many", picture=picture())
+    assert [(each["label"], each["index"]) for each in reply["classes"]] == [
+        (f"the class of number {MANY - 1}", MANY - 1),
+        ("the class of number 7", 7),
+    ]
+
+
 def test_a_preset_that_the_file_tells_is_told(client):
     assert reason(client, "told").startswith('its metadata says preset = "ultralytics"')
     assert reason(client, "named") == ""
@@ -107,6 +147,7 @@ def test_a_tensor_is_answered_with_boxes_in_the_models_pixels_where_raw_is_false
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        ("letters", "can be told; declare fewer labels"),
         ("odd", "[output.y]: it has no axes"),
         ("misnamed", "[output.scores]: the model has no such output; it has boxes"),
     ],
