@@ -331,6 +331,13 @@ def test_a_runs_limit_comes_from_the_curve_and_is_a_second_at_least(
     assert layout.limit_s(rows, nbytes) == pytest.approx(wanted_s)
 
 
+def test_runs_with_pictures_have_a_longer_least_limit_since_pictures_differ_more_than_tensors():
+    layout = Layout(FakeHost().run_parts, run_times=LatencyModel({1: 0.010}), run_limit_s=None, least_limit_s=15.0)
+    assert layout.limit_s(1, 0) == 15.0
+    layout.run_limit_s = 0.5
+    assert layout.limit_s(1, 0) == 0.5
+
+
 def test_each_run_is_told_its_limit():
     kit = Kit()
     kit.admit("a")
