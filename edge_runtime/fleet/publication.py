@@ -17,6 +17,7 @@ from edge_runtime.frontend.infer_frontend import Outputs
 from edge_runtime.messages import TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.steps import FRAME_CHANNELS
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
 
 QUEUE_RESULTS = 64
@@ -201,7 +202,7 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
 
 
 def _sent_picture(request: Request) -> SentPicture | None:
-    """The first picture of an answered request; None where it sent tensors, or frames that are no pixels (nv12)."""
+    """The first picture of an answered request; None where it sent tensors, or frames that are none (nv12, yuyv)."""
     servable = request.plan.servable
     if servable.steps is None or servable.form.given == "tensor":
         return None
@@ -210,7 +211,7 @@ def _sent_picture(request: Request) -> SentPicture | None:
     if servable.form.given == "picture":
         return bytes(rows[0])
     # A copy: it may lie in memory that its sender writes again.
-    return rows[0].copy() if rows.ndim == 4 else None
+    return rows[0].copy() if rows.ndim == 4 and rows.shape[3] in FRAME_CHANNELS else None
 
 
 def _are_equal(first: Outputs, second: Outputs) -> bool:

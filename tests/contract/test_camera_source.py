@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import av
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from edge_runtime.backends.pictures import frame_pixels
 from edge_runtime.client.zmq_client import Client
@@ -301,6 +303,16 @@ def test_a_label_is_published_once_when_frames_agree_on_it(models, broker, tmp_p
         assert (told["model"], told["source"], told["reason"], told["losses"]) == ("colours", "camera", "", 0)
         assert "secret-word" not in json.dumps(client.stats())
         assert client.stats()["metrics"]["counters"]["camera_frames"] >= 6
+
+
+@needs_mosquitto
+def test_the_frame_of_a_result_is_published_with_its_answer_drawn(models, broker, tmp_path):
+    rule = {"model": "colours", "fps": 50.0, "picture": True, "topic": "site/camera"}
+    with watching(models, broker, tmp_path, MjpegCamera(jpeg("red", (320, 240))), **rule) as (_, listener):
+        listener.subscribe("site/camera/picture", 1)
+        with Image.open(io.BytesIO(listener.next().payload)) as picture:
+            assert (picture.format, picture.size) == ("JPEG", (320, 240))
+            assert picture.getpixel((160, 230)) == pytest.approx((254, 0, 0), abs=12)
 
 
 @needs_mosquitto
