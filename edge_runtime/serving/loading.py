@@ -180,6 +180,8 @@ class VersionLoader:
             told = worth_telling(passed, instance.device)
             if (front := self._front_note(settings, version, artifact)) is not None:
                 told.append(front)
+            if first_runs.note:
+                told.append(first_runs.note)
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
             if preset := told_preset(settings, options.steps):

@@ -7,13 +7,12 @@ measured afterwards, when idle (calibration.py).
 from __future__ import annotations
 
 import json
-import logging
 import math
 import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +25,17 @@ from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, as_tensors, values_to_bits
 
-log = logging.getLogger(__name__)
-
 MAX_SAMPLE_BYTES = 64 << 20
 """Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""
 
 TWO_WAYS_OUT = (
     'a model that cannot run on made-up inputs gets real ones with [warmup] inputs = "sample.npz", '
     "or is ready without a run with [warmup] runs = 0"
+)
+
+NOT_WARMED_UP = (
+    "it was not warmed up, because it calls other models, and its requests run alone: batch = true in model.toml has "
+    "them run together, batch = false leaves this note out"
 )
 
 GUESSED_LENGTHS = (1, 32, 224)
@@ -52,13 +54,14 @@ class FirstRuns:
     """Results of the first runs.
 
     times: run seconds by rows, empty when there were none. length: of dynamic inner axes in these runs. sample: their
-    inputs, where they were not made up.
+    inputs, where they were not made up. note: for a person, may be empty.
     """
 
     batches: bool
     times: Mapping[int, float]
     length: int = 1
     sample: Mapping[str, Array] | None = None
+    note: str = ""
 
     def inputs(self, spec: ModelSpec, rows: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
         """Inputs for another run of this many rows: made up, or the sample's rows again and again."""
@@ -81,9 +84,9 @@ def warm_up(instance: Instance, settings: ModelSettings, sample: Mapping[str, Ar
         return unknown
     try:
         return _first_runs(instance, settings) if sample is None else _sample_runs(instance, settings, sample)
-    except CalledTooSoon as error:
-        log.info("no warm-up, since it calls other models; batch in model.toml says whether axis 0 is rows: %s", error)
-        return unknown
+    except CalledTooSoon:
+        # What it calls may not be loaded yet, and whether it is must not decide how this model is served.
+        return unknown if settings.batch is not None else replace(unknown, note=NOT_WARMED_UP)
 
 
 def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.runtime import Runtime
@@ -392,6 +394,42 @@ except (errors.RequestError, TypeError):
     with serving(tmp_path) as runtime:
         assert ask(runtime, "front", 1.0) == 2.0
         assert runtime.core.table.find("front", 1).layouts.narrow.host.restarts == 0
+
+
+def test_a_model_that_calls_others_is_not_warmed_up_and_says_so_where_batch_does_not(tmp_path: Path) -> None:
+    adding(tmp_path, "plus", 1.0)
+    for name, toml in (("unsaid", ""), ("rows", "batch = true\n"), ("alone", "batch = false\n")):
+        caller(tmp_path, name, PLUS, toml)
+    with serving(tmp_path) as runtime:
+        told = {each["name"]: each["reason"] for each in runtime.models()}
+        assert told.pop("unsaid").startswith("it was not warmed up, because it calls other models")
+        assert told == dict.fromkeys(("plus", "rows", "alone"), "")
+        batches = {name: runtime.core.table.find(name, 1).batches for name in ("unsaid", "rows", "alone")}
+        assert batches == {"unsaid": False, "rows": True, "alone": False}
+
+
+def test_a_picture_that_a_model_sends_on_comes_back_as_arrays_of_answers(tmp_path: Path) -> None:
+    onnx_models.colours(tmp_path / "models" / "colours" / "1")
+    steps = '[input.image]\nrange = "0..1"\n[output.scores]\nanswer = "classes"\ntop_k = 1\n'
+    (tmp_path / "models" / "colours" / "model.toml").write_text(steps)
+    front = """
+def infer(model, inputs, context):
+    best = context.infer("colours", {"image": inputs["picture"]})["scores"]
+    raw = context.infer("colours", {"image": inputs["picture"]}, parameters={"raw": True})["scores"]
+    return {"best": best[:, 0, 0], "scores": raw}
+"""
+    outputs = [("best", "FP32", [-1]), ("scores", "FP32", [-1, 3])]
+    python_models.write(tmp_path / "models" / "front" / "1", [("picture", "BYTES", [-1])], outputs, front)
+    (tmp_path / "models" / "front" / "model.toml").write_text("batch = true\n")
+    pictures = []
+    for colour in ("blue", "red"):
+        file = io.BytesIO()
+        Image.new("RGB", (30, 20), colour).save(file, "PNG")
+        pictures.append(file.getvalue())
+    with serving(tmp_path) as runtime:
+        got = runtime.infer("front", {"picture": np.array(pictures, object)}).outputs
+        assert got["best"].tolist() == [2.0, 0.0]
+        assert got["scores"].argmax(axis=1).tolist() == [2, 0]
 
 
 def call_of(*place: object, datatype: str = "FP32") -> list[object]:
