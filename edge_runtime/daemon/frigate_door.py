@@ -31,9 +31,6 @@ MESSAGE_FRAMES = 8
 HEADER_BYTES = 64 << 10
 """Of a message, beside the model: far more than any header."""
 
-SEND_BOUND_BYTES = 1 << 20
-"""Of replies of about 600 bytes to a detector that does not read; one asks at a time."""
-
 LINGER_MS = 1_000
 
 
@@ -86,7 +83,7 @@ class FrigateDoor:
             )
         own = ZmqSettings(
             max_frame_bytes=max(settings.max_model_bytes, HEADER_BYTES),
-            send_bound_bytes=SEND_BOUND_BYTES,
+            send_bound_bytes=self._core.config.zmq.send_bound_bytes,
             insecure=True,
         )
         self._bound = bind_router(self._context, address, own)
@@ -96,7 +93,7 @@ class FrigateDoor:
             self._bound.socket,
             self._bound.connections,
             self._frontend,
-            send_bound_bytes=SEND_BOUND_BYTES,
+            send_bound_bytes=own.send_bound_bytes,
             max_frame_bytes=own.max_frame_bytes,
             message_frames=MESSAGE_FRAMES,
             message_bytes=own.max_frame_bytes + HEADER_BYTES,

@@ -107,6 +107,16 @@ def test_2000_lying_messages_of_a_known_connection_get_one_answer_each(daemon, e
     answers(daemon, good)
 
 
+def test_answers_wait_for_a_known_connection_that_reads_them_late(daemon, endpoint, good):
+    with RawClient(endpoint) as late:
+        late.send(b"", json.dumps({"model_request": True, "model_name": "mapped.onnx"}).encode())
+        assert json.loads(late.receive()[1])["model_loaded"] is True
+        for _ in range(3000):
+            late.send(b"", b"[]", b"x")
+        answers(daemon, good)
+        assert all(late.receive()[2] == bytes(480) for _ in range(3000))
+
+
 def test_5000_messages_of_unknown_connections_get_no_answer_and_leave_no_memory(daemon, endpoint, good):
     generator = random.Random(2)
 
