@@ -258,7 +258,6 @@ def test_each_kind_of_picture_has_a_defined_meaning(tensor_of, name):
     assert np.abs(row.astype(int) - colour).max() <= 2
 
 
-@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO file")  # Pillow 10 of its own
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "MPO"])
 def test_of_several_frames_the_first_is_taken(tensor_of, kind):
     first, second = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
