@@ -39,6 +39,13 @@ labels = "labels.txt"
 top_k = 2
 """
 
+BOXES = """
+[input.image]
+range = "0..255"
+[output.boxes]
+layout = "yolov8"
+"""
+
 RED, GREEN, BLUE = 0, 1, 2
 
 
@@ -257,6 +264,7 @@ def models(tmp_path_factory):
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "undeclared", onnx_models.colours)
+    put_model(models, "finder", onnx_models.finder, toml=BOXES)
     return models
 
 
@@ -303,6 +311,18 @@ def test_a_label_is_published_once_when_frames_agree_on_it(models, broker, tmp_p
         assert (told["model"], told["source"], told["reason"], told["losses"]) == ("colours", "camera", "", 0)
         assert "secret-word" not in json.dumps(client.stats())
         assert client.stats()["metrics"]["counters"]["camera_frames"] >= 6
+
+
+@needs_mosquitto
+def test_boxes_are_published_when_they_come_and_when_they_go(models, broker, tmp_path):
+    server = MjpegCamera(jpeg("black"))
+    with watching(models, broker, tmp_path, server, model="finder", fps=50.0) as (_, listener):
+        for colour, count in (("black", 0), ("white", 1), ("black", 0)):
+            server.picture = jpeg(colour)
+            boxes = json.loads(listener.next().payload)["boxes"]
+            assert len(boxes) == count
+            if boxes:
+                assert boxes[0]["box"] == pytest.approx([16, 12, 48, 36], abs=1)
 
 
 @needs_mosquitto
