@@ -91,9 +91,9 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """`"classes"`: labels with scores, best first; `"boxes"`: with labels, in the picture's pixels; `"mask"`: a class
     for each pixel; `"embedding"`: the vector, of length 1; `"text"`. When absent: boxes with `layout`, else classes."""
 
-    labels: str | None = None
-    """A file beside `model.toml` or in the version's folder, one label a line. When absent: names in the model's own
-    metadata, else numbers."""
+    labels: str | tuple[str, ...] | None = None
+    """A file beside `model.toml` or in the version's folder, one label a line; or a list of the labels themselves, as a
+    release has them. When absent: names in the model's own metadata, else numbers."""
 
     softmax: bool | None = None
     """Whether scores are made of logits. When absent: where a first run gives what is no probability."""

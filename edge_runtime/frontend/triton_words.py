@@ -166,7 +166,7 @@ def _input(spec: TensorSpec, *, batches: bool) -> dict[str, Any]:
 
 def _output(spec: TensorSpec, servable: Servable) -> dict[str, Any]:
     declared = servable.steps.outputs.get(spec.name) if servable.steps is not None else None
-    labels = (declared.labels if declared is not None else None) or ""
+    labels = declared.labels if declared is not None and isinstance(declared.labels, str) else ""
     return {**_tensor(spec, batches=servable.batches), "label_filename": labels, "is_shape_tensor": False}
 
 

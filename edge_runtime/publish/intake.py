@@ -35,6 +35,7 @@ from edge_runtime.repository.names import (
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
 from edge_runtime.repository.walk import MAX_VERSION_FILES
+from edge_runtime.serving.declared_steps import read_labels
 from edge_runtime.typed_toml import parse_toml
 
 MAX_FILE_BYTES = 16 << 30
@@ -109,7 +110,8 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
     left_out = tuple(name for name in names if name not in wanted and name != SETTINGS_FILE)
-    return Intake(found.model, found.version, _read_settings(found.settings), artifacts, files, left_out)
+    places = (found.path, found.settings.parent)
+    return Intake(found.model, found.version, _read_settings(found.settings, places), artifacts, files, left_out)
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
@@ -242,7 +244,8 @@ def _read(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path, places: Sequence[Path]) -> dict[str, Any]:
+    """Read `model.toml`. places: where the files of labels lie that it names. Raises PublishError."""
     if not path.exists() and not path.is_symlink():
         return {}
     text = b"".join(_read(path))
@@ -253,7 +256,10 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PublishError(f"{path}: is no UTF-8 text") from error
     try:
-        read_release_settings(settings, str(path))
-    except ConfigError as error:
+        typed = read_release_settings(settings, str(path))
+        for name, output in typed.output.items():
+            if isinstance(output.labels, str):  # a release has the labels themselves: the manifest signs them
+                settings["output"][name]["labels"] = list(read_labels(output.labels, places))
+    except (ConfigError, LoadFailed) as error:
         raise PublishError(error.message) from error
     return settings

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edge_runtime.answers import kind_of
 from edge_runtime.backends.model_metadata import read_interface, read_metadata
 from edge_runtime.config.settings import ModelSettings
@@ -45,9 +47,12 @@ def declared_steps(
     inputs = fill_inputs(settings.input, preset, spec, metadata, adds=adds)
     outputs = fill_outputs(settings.output, preset, spec, metadata, adds=adds)
     labels: dict[str, tuple[str, ...]] = {}
-    for name, steps in outputs.items():
-        if steps.labels is not None:
-            labels[name] = _read_labels(steps.labels, folder, version)
+    for name, steps in list(outputs.items()):
+        if isinstance(steps.labels, tuple):
+            labels[name] = steps.labels
+            outputs[name] = replace(steps, labels=None)
+        elif steps.labels is not None:
+            labels[name] = read_labels(steps.labels, (version.path, folder.path))
         elif metadata.names and kind_of(steps) in ("classes", "boxes", "mask"):
             labels[name] = metadata.names
     return ModelSteps(inputs, outputs, labels, preset)
@@ -106,11 +111,11 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
-def _read_labels(name: str, folder: ModelFolder, version: VersionFolder) -> tuple[str, ...]:
-    """Labels of a file in the version's folder, or beside `model.toml`; one a line."""
+def read_labels(name: str, places: Sequence[Path]) -> tuple[str, ...]:
+    """Labels of a file, one a line. places: the version's folder, and that of `model.toml`. Raises LoadFailed."""
     if Path(name).name != name:
         raise LoadFailed(f"labels = {name!r}: wanted the name of a file beside model.toml or in the version's folder")
-    for place in (version.path / name, folder.path / name):
+    for place in (folder / name for folder in places):
         try:
             with place.open("rb") as file:
                 data = file.read(MAX_LABELS_BYTES + 1)
@@ -127,4 +132,4 @@ def _read_labels(name: str, folder: ModelFolder, version: VersionFolder) -> tupl
         while lines and not lines[-1]:  # editors leave empty lines at the end
             lines.pop()
         return tuple(line.strip() or line for line in lines)  # a line of one space is that character
-    raise LoadFailed(f"labels = {name!r}: no such file in {version.path} nor in {folder.path}")
+    raise LoadFailed(f"labels = {name!r}: no such file in {' nor in '.join(map(str, places))}")

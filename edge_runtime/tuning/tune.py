@@ -198,7 +198,7 @@ class Tune:
 
     def _label_files(self) -> list[Path]:
         """Files beside `model.toml` that it names; others lie in the version's folder."""
-        named = [each.labels for each in self._model.settings.output.values() if each.labels is not None]
+        named = [each.labels for each in self._model.settings.output.values() if isinstance(each.labels, str)]
         return [path for name in named if (path := self._model.path / Path(name).name).is_file()]
 
     def _read_samples(self, described: WayFinding, graph: Path) -> Samples:

@@ -47,6 +47,20 @@ def test_a_version_may_be_named_or_be_the_folder(folder: RepositoryFolder, digit
         take_in(folder, digits, version=3)
 
 
+def test_labels_become_part_of_what_is_signed(folder: RepositoryFolder, digits: Path) -> None:
+    (digits / "labels.txt").write_text("cat\ndog\n")
+    (digits / "model.toml").write_text('[output.y]\nlabels = "labels.txt"\ntop_k = 1\n')
+    assert take_in(folder, digits).settings == {"output": {"y": {"labels": ["cat", "dog"], "top_k": 1}}}
+
+
+def test_a_file_of_labels_that_is_missing_is_told_before_anything_is_published(
+    folder: RepositoryFolder, digits: Path
+) -> None:
+    (digits / "model.toml").write_text('[output.y]\nlabels = "labels.txt"\n')
+    with pytest.raises(PublishError, match="no such file in"):
+        take_in(folder, digits)
+
+
 def test_files_in_the_models_own_folder_are_version_1(folder: RepositoryFolder, tmp_path: Path) -> None:
     mlp(tmp_path / "net")
     (tmp_path / "net" / "model.onnx").rename(tmp_path / "net" / "any.onnx")

@@ -71,6 +71,11 @@ def test_a_file_of_labels_comes_before_the_models_own_names(tmp_path):
     assert steps.labels == {"scores": ("katze", "hund")}
 
 
+def test_labels_may_stand_in_the_table_themselves(tmp_path):
+    steps, _ = steps_in(tmp_path, '[output.scores]\nlabels = ["katze", "hund"]')
+    assert steps.labels == {"scores": ("katze", "hund")}
+
+
 @pytest.mark.parametrize("name", ["../labels.txt", "/etc/passwd", "a/labels.txt"])
 def test_labels_come_from_the_models_folder_only(tmp_path, name):
     with pytest.raises(LoadFailed, match="wanted the name of a file beside"):
