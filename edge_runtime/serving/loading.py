@@ -278,7 +278,7 @@ class VersionLoader:
         isolation = "always" if self._isolation == "always" else settings.isolation or self._isolation
         if name in CODE and settings.isolation == "never":
             raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which is code; leave it out')
-        if options.steps is not None and isolation == "never":
+        if options.steps is not None and settings.isolation == "never":
             raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
         if options.steps is not None:
             return self._hosted(name), "its declared steps decode pictures"

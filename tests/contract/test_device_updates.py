@@ -191,3 +191,14 @@ def test_an_import_from_where_the_daemon_cannot_look_says_so(fleet: Fleet) -> No
             device.import_folder(fleet.folder / "no stick")
         with pytest.raises(UpdateError, match="the daemon cannot look there: File name too long"):
             device.import_folder(fleet.folder / ("x" * 5000))
+
+
+def test_a_release_brings_its_steps_and_labels(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.release(1, settings={"output": {"y": {"labels": ["cat", "dog"], "softmax": True, "top_k": 1}}})
+    with fleet.device() as device:
+        assert device.outcome()[0] == "installed"
+        answer = device.runtime.infer("adder", {"x": np.array([[0.0, 9.0]], np.float32)}, raw=False).answer
+        assert answer.classes is not None
+        assert answer.classes[0].label == "dog"
+        assert device.adds() == 1.0  # its own tensors as before
