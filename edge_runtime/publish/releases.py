@@ -32,7 +32,7 @@ MIN_RUNTIME = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOptions:
-    """The options of a publisher. path, model, version: as in `intake.take_in`. golden: an .npz of inputs.
+    """The options of a publisher. path, model, version: as in `intake.take_in`. golden: inputs as .npz, or a picture.
 
     tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: the
     number of releases before it to patch from. counter: of the release; None: one more than the highest so far.

@@ -19,6 +19,8 @@ import numpy as np
 from msgspec import Struct
 
 from edge_runtime.backends.base import Instance, LoadOptions
+from edge_runtime.backends.model_metadata import read_metadata
+from edge_runtime.backends.picture_input import picture_input
 from edge_runtime.backends.registry import backend as backend_named
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
@@ -28,7 +30,9 @@ from edge_runtime.repository.manifest import TensorForm
 from edge_runtime.sandbox.child import run_child
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory, peak_bytes, start_peak
+from edge_runtime.serving.presets import fill_inputs
 from edge_runtime.serving.warmup import make_inputs, warm_up
+from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
 
@@ -39,9 +43,9 @@ MAX_THREADS = 4
 
 
 class ArtifactTask(Struct, frozen=True):
-    """What the child tries. golden: an .npz with inputs by name, "" for made-up ones. out: the file for golden tensors.
+    """What the child tries. golden: an .npz with inputs by name, or a picture; "" for made-up ones.
 
-    precision: of a variant, "" for the model itself.
+    out: the file for golden tensors. precision: of a variant, "" for the model itself.
     """
 
     backend: str
@@ -87,7 +91,8 @@ def try_artifact(
 ) -> ArtifactTrial:
     """Load an artifact and run it twice on its golden input.
 
-    precision: of a variant, "" for the model itself. golden: an .npz with one array an input; None: made up.
+    precision: of a variant, "" for the model itself. golden: an .npz with one array an input, or a picture for a model
+    that declares how it is read; None: made up.
 
     Raises PublishError: the artifact cannot be loaded or run, crashes, takes too long, or gives outputs that no device
     can be checked by.
@@ -123,7 +128,9 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
     try:
         first = warm_up(instance, settings)
         if task.golden:
-            inputs = _given_inputs(Path(task.golden), instance)
+            golden = Path(task.golden)
+            is_picture = golden.suffix.lower() != ".npz"
+            inputs = _pictured(golden, instance, settings, task) if is_picture else _given_inputs(golden, instance)
         elif first.times:
             inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
         else:
@@ -145,6 +152,21 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
         )
     finally:
         instance.close()
+
+
+def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: ArtifactTask) -> dict[str, Array]:
+    """Read a picture as the model's steps declare. Raises RunFailed: it declares none, or it is no picture."""
+    metadata = read_metadata(Path(task.artifact))
+    preset = settings.preset or metadata.preset
+    steps = fill_inputs(settings.input, preset, instance.spec, metadata, adds=settings.preset is not None)
+    picture = picture_input(instance.spec, ModelSteps(steps), 1, 1)
+    if picture is None or len(instance.spec.inputs) > 1:
+        raise RunFailed(
+            f"{path}: is no .npz, and a picture is for a model of one input whose model.toml declares how it is read "
+            "([input.NAME] or preset)"
+        )
+    tensor, _ = picture.rows("picture", np.array([path.read_bytes()], object))
+    return {picture.name: tensor}
 
 
 def _given_inputs(path: Path, instance: Instance) -> dict[str, Array]:

@@ -234,6 +234,23 @@ def test_a_model_that_no_device_could_be_held_to_is_not_published(
         assert list(repository.catalog.releases()) == []
 
 
+def test_a_golden_input_may_be_a_picture_that_the_steps_read(
+    publisher: Publisher, device: TufDevice, tmp_path: Path
+) -> None:
+    photo = DIGITS.parents[1] / "seven.jpg"
+    with pytest.raises(PublishError, match=r"a picture is for a model of one input whose model\.toml declares"):
+        publish(publisher, DIGITS, golden=photo)
+    shutil.copytree(DIGITS, tmp_path / "photo")
+    shutil.copy(DIGITS.parents[1] / "photo.toml", tmp_path / "photo" / "model.toml")
+    manifest = fetch_manifest(device, publish(publisher, tmp_path / "photo", golden=photo).release)
+    data = device.fetch(manifest.golden.path)
+    assert data is not None
+    inputs, outputs = unpack(manifest.golden, data)
+    assert inputs["image"].shape == (1, 64)
+    assert outputs["digit"].tolist() == [7]
+    assert manifest.settings["input"]["image"]["size"] == [8, 8]
+
+
 def test_a_golden_input_that_the_model_does_not_take_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     golden = tmp_path / "golden.npz"
     for arrays, complaint in (
