@@ -104,7 +104,7 @@ def run(asked: list[str], folder: Path) -> str:
 
 def test_the_tour_has_commands_and_programs() -> None:
     assert len(commands()) >= 4
-    assert len(programs()) == 3
+    assert len(programs()) == 4
 
 
 @pytest.mark.parametrize("command", commands())
@@ -114,8 +114,13 @@ def test_a_command_of_the_tour_succeeds_and_says_something(command: str, tour: P
 
 @pytest.mark.parametrize(
     ("block", "says"),
-    [(0, r"^1 0\.\d+$"), (1, r"^\[\[.*\]\]$"), (2, r'^\{"id": ?null, ?"model_name": ?"digits"')],
-    ids=["client", "in process", "json"],
+    [
+        (0, r"^1 0\.\d+$"),
+        (1, r"^7 0\.99\d*$"),
+        (2, r"^\[\[.*\]\]$"),
+        (3, r'^\{"id": ?null, ?"model_name": ?"digits"'),
+    ],
+    ids=["client", "picture", "in process", "json"],
 )
 def test_a_program_of_the_tour_prints_its_answer(block: int, says: str, tour: Path) -> None:
     # What the tour asks for in 20 ms is refused, rightly, on a machine that is busy with something else.
@@ -196,10 +201,9 @@ def test_the_program_over_mqtt_prints_who_is_there_and_its_answer(mqtt_tour: Pat
 
 
 def test_the_configuration_of_what_is_published_is_one(tmp_path: Path) -> None:
-    (text,) = blocks("toml", MQTT)
-    (tmp_path / "config.toml").write_text(text)
+    (tmp_path / "config.toml").write_text("".join(blocks("toml", MQTT)))
     config = load_config(tmp_path / "config.toml", {})
-    assert [rule.source for rule in config.publish] == ["zmq", "folder"]
+    assert [rule.source for rule in config.publish] == ["zmq", "folder", "camera"]
 
 
 # ---- over HTTP and gRPC ---------------------------------------------------------------------------------------------
