@@ -149,12 +149,15 @@ class Tracker(Protocol):
 class UnsentReplies:
     """Bytes handed to libzmq for each peer and not sent yet: the bound in memory on replies to one that does not read.
 
+    total: of all peers.
+
     libzmq bounds messages, not bytes, and lowering its mark on a live connection wedges it (the writer counts reads in
     steps of half the old mark), so replies that are large beside a message's own cost are tracked here. Thread: I/O.
     """
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound_bytes = bound_bytes
+        self.total = 0
         self._replies: dict[bytes, deque[tuple[Tracker, int]]] = {}
         self._nbytes: dict[bytes, int] = {}
 
@@ -164,13 +167,16 @@ class UnsentReplies:
         if not waiting:
             return True
         while waiting and waiting[0][0].done:
-            self._nbytes[peer] -= waiting.popleft()[1]
+            sent = waiting.popleft()[1]
+            self._nbytes[peer] -= sent
+            self.total -= sent
         return not waiting or self._nbytes[peer] + nbytes <= self._bound_bytes
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """Count a buffer that was handed over."""
         self._replies.setdefault(peer, deque()).append((tracker, nbytes))
         self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
+        self.total += nbytes
 
     def of(self, peer: bytes) -> int:
         """Bytes handed over and not sent, of one peer."""
@@ -252,6 +258,7 @@ class Endpoint:
         """
         self.heard: set[bytes | None] | None = None
         self._unread = UnreadReplies(send_bound_bytes, total_send_bound_bytes)
+        self._total_send_bound_bytes = total_send_bound_bytes
         self.socket = socket
         self.max_frame_bytes = max_frame_bytes
         self._message_frames = message_frames
@@ -445,9 +452,14 @@ class Endpoint:
         self._is_unsure = True
         nbytes = sum(map(len, frames))
         is_tracked = nbytes >= TRACKED_BYTES
-        if (is_tracked and not self._unsent.has_room(peer, nbytes)) or (
-            peer in self._unread.of and not self._unread.add(peer, nbytes)
-        ):
+        if is_tracked:
+            # Known exactly: what a reading peer has taken since the last look must not count against it.
+            has_room = self._unsent.has_room(peer, nbytes) and (
+                peer not in self._unread.of or self._unsent.total + nbytes <= self._total_send_bound_bytes
+            )
+        else:
+            has_room = peer not in self._unread.of or self._unread.add(peer, nbytes)
+        if not has_room:
             self._dropped()
             return
         try:

@@ -283,3 +283,16 @@ def test_decoding_counts_in_the_forecast_of_the_first_picture(client):
     got = client.ask(picture_header("forecast", timeout_ms=0.5), b"1", framed(picture("red")))
     assert error_code(got) == "deadline_unmeetable"
     assert "outputs" in msgpack.unpackb(client.ask(picture_header("forecast"), b"2", framed(picture("red")))[0])
+
+
+def test_a_peer_that_reads_large_replies_all_the_time_misses_none(tmp_path):
+    put_model(tmp_path / "models", "copy", onnx_models.picture_copy, shape=("rows", 3, 512, 512), datatype="FP32")
+    image = np.zeros((1, 3, 512, 512), np.float32)
+    with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, RawClient(daemon.endpoints[1]) as client:
+        answered = set()
+        for number in range(150):  # 470 MB in some seconds: far above what may wait for a peer that does not read
+            client.send(picture_header("copy", "FP32", image.shape), b"%d" % number, image.tobytes())
+            if number >= 8:
+                answered.add(client.receive()[1])
+        while len(answered) < 150:
+            answered.add(client.receive()[1])
