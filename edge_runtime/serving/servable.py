@@ -223,11 +223,12 @@ class Servable:
 
         A run that is still on then ends with its host; inside the daemon nothing can end it.
         """
-        for form in self.forms.values():
-            self._dispatcher.close_model(form.scheduled, timeout_s)
         with self.inline_lock:
             self.is_open = False
-        drained = self._dispatcher.close_model(self.scheduled, timeout_s)
+        until_s, drained = self._clock.monotonic_s() + timeout_s, True
+        for each in (self, *self.forms.values()):  # they share the time
+            left_s = max(until_s - self._clock.monotonic_s(), 0.0)
+            drained = self._dispatcher.close_model(each.scheduled, left_s) and drained
         instances = [each for each in (self.layouts.narrow, self.layouts.wide) if each is not None]
         is_hosted = all(isinstance(each, HostedInstance) for each in instances)
         if is_hosted or self._dispatcher.wait_for_runs(self.scheduled, RUN_GRACE_S):
