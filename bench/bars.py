@@ -312,6 +312,9 @@ def _oip_bars() -> list[Bar]:
         Bar("oip.flood.p99_ms", "the same: p99", unit="ms"),
         Bar("oip.flood.p50_ratio", "the same: p50 ÷ alone"),
         Bar("oip.flood.goodput_ratio", "the flooded mobilenetv2 meanwhile: goodput ÷ capacity"),
+        Bar("spin.zmq.p50_ratio", "mobilenetv2, one at a time, `spin`: p50 ÷ raw, all cores, spinning too", "≤", 1.1),
+        Bar("spin.http.p50_ratio", "the same over HTTP", "≤", 1.1),
+        Bar("spin.grpc.p50_ratio", "the same over gRPC"),
     ]
 
 
@@ -343,6 +346,8 @@ BARS: tuple[Bar, ...] = (
     Bar("bf16.mobilenetv2.ratio", "mobilenetv2, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
     Bar("bf16.mobilenetv2.shared_ratio", "the same in shared memory", "≥", 0.90),
     Bar("bf16.resnet18.ratio", "resnet18, OpenVINO bf16, 16 in flight: served ÷ raw OpenVINO", "≥", 0.80, 0.90),
+    Bar("int8.mobilenetv2.shared_ratio", "mobilenetv2, OpenVINO int8, 16 in flight, shared memory: ÷ raw", "≥", 0.90),
+    Bar("int8.mobilenetv2.frames_ratio", "the same in frames"),
     *_poisson_bars("poisson.small5ms", "small5ms", 0.95, 1.0, 8, 4),
     *_poisson_bars("poisson.mobilenetv2", "mobilenetv2, 500 ms", 0.85, 0.92, 20, 10),
     Bar("two.mlp.p50_ratio", "mlp beside mobilenetv2 flooded at 2 ×: p50 ÷ alone", "≤", 1.2),

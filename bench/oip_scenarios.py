@@ -39,6 +39,7 @@ from bench.servers import BenchError, Daemon
 
 CPU_CLOCK = 0b010
 """Of a process, all threads: clock_getcpuclockid(3)."""
+SPIN_CONFIG = b'[[backends]]\nname = "onnxruntime"\nspin = true\n'
 JSON_IN_FLIGHT, JSON_REQUESTS = 64, 20_000
 DOORS: tuple[Door, ...] = ("http", "grpc")
 WRITERS = {"http": write_http_request, "grpc": write_grpc_request}
@@ -109,6 +110,27 @@ def oip_overload(bench: Bench) -> None:
                 figures.add(f"oip.overload.{door}.unsent", load.unsent)
                 codes = {code: int(words["count"]) for code, words in load.codes.items()}
                 figures.note("oip_overload", f"{door}, round {number + 1}: {load.answered} answered, {codes}")
+
+
+def spin(bench: Bench) -> None:
+    """One request at a time where the configuration says `spin`, beside a session with every core that spins too."""
+    model, figures, generator = makers.mobilenetv2(), bench.figures, find_oip_generator()
+    config = _kept(bench, "spin.toml", SPIN_CONFIG)
+    with _open_daemon(bench, model, more=("--config", str(config))) as (daemon, addresses):
+        requests = {door: _request(bench, door, model) for door in DOORS}
+        for number in bench.rounds("spin"):
+            runs: dict[str, Callable[[], Load]] = {
+                "zmq": partial(bench.rate, daemon.endpoint, bench.request(model), 1),
+                **{
+                    door: partial(generator.closed, door, addresses[door], requests[door], 1, bench.seconds)
+                    for door in DOORS
+                },
+            }
+            p50s = {name: runs[name]().p50_ms for name in sorted(runs, reverse=bool(number % 2))}
+            raw_ms = bench.raw(model, "all").p50_ms
+            for name, p50_ms in p50s.items():
+                figures.add(f"spin.{name}.p50_ratio", p50_ms / raw_ms)
+                figures.add(f"spin.{name}.added_ms", p50_ms - raw_ms)
 
 
 def oip_idle(bench: Bench) -> None:
@@ -187,6 +209,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "oip_idle": oip_idle,
     "oip_json": oip_json,
     "oip_flood": oip_flood,
+    "spin": spin,
 }
 
 

@@ -28,6 +28,7 @@ from bench.servers import REPOSITORY, BenchError, Children, ControlConnection, D
 
 HERE = Path(__file__).parent
 BF16_SETTINGS = 'backend = "openvino"\nprecision = "bf16"\nisolation = "always"\n'
+INT8_SETTINGS = 'backend = "openvino"\nisolation = "always"\n'
 IMAGE_DEADLINE_MS = 500.0
 SLICES = 3
 """Of a round, where a run settles at once: a virtual machine's wake-ups take 30 or 100 us by turns of some seconds, and
@@ -298,6 +299,31 @@ def bf16(bench: Bench) -> None:
         daemon.stop()
 
 
+def int8(bench: Bench) -> None:
+    """OpenVINO on an int8 model, in frames and in shared memory, against the same library in process."""
+    figures = bench.figures
+    try:
+        import openvino  # noqa: F401
+
+        model = makers.int8_mobilenetv2()
+    except ImportError as missing:
+        figures.note("int8", f"not measured: {missing}")
+        return
+    request, daemon = bench.request(model), bench.daemon(model, settings=INT8_SETTINGS)
+    placed = write_shared_request(bench.children.folder / f"{model.name}-shared.req", model)
+    daemon.start_and_settle(request)
+    (entry,) = daemon.control("models")
+    figures.note("int8", f"served in {entry['precision']}, batch limit {daemon.calibrated_rows(model.name)}")
+    for number in bench.rounds("int8"):
+        ways = {"frames": request, "shared": placed} if bench.generator.shares_memory else {"frames": request}
+        rates = {way: bench.rate(daemon.endpoint, ways[way], 16).rate for way in sorted(ways, reverse=bool(number % 2))}
+        best = max(bench.raw(model, layout, backend="openvino").rows_per_s for layout in ("all", "callers"))
+        figures.add("int8.mobilenetv2.raw", best)
+        for way, rate in rates.items():
+            figures.add(f"int8.mobilenetv2.{way}_ratio", rate / best)
+    daemon.stop()
+
+
 def before(bench: Bench) -> None:
     """This daemon beside that of another checkout (--before), asked by turns: rate, p50 and CPU a request."""
     if bench.before is None:
@@ -513,6 +539,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "images": images,
     "shared": shared,
     "bf16": bf16,
+    "int8": int8,
     "poisson_small": poisson_small,
     "poisson_images": poisson_images,
     "two_models": two_models,
