@@ -33,6 +33,10 @@ class DecodeFailed(RequestError):
     code = "decode_failed"
 
 
+class UnreadablePicture(DecodeFailed):
+    """A picture or frame is not what the model's declared steps read, or is cut, damaged or too large."""
+
+
 class Unsupported(RequestError):
     """Understood, but not offered: another protocol version, an unknown op, a datatype the backend lacks."""
 

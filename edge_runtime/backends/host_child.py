@@ -62,6 +62,7 @@ from edge_runtime.errors import (
     NotBuiltYet,
     Refused,
     RunFailed,
+    UnreadablePicture,
     error_from_wire,
 )
 from edge_runtime.messages import RequestHeader
@@ -345,7 +346,7 @@ class _HostRunner:
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
-            code = error.code if isinstance(error, Refused) else RunFailed.code
+            code = error.code if isinstance(error, Refused | UnreadablePicture) else RunFailed.code
             send(self._channel, NotRun(error.message[:MAX_ERROR_CHARACTERS], code, error.retry_after_ms))
         except MemoryError as error:
             send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))

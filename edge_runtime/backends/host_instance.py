@@ -67,6 +67,7 @@ from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
     BackendUnavailable,
     CalledTooSoon,
+    DecodeFailed,
     EdgeRuntimeError,
     HostEnded,
     LoadFailed,
@@ -841,7 +842,10 @@ class _RunnerSide:
                     return results
 
     def _read(self, data: bytes) -> list[Array] | None:
-        """Copy results out of the slot; None: the run goes on. Raises RunFailed, Refused, BrokenMessage."""
+        """Copy results out of the slot; None: the run goes on.
+
+        Raises DecodeFailed: what was sent cannot be read; RunFailed, Refused, BrokenMessage.
+        """
         views = self._results.get(data)
         if views is not None:
             return [view.copy() for view in views]
@@ -851,7 +855,7 @@ class _RunnerSide:
                 raise BrokenMessage("it goes on while it waits for another model")
         if isinstance(report, NotRun):
             error = error_from_wire(report.code, report.message, report.retry_after_ms)
-            raise error if isinstance(error, Refused) else RunFailed(report.message)
+            raise error if isinstance(error, Refused | DecodeFailed) else RunFailed(report.message)
         if isinstance(report, NeedsMemory):
             self._grow(report.nbytes)
             return None

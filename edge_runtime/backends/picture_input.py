@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edge_runtime.backends.picture_fit import Placed, place
 from edge_runtime.backends.picture_scale import scale_pixels
 from edge_runtime.backends.pictures import check_installed, frame_pixels, open_picture
-from edge_runtime.errors import LoadFailed, RunFailed
+from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import Given, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array
@@ -66,11 +66,11 @@ class PictureInput:
     def rows(self, given: Given, sent: Array) -> tuple[Array, list[Placed]]:
         """Pictures as the model's tensor, and where each lies in its row.
 
-        sent: BYTES [rows], or frames as `given_spec` says. Raises RunFailed: one of them cannot be read.
+        sent: BYTES [rows], or frames as `given_spec` says. Raises UnreadablePicture: one of them cannot be read.
         """
         count = len(sent)
         if count == 0:
-            raise RunFailed("there is no picture")
+            raise UnreadablePicture("there is no picture")
         width, height = self._size
         channels = self._channels
         shape = (channels, height, width) if self._is_channels_first else (height, width, channels)

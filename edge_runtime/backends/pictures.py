@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_runtime.errors import LoadFailed, RunFailed
+from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.steps import FRAME_CHANNELS, Color, PictureSource
 from edge_runtime.tensors import Array
 
@@ -65,8 +65,8 @@ def check_installed() -> None:
 def open_picture(data: bytes, color: Color) -> Array:
     """Decode a picture, upright as its EXIF orientation says: UINT8 [height, width, 3], RGB, or 1 for "gray".
 
-    Alpha is dropped, as are the low 8 of 16 bits. Raises RunFailed: it is no picture of FORMATS, is cut, or is over
-    MAX_PIXELS or MAX_SIDE.
+    Alpha is dropped, as are the low 8 of 16 bits. Raises UnreadablePicture: it is no picture of FORMATS, is cut, is
+    over MAX_PIXELS or MAX_SIDE, or takes more memory than the host has.
     """
     from PIL import Image
 
@@ -74,36 +74,36 @@ def open_picture(data: bytes, color: Color) -> Array:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = picture.size
         if width * height > MAX_PIXELS:
-            raise RunFailed(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+            raise UnreadablePicture(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
         _check_sides(width, height)
         picture.load()
         return _turned(_pixels(_plain(picture), color), _orientation(picture))
-    except RunFailed:
+    except UnreadablePicture:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise RunFailed(f"the picture has too many pixels; at most {MAX_PIXELS} are decoded") from None
+        raise UnreadablePicture(f"the picture has too many pixels; at most {MAX_PIXELS} are decoded") from None
     except MemoryError:
-        raise RunFailed(f"there is not enough memory to decode this picture of {len(data)} bytes") from None
+        raise UnreadablePicture(f"there is not enough memory to decode this picture of {len(data)} bytes") from None
     except Exception as error:  # noqa: BLE001 (Pillow raises many kinds, some of them surprises)
-        raise RunFailed(_why_not(data, error)) from None
+        raise UnreadablePicture(_why_not(data, error)) from None
 
 
 def frame_pixels(frame: Array, source: PictureSource, color: Color) -> Array:
     """A raw frame as `open_picture` has a picture.
 
     frame: UINT8; "nv12" [height * 3 / 2, width], "yuyv" [height, width, 2], "gray" [height, width, 1], else that or RGB
-    [height, width, 3]. Raises RunFailed: it is empty, or it has other lengths, or sides over MAX_SIDE.
+    [height, width, 3]. Raises UnreadablePicture: it is empty, or it has other lengths, or sides over MAX_SIDE.
     """
     from PIL import Image
 
     if 0 in frame.shape:
-        raise RunFailed(f"the frame is empty: its shape is {list(frame.shape)}")
+        raise UnreadablePicture(f"the frame is empty: its shape is {list(frame.shape)}")
     _check_sides(frame.shape[1], frame.shape[0])
     if source in ("nv12", "yuyv"):
         return _pixels(_of_yuv(frame, source), color)
     channels = frame.shape[2]
     if channels not in FRAME_CHANNELS:
-        raise RunFailed(f"the frame has {channels} channels; wanted 3 (RGB) or 1 (gray)")
+        raise UnreadablePicture(f"the frame has {channels} channels; wanted 3 (RGB) or 1 (gray)")
     if channels == (1 if color == "gray" else 3):
         return frame
     return _pixels(Image.fromarray(frame[:, :, 0] if channels == 1 else frame), color)
@@ -111,7 +111,7 @@ def frame_pixels(frame: Array, source: PictureSource, color: Color) -> Array:
 
 def _check_sides(width: int, height: int) -> None:
     if max(width, height) > MAX_SIDE:
-        raise RunFailed(f"the picture is {width} x {height}; at most {MAX_SIDE} pixels a side are scaled")
+        raise UnreadablePicture(f"the picture is {width} x {height}; at most {MAX_SIDE} pixels a side are scaled")
 
 
 def _of_yuv(frame: Array, source: PictureSource) -> Image.Image:
@@ -120,11 +120,11 @@ def _of_yuv(frame: Array, source: PictureSource) -> Image.Image:
     height, width = frame.shape[:2]
     if source == "yuyv":
         if width % 2:
-            raise RunFailed(f"a yuyv frame is of even width; got {width}")
+            raise UnreadablePicture(f"a yuyv frame is of even width; got {width}")
         luma, blue, red = frame[:, :, 0], frame[:, 0::2, 1], frame[:, 1::2, 1]
     else:
         if height % 3 or width % 2:
-            raise RunFailed(
+            raise UnreadablePicture(
                 f"an nv12 frame has height * 3 / 2 lines of even width; got {height} lines of {width} bytes"
             )
         height = height // 3 * 2

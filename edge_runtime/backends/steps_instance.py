@@ -48,7 +48,7 @@ class StepsInstance:
         self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows)
 
     def run(self, inputs: Tensors) -> list[Array]:
-        """Run once. Raises RunFailed: a picture cannot be read, or the model failed."""
+        """Run once. Raises UnreadablePicture, which is the caller's fault; RunFailed: the model failed."""
         tensors = dict(inputs)
         places: list[Placed] = []
         if self._picture is not None:

@@ -118,7 +118,7 @@ def picture_name(spec: ModelSpec) -> str:
 def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array, str]:
     """One picture as the tensor of `picture_name`, and how it was read.
 
-    Raises UsageError where the steps do not fit the model, RunFailed for what is no picture.
+    Raises UsageError where the steps do not fit the model, UnreadablePicture for what is no picture.
     """
     name = picture_name(spec)
     try:

@@ -155,7 +155,7 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
 
 
 def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: ArtifactTask) -> dict[str, Array]:
-    """Read a picture as the model's steps declare. Raises RunFailed: it declares none, or it is no picture."""
+    """Read a picture as the model's steps declare. Raises RunFailed: it declares none; UnreadablePicture."""
     metadata = read_metadata(Path(task.artifact))
     preset = settings.preset or metadata.preset
     steps = fill_inputs(settings.input, preset, instance.spec, metadata, adds=settings.preset is not None)

@@ -27,7 +27,7 @@ from edge_runtime.client.input_files import (
     tensor_from_json,
 )
 from edge_runtime.client.pictures import SUFFIXES as DECLARED_SUFFIXES
-from edge_runtime.errors import RunFailed, TensorMismatch
+from edge_runtime.errors import RunFailed, TensorMismatch, UnreadablePicture
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.warmup import make_inputs
 from edge_runtime.steps import ModelSteps
@@ -206,7 +206,7 @@ def _declared(data: bytes, pictures: PictureInput, file: Path) -> Array:
     sent[0] = data
     try:
         return pictures.rows("picture", sent)[0]
-    except RunFailed as error:
+    except (RunFailed, UnreadablePicture) as error:
         raise TensorMismatch(f"{file}: {error.message}") from None
 
 

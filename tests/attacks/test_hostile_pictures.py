@@ -16,7 +16,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.host_instance import HostedBackend
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
-from edge_runtime.errors import RunFailed
+from edge_runtime.errors import DecodeFailed
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from tests.contract.running_daemon import RawClient, put_model
 from tests.contract.test_pictures import COLOURS, framed, picture_header
@@ -126,7 +126,7 @@ def attack(client, count, seed):
         if name.startswith(b"good"):
             assert np.frombuffer(arrays[0], np.float32)[:2].tolist() == [2.0, 1.0], answer
         elif "error" in answer:
-            assert answer["error"]["code"] == "run_failed", answer
+            assert answer["error"]["code"] == "decode_failed", answer
             refused += 1
     assert client.is_silent()
     return refused
@@ -183,7 +183,7 @@ def test_a_bomb_is_refused_and_the_next_picture_is_answered(client, name):
     make, said = BOMBS[name]
     before = host_of(client)
     got = msgpack.unpackb(client.ask(picture_header(), b"bomb", framed(make()))[0])
-    assert got["error"]["code"] == "run_failed", got
+    assert got["error"]["code"] == "decode_failed", got
     assert said in got["error"]["message"]
     attack(client, 8, 3)
     after = host_of(client)
@@ -204,7 +204,7 @@ def test_pillow_reads_every_kind_in_the_sandbox_of_a_host(tmp_path: Path) -> Non
         sent[:] = originals()
         (rows,) = form.run({"image": sent})
         assert rows.shape == (len(sent), 40, 48, 3)
-        with pytest.raises(RunFailed, match="memory"):
+        with pytest.raises(DecodeFailed, match="memory"):
             form.run({"image": np.array([png(5_000, 5_000, bytes(5_000 * 15_001))], object)})
         assert form.run({"image": sent[:1]})[0].shape == (1, 40, 48, 3)
         assert instance.host.restarts == 0

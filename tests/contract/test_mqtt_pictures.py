@@ -151,7 +151,7 @@ def test_what_is_no_picture_is_one_failed_run_and_those_beside_it_are_answered(p
     peer.subscribe("reply/beside", 1)
     peer.publish(TOPIC, picture("blue"), response_topic="reply/beside")
     error = asked(peer, payload, **options)["error"]
-    assert error["code"] == "run_failed"
+    assert error["code"] == "decode_failed"
     assert error["message"]
     assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
 
@@ -174,7 +174,7 @@ def test_changed_pictures_get_one_answer_each_and_the_host_lives_on(daemon, peer
             peer.publish(TOPIC, changed.tobytes(), 1, response_topic="reply/changed", correlation=rng.bytes(8))
         said = [json.loads(peer.next().payload) for _ in range(200)]
         after = hosts(client)
-    assert {each["error"]["code"] if "error" in each else "answered" for each in said} <= {"answered", "run_failed"}
+    assert {each["error"]["code"] if "error" in each else "answered" for each in said} <= {"answered", "decode_failed"}
     assert sum("error" not in each for each in said) > 20
     assert peer.is_silent(0.2)
     assert before == after

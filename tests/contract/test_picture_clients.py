@@ -20,7 +20,7 @@ from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.runtime import Runtime
-from edge_runtime.errors import RunFailed, TensorMismatch
+from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.declared_steps import why_no_picture
@@ -166,7 +166,7 @@ def test_one_output_of_a_picture_is_an_answer_too(ask):
 
 
 def test_what_is_no_picture_fails_as_a_run(ask):
-    with pytest.raises(RunFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
+    with pytest.raises(DecodeFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
         ask("colours", picture=b"hello")
 
 

@@ -154,7 +154,7 @@ def test_a_bad_file_among_others_is_told_and_the_others_are_answered(run, tmp_pa
     told = json.loads(run("infer", "colours", tmp_path, "--json", status=1))
     assert told["failed"] == 2
     assert told["answers"][0]["classes"][0]["label"] == "red"
-    assert [each["error"]["code"] for each in told["answers"][1:]] == ["run_failed", "tensor_mismatch"]
+    assert [each["error"]["code"] for each in told["answers"][1:]] == ["decode_failed", "tensor_mismatch"]
     assert "c.png is no picture" in told["answers"][2]["error"]["message"]
 
 

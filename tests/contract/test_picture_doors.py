@@ -236,9 +236,9 @@ REFUSED = [
     ("an unknown model", "nope", RED, {}, "model_not_found", "nope"),
     ("a model without steps", "silent", RED, {}, "tensor_mismatch", '[input.image]\nrange = "0..1"'),
     ("a deadline that is over", "colours", RED, {"timeout_ms": 0.000001}, "deadline_unmeetable", "timeout"),
-    ("what is no picture", "colours", b"no picture", {}, "run_failed", "no picture can be read"),
-    ("a cut picture", "colours", LARGE[:9000], {}, "run_failed", "no picture can be read"),
-    ("nothing", "colours", b"", {}, "run_failed", "no picture can be read"),
+    ("what is no picture", "colours", b"no picture", {}, "decode_failed", "no picture can be read"),
+    ("a cut picture", "colours", LARGE[:9000], {}, "decode_failed", "no picture can be read"),
+    ("nothing", "colours", b"", {}, "decode_failed", "no picture can be read"),
     ("a raw that is no truth", "colours", RED, {"raw": 7}, "decode_failed", "raw"),
 ]
 
@@ -259,7 +259,7 @@ def test_one_bad_picture_among_good_ones_fails_its_request_and_no_other(doors):
         for asking in (ask, other):
             with pytest.raises(EdgeRuntimeError) as caught:
                 asking("colours", RED, b"bad", RED)
-            assert caught.value.code == "run_failed"
+            assert caught.value.code == "decode_failed"
             assert asking("colours", RED) == ANSWER
 
 

@@ -194,8 +194,8 @@ def test_a_model_that_declares_no_output_answers_with_its_tensors_beside_the_pic
         ({"pictures": ["YQ==", None]}, "decode_failed", "got NoneType"),
         ({"picture": "YQ==", "pictures": ["YQ=="]}, "decode_failed", "picture and pictures"),
         ({"picture": "YQ==", "inputs": []}, "decode_failed", "inputs and picture"),
-        ({"picture": "YQ=="}, "run_failed", "no picture can be read from these 1 bytes"),
-        ({"picture": ""}, "run_failed", "0 bytes"),
+        ({"picture": "YQ=="}, "decode_failed", "no picture can be read from these 1 bytes"),
+        ({"picture": ""}, "decode_failed", "0 bytes"),
         ({"picture": "YQ==", "model": "silent"}, "tensor_mismatch", '[input.image]\nrange = "0..1"'),
         ({"pictures": ["YQ=="] * 4000}, "tensor_mismatch", "batch-size"),
         ({"pictures": [""] * 1_000_000}, "decode_failed", "at most"),
@@ -240,12 +240,28 @@ def test_raw_gives_the_bare_outputs_of_a_picture(client):
     [b"", b"no picture", picture("red")[:60], b"\xff\xd8\xff" + bytes(500)],
     ids=["nothing", "text", "cut", "zeros"],
 )
-def test_what_is_no_picture_is_one_failed_run_and_nothing_else(client, data):
+def test_what_is_no_picture_is_refused_and_nothing_else(client, data):
     client.send(picture_header(), b"bad", framed(data))
     client.send(picture_header(), b"good", framed(picture("red")))
     replies = {reply[1]: reply for reply in (client.receive(), client.receive())}
-    assert error_code(replies[b"bad"]) == "run_failed"
+    assert error_code(replies[b"bad"]) == "decode_failed"
     assert "outputs" in msgpack.unpackb(replies[b"good"][0])
+
+
+def test_what_is_no_picture_counts_as_its_senders_fault_and_not_as_the_models(client):
+    def refused():
+        return client.result("stats")["metrics"]["models"]["colours"]["refused"]
+
+    before = refused()
+    frame = np.zeros((1, 0, 8, 3), np.uint8)
+    for header, sent in (
+        (picture_header(), framed(b"no picture")),
+        (picture_header(datatype="UINT8", shape=frame.shape), frame.tobytes()),
+    ):
+        assert error_code(client.ask(header, b"1", sent)) == "decode_failed"
+    after = refused()
+    assert after["decode_failed"] == before.get("decode_failed", 0) + 2
+    assert after.get("run_failed") == before.get("run_failed")  # which is what a release is judged by
 
 
 @pytest.mark.parametrize("channels", [0, 2, 4, 8])
@@ -273,7 +289,7 @@ def test_pictures_of_a_batch_are_answered_beside_one_that_cannot_be_read(client)
     good = [picture(colour) for colour in ("red", "lime", "blue")] * 3
     assert {msgpack.unpackb(reply[0])["timing"]["batch_rows"] for reply in ask(*good[:8])} == {8}
     replies = ask(*good[:3], b"bad", *good[3:7])
-    assert error_code(replies.pop(3)) == "run_failed"
+    assert error_code(replies.pop(3)) == "decode_failed"
     found = [np.frombuffer(scores, np.float32)[:3].argmax() for _, _, scores, _ in replies]
     assert found == [0, 1, 2, 0, 1, 2, 0]
 

@@ -13,7 +13,7 @@ from PIL import Image
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from edge_runtime.backends.steps_instance import make_forms
-from edge_runtime.errors import RunFailed
+from edge_runtime.errors import UnreadablePicture
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from tests.models import onnx_models
 from tests.pictures import encoded, photo
@@ -197,7 +197,7 @@ def test_a_wide_picture_is_scaled_as_a_high_one_is(tensor_of, kind):
 def test_a_side_that_no_jpeg_has_is_refused(tensor_of):
     long = np.zeros((1, 70_000, 3), np.uint8)
     for sent, given in (([encoded(long)], "picture"), (long[None], "frames")):
-        with pytest.raises(RunFailed, match="70000 x 1; at most 65536 pixels a side"):
+        with pytest.raises(UnreadablePicture, match="70000 x 1; at most 65536 pixels a side"):
             tensor_of(sent, given, range="0..1")
 
 
@@ -329,14 +329,14 @@ def test_a_frame_is_what_the_same_picture_is(tensor_of):
     ],
 )
 def test_a_frame_of_other_lengths_is_refused(tensor_of, source, shape, said):
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(UnreadablePicture, match=said):
         tensor_of(np.zeros(shape, np.uint8), "frames", source=source, range="0..1")
 
 
 def test_pictures_of_one_batch_are_decoded_by_the_threads_of_a_run(tensor_of):
     sent = [encoded(photo(60 + 20 * index, 50, index)) for index in range(7)]
     np.testing.assert_array_equal(tensor_of(sent, threads=3, **TORCHVISION), tensor_of(sent, **TORCHVISION))
-    with pytest.raises(RunFailed, match="no picture can be read"):
+    with pytest.raises(UnreadablePicture, match="no picture can be read"):
         tensor_of([*sent, b"bad"], threads=3, **TORCHVISION)
 
 
@@ -355,9 +355,9 @@ def test_a_bomb_is_refused_by_its_head(tensor_of):
         return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
 
     for side in (8_200, 12_000, 60_000):
-        with pytest.raises(RunFailed, match="at most 67108864 are decoded"):
+        with pytest.raises(UnreadablePicture, match="at most 67108864 are decoded"):
             tensor_of([png(side, side)], range="0..1")
-    with pytest.raises(RunFailed, match="no picture can be read"):  # it lies about its size
+    with pytest.raises(UnreadablePicture, match="no picture can be read"):  # it lies about its size
         tensor_of([png(4_000, 4_000)], range="0..1")
 
 
@@ -365,7 +365,7 @@ def test_a_bomb_is_refused_by_its_head(tensor_of):
 def test_a_cut_picture_is_refused(tensor_of, kind):
     whole = encoded(photo(64, 48), kind)
     for part in (0.1, 0.5, 0.9):
-        with pytest.raises(RunFailed, match="no picture can be read"):
+        with pytest.raises(UnreadablePicture, match="no picture can be read"):
             tensor_of([whole[: int(len(whole) * part)]], range="0..1")
 
 
@@ -380,5 +380,5 @@ def test_a_cut_picture_is_refused(tensor_of, kind):
     ],
 )
 def test_other_kinds_are_refused_by_name(tensor_of, sent, name):
-    with pytest.raises(RunFailed, match=f"{name}.* not read; wanted JPEG, PNG, WEBP, BMP, GIF"):
+    with pytest.raises(UnreadablePicture, match=f"{name}.* not read; wanted JPEG, PNG, WEBP, BMP, GIF"):
         tensor_of([sent], range="0..1")
