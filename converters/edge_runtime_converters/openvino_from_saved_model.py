@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge_runtime.backends.model_files import plain_file_size
+from edge_runtime.backends.model_files import SAVED_MODEL_FILE, check_saved_model_files
 from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime_converters.openvino_from_onnx import read_model, write_ir
 from edge_runtime_converters.options import Shapes
@@ -29,11 +29,8 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original | None:
 
 def check_folder(source: Path) -> None:
     """Raise ConversionFailed unless a SavedModel consists of plain files inside its folder."""
-    total = 0
     try:
-        for path in source.rglob("*"):
-            if path.is_symlink() or not path.is_dir():
-                total += plain_file_size(source, str(path.relative_to(source)))
+        total = check_saved_model_files(source / SAVED_MODEL_FILE).total_bytes
     except (LoadFailed, OSError) as error:
         raise ConversionFailed(f"{source}: {error}") from error
     if total > MAX_BYTES:

@@ -21,6 +21,18 @@ _TRIED_OPTIONS = frozenset(("arena", "optimization"))
 _TRIED_PRECISIONS = ("", "f32", "int8")
 
 
+_MAY_BE_INSIDE = frozenset((".onnx", ".xml", ".plan"))
+"""Suffixes of artifacts that `isolation = "never"` may keep inside. Some other formats hold code, and few of their
+readers were made for files of strangers."""
+
+
+def why_always_hosted(artifact: Path) -> str | None:
+    """Return why an artifact runs in a host, whatever the settings say; None where they decide."""
+    if artifact.suffix == ".py":
+        return "is code"
+    return None if artifact.suffix in _MAY_BE_INSIDE else "is of a kind that is read in a host alone"
+
+
 def why_not_inside(backend: str, artifact: Path, options: LoadOptions) -> str | None:
     """Return why this artifact must run in a host, in words; None where it may run inside the daemon.
 

@@ -1,20 +1,36 @@
 """Which files a model consists of, checked before a library reads them.
 
-Owns: the rule that a location in a model never leads out of its version folder, and the rules for an OpenVINO IR:
-`model.xml` that declares no entities, with a `model.bin` large enough for every constant. Follows no link, imports no
-library. onnx_files.py has the rules for ONNX.
+Owns: the rule that a location in a model never leads out of its version folder, and the rules for an OpenVINO IR
+(`model.xml` that declares no entities, with a `model.bin` large enough for every constant), a TensorFlow SavedModel, a
+TensorFlow Lite file and a PaddlePaddle program. Follows no link, imports no library. onnx_files.py has the rules for
+ONNX.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
+from edge_runtime.backends.protobuf_fields import ProtobufFields
 from edge_runtime.errors import LoadFailed
+
+SAVED_MODEL_FILE = "saved_model.pb"
+"""The one name that this file of a TensorFlow SavedModel has; its folder is the model."""
+
+MAX_FOLDER_FILES = 4096
+"""Of a SavedModel: it has a file for each shard of its variables, and some vocabularies."""
+
+_SAVED_MODEL_FIELDS = (1, 2)
+_PADDLE_FIELDS = (1, 2, 3, 4, 5)
+"""Numbers of a SavedModel's and a ProgramDesc's own fields. Source: saved_model.proto, framework.proto."""
+
+_MAX_FIELDS = 10_000
+"""Of the outermost message: graphs, or blocks."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -97,7 +113,61 @@ def check_ir_files(artifact: Path) -> ArtifactFiles:
     return ArtifactFiles((weights.name,), status.st_size + size)
 
 
+def check_tflite_files(artifact: Path) -> ArtifactFiles:
+    """Check one TensorFlow Lite file, which holds all that it needs. Raises LoadFailed: it is none."""
+    descriptor, status = open_artifact(artifact)
+    with os.fdopen(descriptor, "rb") as file:
+        head = file.read(8)
+    if head[4:] != b"TFL3":
+        raise LoadFailed(f"{artifact.name} is no TensorFlow Lite file: it begins with {head!r}; copy it again")
+    return ArtifactFiles((), status.st_size)
+
+
+def check_saved_model_files(artifact: Path) -> ArtifactFiles:
+    """Check `saved_model.pb` and what a SavedModel has below its folder. Raises LoadFailed, naming the bad file."""
+    size = _check_message(artifact, "TensorFlow SavedModel", _SAVED_MODEL_FIELDS)
+    locations = tuple(_below(artifact.parent, ("variables", "assets")))
+    return ArtifactFiles(locations, size + sum(plain_file_size(artifact.parent, each) for each in locations))
+
+
+def check_paddle_files(artifact: Path) -> ArtifactFiles:
+    """Check a PaddlePaddle program and its weights, `.pdiparams`. Raises LoadFailed, naming the bad file of the two."""
+    size = _check_message(artifact, "PaddlePaddle program", _PADDLE_FIELDS)
+    weights = artifact.with_suffix(".pdiparams")
+    if not os.path.lexists(weights):
+        return ArtifactFiles((), size)
+    return ArtifactFiles((weights.name,), size + plain_file_size(artifact.parent, weights.name))
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _check_message(artifact: Path, kind: str, known: Collection[int]) -> int:
+    """Return the size of a file that is one protobuf message with these fields. Raises LoadFailed: it is another."""
+    descriptor, status = open_artifact(artifact)
+    try:
+        message = ProtobufFields(descriptor, status.st_size, artifact.name, _MAX_FIELDS, kind)
+        numbers = {number for number, *_ in message.fields(0, status.st_size)}
+    finally:
+        os.close(descriptor)
+    if not numbers or not numbers.issubset(known):
+        found = ", ".join(map(str, sorted(numbers))) or "none"
+        raise LoadFailed(f"{artifact.name} is no {kind}: it has the fields {found}; copy it again")
+    return status.st_size
+
+
+def _below(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the locations of files below some folders, links of every kind included. Raises LoadFailed: too many."""
+    left = MAX_FOLDER_FILES
+    for name in names:
+        if (folder / name).is_symlink():
+            yield name
+        for path, folders, files in os.walk(folder / name):
+            links = [each for each in folders if Path(path, each).is_symlink()]
+            left -= len(folders) + len(files)
+            if left < 0:
+                raise LoadFailed(f"{folder / name} holds more than {MAX_FOLDER_FILES} files; is it the right folder?")
+            yield from (Path(path, each).relative_to(folder).as_posix() for each in (*links, *files))
 
 
 def _parts(location: str) -> list[str]:

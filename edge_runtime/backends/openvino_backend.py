@@ -20,9 +20,17 @@ import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
-from edge_runtime.backends.model_files import check_ir_files
+from edge_runtime.backends.model_files import (
+    SAVED_MODEL_FILE,
+    ArtifactFiles,
+    check_ir_files,
+    check_paddle_files,
+    check_saved_model_files,
+    check_tflite_files,
+)
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.backends.row_buffers import bound_buffers
+from edge_runtime.backends.tflite_names import signature_names
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
@@ -49,20 +57,28 @@ _COMPUTE_LAYERS = frozenset(
 """A model spends its time in these; their precision is the model's."""
 
 
+_CHECKS = {
+    SAVED_MODEL_FILE: check_saved_model_files,
+    "model.tflite": check_tflite_files,
+    "model.pdmodel": check_paddle_files,
+}
+"""Artifacts of other frontends, and what is checked of their files."""
+
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """Python's forms of OpenVINO's exceptions."""
 
 
 class OpenVinoBackend:
-    """Runs `model.xml` (IR, with `model.bin`) and `model.onnx`.
+    """Runs `model.xml` (IR, with `model.bin`), `model.onnx`, and what OpenVINO's other frontends read.
 
+    These are a SavedModel's `saved_model.pb`, `model.tflite`, and PaddlePaddle's `model.pdmodel` with `.pdiparams`.
     options.device: CPU (default), GPU, GPU.1, NPU, AUTO. options.precision: f32, bf16, f16, or int8 for a model that
     was quantised; on CPU the default is f32, because OpenVINO's own is bf16 on machines with AMX.
     options.extra: OpenVINO's own properties.
     """
 
     name = "openvino"
-    artifacts = ("model.xml", "model.onnx")
+    artifacts = ("model.xml", "model.onnx", *_CHECKS)
 
     def probe(self) -> Probe:
         """Find the library, its devices and AUTO."""
@@ -75,7 +91,7 @@ class OpenVinoBackend:
 
     def load(self, artifact: Path, options: LoadOptions) -> OpenVinoInstance:
         """Compile a model, and read back its device and precision."""
-        files = check_ir_files(artifact) if artifact.suffix == ".xml" else check_onnx_files(artifact)
+        files = _check_files(artifact)
         library = import_openvino()
         core = library.Core()
         device = _check_device(core, options.device.upper() or "CPU")
@@ -84,13 +100,12 @@ class OpenVinoBackend:
         try:
             # Weights are read, not mapped: a new file copied over a mapped one would end the daemon.
             core.set_property({"ENABLE_MMAP": False})
-            model = core.read_model(str(artifact))
-            names = [_declared_name(port) for port in (*model.inputs, *model.outputs)]
+            model = core.read_model(str(artifact.parent if artifact.name == SAVED_MODEL_FILE else artifact))
+            inputs, outputs = _declared_names(model, artifact)
             compiled = core.compile_model(model, device, properties)
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO cannot load {artifact.name} on {device}: {_reason(error)}") from error
         del model
-        inputs, outputs = names[: len(compiled.inputs)], names[len(compiled.inputs) :]
         spec = ModelSpec(
             tuple(_tensor_spec(*named, "input", artifact) for named in zip(compiled.inputs, inputs, strict=True)),
             tuple(_tensor_spec(*named, "output", artifact) for named in zip(compiled.outputs, outputs, strict=True)),
@@ -377,8 +392,37 @@ def _property(compiled: Any, name: str) -> Any:
         return None
 
 
+def _check_files(artifact: Path) -> ArtifactFiles:
+    """Check the files of an artifact, by its suffix. Raises LoadFailed."""
+    if artifact.suffix == ".xml":
+        return check_ir_files(artifact)
+    for name, check in _CHECKS.items():
+        if artifact.suffix == Path(name).suffix:
+            return check(artifact)
+    return check_onnx_files(artifact)
+
+
+def _declared_names(model: Any, artifact: Path) -> tuple[list[str], list[str]]:
+    """The model's names of its inputs and outputs. Read before compiling, which adds names of folded nodes.
+
+    Of TensorFlow: those of its signature, else tensors' own names without the number of the first output, `:0`.
+    """
+    inputs, outputs = [[_declared_name(port) for port in ports] for ports in (model.inputs, model.outputs)]
+    if artifact.suffix == ".tflite":
+        named = signature_names(artifact)
+        inputs = [named.inputs.get(name, name) for name in inputs]
+        outputs = [named.outputs.get(name, name) for name in outputs]
+    if artifact.suffix in (".tflite", ".pb"):
+        inputs, outputs = _without_ports(inputs), _without_ports(outputs)
+    return inputs, outputs
+
+
+def _without_ports(names: list[str]) -> list[str]:
+    short = [name.removesuffix(":0") for name in names]
+    return short if len(set(short)) == len(names) else names
+
+
 def _declared_name(port: Any) -> str:
-    """The model's name of an input or output. Read before compiling, which adds names of folded nodes."""
     names: set[str] = port.get_names()
     friendly: str = port.get_node().get_friendly_name()
     return friendly if friendly in names or not names else min(names)
@@ -402,10 +446,11 @@ def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> Tensor
 
 
 def _reason(error: Exception) -> str:
-    """OpenVINO's message without its lines of source locations, cut to 600 characters."""
+    """OpenVINO's message without its lines of source locations, cut to 600 characters; operators it lacks first."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith("Exception from")]
-    return " ".join(told or lines)[:600]
+    lacking = [line.removeprefix("-- ") for line in told if "No conversion rule" in line]
+    return " ".join(lacking or told or lines)[:600]
 
 
 # ---- running --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Read the fields of a protobuf file one after another, in bounded memory, without a protobuf library.
 
-Owns: the part of the wire format (https://protobuf.dev/programming-guides/encoding) that ONNX uses. Copies a field only
-on request, so a 2 GB model costs one window. Called by onnx_files.py and onnx_interface.py. Reads with `pread`, not
-mmap: a file that shrinks meanwhile is then an error, not a signal that ends the daemon.
+Owns: the part of the wire format (https://protobuf.dev/programming-guides/encoding) that ONNX uses, and
+SavedModels and PaddlePaddle with it. Copies a field only on request, so a 2 GB model costs one window. Called by
+onnx_files.py, onnx_interface.py and model_files.py. Reads with `pread`, not mmap: a file that shrinks meanwhile is then
+an error, not a signal that ends the daemon.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ class ProtobufFields:
     Thread: one at a time. Every method raises LoadFailed, naming the byte, for bytes that are not protobuf.
     """
 
-    def __init__(self, descriptor: int, size: int, name: str, most_fields: int = _MAX_FIELDS) -> None:
+    def __init__(
+        self, descriptor: int, size: int, name: str, most_fields: int = _MAX_FIELDS, kind: str = "ONNX file"
+    ) -> None:
+        """kind: what the file should be, in the words of errors."""
         self.size = size
+        self._kind = kind
         self._descriptor = descriptor
         self._name = name
         self._window = b""
@@ -65,7 +70,7 @@ class ProtobufFields:
             elif wire_type == FIXED64:
                 length = 8
             else:
-                raise self._broken(position, f"wire type {wire_type} is never used by ONNX")
+                raise self._broken(position, f"wire type {wire_type} is never used there")
             if length > end - position:
                 raise self._broken(position, f"field {number} says {length} bytes, {end - position} are left")
             yield number, wire_type, position, position + length
@@ -106,4 +111,4 @@ class ProtobufFields:
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
     def _broken(self, position: int, reason: str) -> LoadFailed:
-        return LoadFailed(f"{self._name} is not a sound ONNX file: at byte {position}, {reason}")
+        return LoadFailed(f"{self._name} is not a sound {self._kind}: at byte {position}, {reason}")

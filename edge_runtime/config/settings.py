@@ -144,7 +144,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: ModelLimits = ModelLimits()
     isolation: Isolation | None = None
     """Whether the model runs in a host, a process of its own: `"always"`; `"auto"`, unless it is known that nothing a
-    client sends can crash or stall it; `"never"`, which is refused for `model.py`. When absent: the daemon's."""
+    client sends can crash or stall it; `"never"`, which is refused for all but ONNX, IR and engines. When absent: the
+    daemon's."""
 
     rerun: bool = True
     """Whether the requests of a batch whose host died are run again. `false` suits a model with side effects: they get
@@ -667,8 +668,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[BackendSettings, ...] = ()
     isolation: Isolation = "auto"
     """Whether models run in hosts, processes of their own: `"always"`, which no model's own setting weakens; `"auto"`,
-    except those of which it is known that nothing a client sends can crash or stall them; `"never"`, except `model.py`.
-    """
+    except those of which it is known that nothing a client sends can crash or stall them; `"never"`, except
+    `model.py` and files other than ONNX, IR and engines."""
 
     python_models: bool = False
     """Allow `model.py`, which is code of everyone who can write the models folder."""

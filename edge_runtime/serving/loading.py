@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
-from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
@@ -276,14 +276,15 @@ class VersionLoader:
         single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
         """
         isolation = "always" if self._isolation == "always" else settings.isolation or self._isolation
-        if name in CODE and settings.isolation == "never":
-            raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which is code; leave it out')
+        why_always = why_always_hosted(artifact)
+        if why_always is not None and settings.isolation == "never":
+            raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which {why_always}; leave it out')
         if options.steps is not None and settings.isolation == "never":
             raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
         if options.steps is not None:
             return self._hosted(name), "its declared steps decode pictures"
-        if name in CODE:
-            return self._hosted(name), f"{artifact.name} is code"
+        if why_always is not None:
+            return self._hosted(name), f"{artifact.name} {why_always}"
         if isolation == "never":
             return self._backend(name), ""
         why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)

@@ -108,7 +108,19 @@ def test_settings_that_no_device_would_take_are_refused(folder: RepositoryFolder
 
 @pytest.mark.parametrize(
     "name",
-    ["model.py", "ops.so", "ops.so.1", "x.PYC", "x.dll", "model.plan", "model.engine", "setup.sh", "x.dylib", "a.pyd"],
+    [
+        "model.py",
+        "ops.so",
+        "ops.so.1",
+        "x.PYC",
+        "x.dll",
+        "model.plan",
+        "model.engine",
+        "setup.sh",
+        "x.dylib",
+        "a.pyd",
+        "saved_model.pb",
+    ],
 )
 def test_code_is_refused_wherever_it_lies(name: str, folder: RepositoryFolder, digits: Path) -> None:
     (digits / "2" / name).write_bytes(b"")
