@@ -1,19 +1,18 @@
 """Which model a file holds, and what it converts to: the table of the command line, the documents and the tests.
 
-Owns: the formats that are taken, told by first bytes and a zip's list of names; the refusal of those whose reading runs
+Owns: the formats that are taken, of the kinds that `repository/kinds.py` tells; the refusal of those whose reading runs
 code; the steps of each conversion, why a cell is empty, and the names of artifacts. Loads nothing.
 """
 
 from __future__ import annotations
 
-import os
-import zipfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from edge_runtime.backends.model_files import open_artifact
+from edge_runtime.backends.model_files import artifact_size
 from edge_runtime.errors import ConversionFailed, LoadFailed
+from edge_runtime.repository import kinds
 
 
 class SourceFormat(Enum):
@@ -29,94 +28,64 @@ class SourceFormat(Enum):
     ONNX = "ONNX (.onnx)"
 
 
-_HEAD_BYTES = 64
-_MAX_NAMES = 100_000
-"""Of a zip: a PyTorch program has one member a weight."""
-
 _PICKLE_ADVICE = (
     "is a pickle, and reading a pickle runs the code in it (weights alone, a state_dict, have no program to convert). "
     "Nothing was read. Save the model in a format that holds no code: torch.export.save(program, 'model.pt2'), "
     "skops.io.dump(model, 'model.skops'), XGBoost's save_model('model.json'), LightGBM's save_model('model.txt'); or "
     "convert it in the program that has it, with edge_runtime_converters"
 )
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"x\x01", b"x\x9c", b"x\xda")
-"""gzip, bzip2, xz, zlib, in which joblib wraps a pickle. Source: joblib.numpy_pickle_utils."""
+_KERAS_ADVICE = (
+    "is a Keras file, whose layers may hold Python code. Nothing was read. Where it was made, do: "
+    "model.export('folder'), which writes a SavedModel, and convert that"
+)
+
+_FORMATS = {
+    kinds.PYTORCH_PROGRAM: SourceFormat.PYTORCH,
+    kinds.TORCHSCRIPT: SourceFormat.TORCHSCRIPT,
+    kinds.SKOPS: SourceFormat.SKLEARN,
+    kinds.XGBOOST: SourceFormat.XGBOOST,
+    kinds.LIGHTGBM: SourceFormat.LIGHTGBM,
+    kinds.SAVED_MODEL: SourceFormat.SAVED_MODEL,
+    kinds.LITERT: SourceFormat.TFLITE,
+    kinds.ONNX: SourceFormat.ONNX,
+}
+_REFUSED = {
+    kinds.PICKLE: _PICKLE_ADVICE,
+    kinds.PYTORCH_WEIGHTS: _PICKLE_ADVICE,
+    kinds.KERAS: _KERAS_ADVICE,
+}
 
 
 def format_of(source: Path) -> SourceFormat:
     """The format of a model. Raises ConversionFailed: unknown, unreadable, or reading it runs code."""
-    try:
-        if source.is_dir():
-            return _of_folder(source)
-        descriptor, _ = open_artifact(source)
-        with os.fdopen(descriptor, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except LoadFailed as error:
-        raise ConversionFailed(error.message) from error
-    except OSError as error:
-        raise ConversionFailed(f"{source}: {error.strerror}; wanted a model's file or folder") from error
-    if not head:
-        raise ConversionFailed(f"{source} is empty; copy it again")
-    if head.startswith(b"PK"):
-        return _of_zip(source)
-    return _of_bytes(source, head)
-
-
-def _of_folder(source: Path) -> SourceFormat:
-    if (source / "saved_model.pb").is_file():
+    kind = kinds.kind_of(source)
+    if source.is_dir():
+        if kind is not kinds.SAVED_MODEL:
+            reason = "is a folder without saved_model.pb; wanted a TensorFlow SavedModel, or a file"
+            raise ConversionFailed(f"{source} {reason}")
         return SourceFormat.SAVED_MODEL
-    raise ConversionFailed(f"{source} is a folder without saved_model.pb; wanted a TensorFlow SavedModel, or a file")
-
-
-def _of_bytes(source: Path, head: bytes) -> SourceFormat:
-    suffix = source.suffix.lower()
-    if head[4:8] == b"TFL3":
-        return SourceFormat.TFLITE
-    if head.startswith((b"tree\n", b"tree\r\n")):
-        return SourceFormat.LIGHTGBM
-    if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        raise ConversionFailed(f"{source} {_PICKLE_ADVICE}")
-    if head.startswith(_COMPRESSED) and suffix in (".joblib", ".pkl", ".pickle", ".gz", ".z", ".bz2", ".xz"):
-        raise ConversionFailed(f"{source} {_PICKLE_ADVICE}")
-    if head.startswith(b"\x89HDF"):
-        raise ConversionFailed(_keras(source))
-    if suffix == ".onnx":
-        return SourceFormat.ONNX
-    if head.startswith(b"{") and b"learner" in head:
-        return SourceFormat.XGBOOST
-    if suffix in (".json", ".ubj") and head.startswith(b"{"):
-        return SourceFormat.XGBOOST
+    head = _head(source)
+    if kind in _REFUSED:
+        raise ConversionFailed(f"{source} {_REFUSED[kind]}")
+    if kind in _FORMATS and kind is not kinds.SAVED_MODEL:
+        return _FORMATS[kind]
+    if kind is not None and kind is not kinds.NOT_AS_NAMED:
+        raise ConversionFailed(f"{source} {kind.sentence(str(source))}")
+    if not head:
+        raise ConversionFailed(f"{source} {kinds.EMPTY.sentence(str(source))}")
     known = ", ".join(each.value for each in SourceFormat)
     raise ConversionFailed(f"{source}: begins with {head[:8]!r}, which is none of: {known}")
 
 
-def _of_zip(source: Path) -> SourceFormat:
+def _head(source: Path) -> bytes:
+    """The first bytes of a file. Raises ConversionFailed unless it is a plain file that can be read."""
     try:
-        with zipfile.ZipFile(source) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise ConversionFailed(f"{source}: a damaged zip archive ({error}); copy it again") from error
-    if len(names) > _MAX_NAMES:
-        raise ConversionFailed(f"{source}: a zip archive of {len(names)} files; wanted at most {_MAX_NAMES}")
-    if "schema.json" in names:
-        return SourceFormat.SKLEARN
-    if "config.json" in names and any(name.endswith(".h5") for name in names):
-        raise ConversionFailed(_keras(source))
-    inner = [name.partition("/")[2] for name in names]
-    if "archive_format" in inner and any(name.startswith("models/") for name in inner):
-        return SourceFormat.PYTORCH
-    if any(name.startswith("code/") for name in inner):
-        return SourceFormat.TORCHSCRIPT
-    if "data.pkl" in inner:
-        raise ConversionFailed(f"{source} {_PICKLE_ADVICE}")
-    raise ConversionFailed(f"{source}: a zip archive that is no PyTorch program, TorchScript or skops file")
-
-
-def _keras(source: Path) -> str:
-    return (
-        f"{source} is a Keras file, whose layers may hold Python code. Nothing was read. Where it was made, do: "
-        "model.export('folder'), which writes a SavedModel, and convert that"
-    )
+        artifact_size(source)
+        return kinds.head_of(source)
+    except LoadFailed as error:
+        raise ConversionFailed(error.message) from error
+    except OSError as error:
+        raise ConversionFailed(f"{source}: {error.strerror}; wanted a model's file or folder") from error
 
 
 TARGETS = ("onnx", "openvino", "ort", "tensorrt")

@@ -1,4 +1,4 @@
-"""Which backend may load which file of a version, and advice on files that no backend loads. Pure: reads names only.
+"""Which backend may load which file of a version, and what a version lacks that no backend loads.
 
 Owns: when a variant (`model.int8.onnx`) is taken: only where the profile or the settings ask for its precision, so that
 a loss of precision is never silent.
@@ -6,13 +6,13 @@ a loss of precision is never silent.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.repository.folder import VersionFolder
+from edge_runtime.repository.kinds import kind_of, what_it_lacks
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     VARIANTS,
@@ -21,23 +21,6 @@ from edge_runtime.repository.names import (
     variant_name,
     variant_of,
 )
-
-_CONVERTED = {
-    ".pt": ("a PyTorch model", "onnx"),
-    ".pth": ("a PyTorch model", "onnx"),
-    ".pt2": ("a PyTorch program", "onnx"),
-    ".skops": ("a scikit-learn model", "onnx"),
-    ".ubj": ("an XGBoost model", "onnx"),
-    ".tflite": ("a TensorFlow Lite model", "openvino"),
-}
-"""By suffix: the kind of model, and the format that `edge-runtime convert` makes of it."""
-
-_KERAS = (".keras", ".h5")
-
-_PICKLED = (".pkl", ".pickle", ".joblib")
-"""Reading one runs the code in it, so nothing here reads one."""
-
-_SAVED_MODEL = "saved_model.pb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +61,16 @@ def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path
 def _choose(version: VersionFolder, want: Want) -> Path | None:
     for name in want.names():
         found = artifact_candidates(version.files, name)
-        if len(found) == 1:
-            return version.files[found[0]]
+        path = version.files[found[0]] if len(found) == 1 else None
+        if path is not None and not _is_fault(path):
+            return path
     return None
+
+
+def _is_fault(path: Path) -> bool:
+    """Return whether a file is no model, whatever its name says: a Git LFS pointer, a web page, an empty file."""
+    kind = kind_of(path)
+    return kind is not None and kind.is_fault
 
 
 def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
@@ -92,10 +82,10 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         if len(found) > 1:
             return f"{version.path} holds {' and '.join(found)}; which one is the artifact? Name it {name}"
     for name in sorted(version.files):
-        advice = conversion_advice(str(version.files[name]))
-        if advice is not None:
+        lack = what_it_lacks(str(version.files[name]))
+        if lack is not None:
             files = ", ".join(sorted(version.files))
-            return f"{version.path} holds {files}; wanted {' or '.join(wanted)}; {name} {advice}"
+            return f"{version.path} holds {files}; wanted {' or '.join(wanted)}; {name} {lack}"
     if not version.files and version.problems:
         return "; ".join(map(str, version.problems))
     there = ", ".join(sorted(version.files)) or "nothing"
@@ -106,25 +96,3 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         said = " or ".join(map(repr, variants))
         reason += f"; a variant is loaded only when it is asked for, with precision = {said}"
     return reason
-
-
-def conversion_advice(path: str) -> str | None:
-    """Return the kind of a file and the command for it, "is a PyTorch model: edge-runtime convert ..."; None."""
-    folder, _, name = path.rpartition("/")
-    suffix = suffix_of(name).lower()
-    if name == _SAVED_MODEL:
-        return f"is a TensorFlow SavedModel: edge-runtime convert {shlex.quote(folder or '.')} --to openvino"
-    if suffix in _CONVERTED:
-        kind, target = _CONVERTED[suffix]
-        return f"is {kind}: edge-runtime convert {shlex.quote(path)} --to {target}"
-    if suffix in _KERAS:
-        return (
-            "is a Keras model: where it was made, model.export('FOLDER') writes a SavedModel; then "
-            "edge-runtime convert FOLDER --to openvino"
-        )
-    if suffix in _PICKLED:
-        return (
-            "is a pickle (of scikit-learn?), which holds code: where it was made, skops.io.dump(model, 'model.skops'); "
-            "then edge-runtime convert model.skops --to onnx"
-        )
-    return None

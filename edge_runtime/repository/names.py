@@ -18,7 +18,9 @@ NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'
 MAX_VERSION = (1 << 63) - 1
 """Versions travel as msgpack and JSON integers and end up in databases: a signed 64-bit integer holds them all."""
 
-LOOSE_SUFFIXES = (".onnx", ".xml", ".plan")
+LOOSE_SUFFIXES = (
+    ".onnx", ".xml", ".plan", ".tflite", ".pdmodel", ".pt", ".pt2", ".skops", ".ubj", ".cbm", ".keras", ".h5",
+)  # fmt: skip
 """Kinds of artifact that may have another name than the canonical one; code (`model.py`) never does."""
 
 VARIANTS = ("int8", "f16", "bf16")

@@ -1,11 +1,12 @@
 """The walk over the models folder, which gives the values of folder.py.
 
 Owns: the layout `<models>/<name>/[model.toml]/<version>/<artifacts>` and the two short forms for a model without
-version folders, both version 1: `<models>/<name>.onnx` (or `.xml` with its `.bin`, or `.plan`) and
-`<models>/<name>/<any>.onnx`; the bounds on depth and number; and which symbolic links are followed: those to places
+version folders, both version 1: `<models>/<name>.onnx` (or another suffix of `LOOSE_SUFFIXES`, `.xml` with its `.bin`)
+and `<models>/<name>/<any>.onnx`; the bounds on depth and number; and which symbolic links are followed: those to places
 inside the models folder. A model that the configuration names has a place of its own: its folder, or its file. Never
-opens an artifact, never loads, never writes; `model.toml` is the only file it reads. A path that cannot be served is a
-`Problem` that says why; no content of a folder raises. Called by the watcher and the command line.
+loads, never writes; it reads `model.toml`, and the first bytes of files whose names alone do not say what they are
+(kinds.py). A path that cannot be served is a `Problem` that says why; no content of a folder raises. Called by the
+watcher and the command line.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from edge_runtime.config.loading import load_model_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.repository.artifacts import conversion_advice
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, Problem, Scan, Stamp, VersionFolder
+from edge_runtime.repository.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     NAME_RULE,
@@ -145,6 +146,17 @@ class Listing:
 
 CODE_FILE = "model.py"
 
+SAVED_MODEL_FILE = "saved_model.pb"
+
+SAVED_MODEL_SUFFIX = ".savedmodel"
+"""Of a folder that is a SavedModel, as Triton has it in a version: `1/model.savedmodel/saved_model.pb`."""
+
+SERVED_FIRST = (".onnx", ".xml", ".plan")
+"""Kinds that every profile prefers, so that several of one are always a question."""
+
+ULTRALYTICS_FOLDER = "weights"
+"""Where a training of Ultralytics leaves `best.pt`, and what was exported of it."""
+
 IS_A_FOLDER = "is a folder; wanted a file of that name"
 
 
@@ -247,7 +259,7 @@ class _FolderWalk:
         elif (version := self._flat_version(name, path, others, known)) is not None:
             versions[version.number] = version
         else:
-            problems.extend(list(_to_be_converted(others)) or _not_a_version(others))
+            problems.extend(list(_files_that_lack(others)) or _not_a_version(others))
             has_said_why = bool(problems) or len(self._problems) > said_before
             if not has_said_why and not any(entry.path in self._listing.unreadable for entry in entries):
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
@@ -266,7 +278,7 @@ class _FolderWalk:
         self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
     ) -> VersionFolder | None:
         """Return version 1 of artifacts in the model's own folder, where it has no version folder."""
-        if not any(_is_artifact_name(entry.name) for entry in entries if not is_ignored(entry.name)):
+        if not any(_may_be_artifact(entry.name) for entry in entries if not is_ignored(entry.name)):
             return None
         return self._short_form(name, path, entries, known)
 
@@ -276,7 +288,7 @@ class _FolderWalk:
         """Return version 1 of these entries; None: no artifact among them is a plain file that may be read."""
         files = Files()
         self._listing.read_files(entries, files)
-        if any(_is_artifact_name(file) for file in files.names):
+        if _saved_model_of(files) or any(_is_artifact(f"{path}/{file}") for file in files.names):
             return self._version_value(name, 1, path, files, known)
         self._problems.extend(files.problems)
         return None
@@ -290,6 +302,8 @@ class _FolderWalk:
             return before
         problems = (*files.problems, *_artifact_problems(path, files.names), *_folder_problems(path, files))
         paths = {file: Path(path, file) for file in sorted(files.names)}
+        if nested := _saved_model_of(files):
+            paths.setdefault(SAVED_MODEL_FILE, Path(path, nested))
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
 
     def _with_settings(
@@ -326,8 +340,10 @@ class _FolderWalk:
         for entry in others:
             if suffix_of(entry.name) == ".xml":
                 self._report(entry.path, f"an OpenVINO IR needs its weights, {weights_name(entry.name)}, beside it")
-            elif (advice := conversion_advice(entry.path)) is not None:
-                self._report(entry.path, advice)
+            elif entry.name == SAVED_MODEL_FILE:
+                self._report(entry.path, f"is part of a SavedModel: put its whole folder here, as NAME/{entry.name}")
+            elif not entry.is_symlink() and (lack := what_it_lacks(entry.path)) is not None:
+                self._report(entry.path, lack)
         for stem in sorted(owned):
             files = owned[stem]
             if not is_model_name(stem):
@@ -342,8 +358,8 @@ class _FolderWalk:
         found = self._listing.entries(self._root, self._problems)
         owned, _ = _owned([entry for entry in found if not is_ignored(entry.name) and not _is_folder(entry)])
         if _stem(file.name) not in owned:
-            advice = conversion_advice(str(file)) or "is no model; wanted a file .onnx, .xml with its .bin, or .plan"
-            self._report(str(file), advice)
+            wanted = "is no model; wanted a file .onnx, .xml with its .bin, or another that docs/models.md lists"
+            self._report(str(file), what_it_lacks(str(file)) or wanted)
             return None
         return self._flat_model(name, owned[_stem(file.name)])
 
@@ -377,11 +393,34 @@ def _is_as_before(before: VersionFolder, path: str, files: Files) -> bool:
 
 
 def _is_artifact_name(name: str) -> bool:
-    return suffix_of(name) in LOOSE_SUFFIXES or name == CODE_FILE
+    return suffix_of(name) in LOOSE_SUFFIXES or name in (CODE_FILE, SAVED_MODEL_FILE)
 
 
-def _is_flat_model(name: str, names: Collection[str]) -> bool:
-    return suffix_of(name) in LOOSE_SUFFIXES and (suffix_of(name) != ".xml" or weights_name(name) in names)
+def _may_be_artifact(name: str) -> bool:
+    return _is_artifact_name(name) or may_be_model(name) or name.endswith(SAVED_MODEL_SUFFIX)
+
+
+def _is_artifact(path: str) -> bool:
+    """Return whether a file is an artifact: by its name, or by its bytes where other files have such names too."""
+    name = path.rpartition("/")[2]
+    if _is_artifact_name(name) or not may_be_model(name):
+        return _is_artifact_name(name)
+    kind = kind_of(Path(path))
+    return kind is not None and kind.is_model
+
+
+def _saved_model_of(files: Files) -> str:
+    """Return the path of `saved_model.pb` in the one folder `<any>.savedmodel`; "" where there is none, or several."""
+    suffix = f"{SAVED_MODEL_SUFFIX}/{SAVED_MODEL_FILE}"
+    found = [name for name, *_ in files.stamps if name.endswith(suffix) and name.count("/") == 1]
+    return found[0] if len(found) == 1 else ""
+
+
+def _is_flat_model(entry: os.DirEntry[str], names: Collection[str]) -> bool:
+    suffix = suffix_of(entry.name)
+    if suffix in LOOSE_SUFFIXES:
+        return suffix != ".xml" or weights_name(entry.name) in names
+    return may_be_model(entry.name) and not entry.is_symlink() and _is_artifact(entry.path) and entry.name[0] != "."
 
 
 def _owned(
@@ -389,7 +428,8 @@ def _owned(
 ) -> tuple[dict[str, list[os.DirEntry[str]]], list[os.DirEntry[str]]]:
     """Files by the model that they belong to, the longest name that a file begins with; and those of no model."""
     names = {entry.name for entry in entries}
-    owned: dict[str, list[os.DirEntry[str]]] = {_stem(name): [] for name in names if _is_flat_model(name, names)}
+    models = (entry.name for entry in entries if _is_flat_model(entry, names) and entry.name != SAVED_MODEL_FILE)
+    owned: dict[str, list[os.DirEntry[str]]] = {_stem(name): [] for name in models}
     others: list[os.DirEntry[str]] = []
     for entry in entries:
         owner = next((stem for stem in _stems(entry.name) if stem in owned), None)
@@ -419,25 +459,46 @@ def _load_settings(path: Path) -> tuple[ModelSettings, str | None]:
 
 
 def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
-    """Yield artifacts beside version folders, and folders that are no versions."""
+    """Yield models beside version folders, and folders that are no versions."""
     for entry in entries:
-        if not is_ignored(entry.name) and not _is_folder(entry) and _is_artifact_name(entry.name):
+        if is_ignored(entry.name) or _is_folder(entry):
+            continue
+        if _is_artifact_name(entry.name) or (not entry.is_symlink() and _is_artifact(entry.path)):
             yield Problem(Path(entry.path), "ignored: the model has version folders; move it into one")
+    yield from _files_that_lack(entries)
     yield from _not_a_version(entries)
 
 
 def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
     for entry in entries:
-        if not is_ignored(entry.name) and _is_folder(entry):
+        if is_ignored(entry.name) or not _is_folder(entry):
+            continue
+        trained = _trained_there(Path(entry.path)) if entry.name == ULTRALYTICS_FOLDER else None
+        if trained is not None:
+            yield trained
+        else:
             reason = "is not a version; wanted a positive integer without leading zeros"
             yield Problem(Path(entry.path), IS_A_FOLDER if _is_artifact_name(entry.name) else reason)
 
 
-def _to_be_converted(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+def _trained_there(folder: Path) -> Problem | None:
+    """Return what to do with the best model of a training of Ultralytics; None where its folder holds none."""
+    exported = folder / "best.onnx"
+    if exported.is_file():
+        model = folder.parent / "1" / "model.onnx"
+        return Problem(exported, f"is where Ultralytics left it, which is no version: copy it to {model}")
+    lack = what_it_lacks(str(folder / "best.pt"))
+    return Problem(folder / "best.pt", lack) if lack is not None else None
+
+
+def _files_that_lack(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+    """Yield files that are no artifacts by their names, and are models all the same, or would be."""
     for entry in entries:
-        advice = None if is_ignored(entry.name) or _is_folder(entry) else conversion_advice(entry.path)
-        if advice is not None:
-            yield Problem(Path(entry.path), advice)
+        if is_ignored(entry.name) or entry.is_symlink() or _is_folder(entry) or _is_artifact(entry.path):
+            continue
+        lack = what_it_lacks(entry.path)
+        if lack is not None:
+            yield Problem(Path(entry.path), lack)
 
 
 def _folder_problems(path: str, files: Files) -> Iterator[Problem]:
@@ -449,10 +510,12 @@ def _folder_problems(path: str, files: Files) -> Iterator[Problem]:
 
 def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
-    wanted = (variant_name(f"model{suffix}", precision) for suffix in LOOSE_SUFFIXES for precision in ("", *VARIANTS))
-    for name in wanted:
-        found = artifact_candidates(names, name)
-        if len(found) > 1:
+    wanted = [variant_name(f"model{suffix}", precision) for suffix in LOOSE_SUFFIXES for precision in ("", *VARIANTS)]
+    several = {name: found for name in wanted if len(found := artifact_candidates(names, name)) > 1}
+    is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in LOOSE_SUFFIXES)
+    for name, found in several.items():
+        # Other models lie beside an ONNX as what it was made of (`best.pt`, `last.pt`), and are not asked for.
+        if suffix_of(name) in SERVED_FIRST or not is_one_clear:
             reason = f"holds {' and '.join(found)}; which one is the artifact? Name it {name}"
             yield Problem(Path(path), reason)
 

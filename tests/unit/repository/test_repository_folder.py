@@ -67,6 +67,18 @@ def problems(found: Scan, root: Path) -> dict[str, str]:
         (["digits/model.py"], {"digits": {1: ["model.py"]}}),
         (["digits/model.onnx", "digits/weights/w0"], {"digits": {1: ["model.onnx"]}}),
         ([".hidden/1/model.onnx", "a.part/1/model.onnx", "b.tmp/1/model.onnx", ".x.onnx", "y.onnx.part"], {}),
+        (["net.tflite"], {"net": {1: ["net.tflite"]}}),
+        (["net/any.tflite", "net/labels.txt"], {"net": {1: ["any.tflite", "labels.txt"]}}),
+        (["net.pt", "net2.pt2", "a.skops", "b.ubj", "c.cbm", "d.keras", "e.h5"],
+         {"a": {1: ["a.skops"]}, "b": {1: ["b.ubj"]}, "c": {1: ["c.cbm"]}, "d": {1: ["d.keras"]}, "e": {1: ["e.h5"]},
+          "net": {1: ["net.pt"]}, "net2": {1: ["net2.pt2"]}}),
+        (["net.pdmodel", "net.pdiparams"], {"net": {1: ["net.pdiparams", "net.pdmodel"]}}),
+        (["sm/saved_model.pb", "sm/variables/x"], {"sm": {1: ["saved_model.pb"]}}),
+        (["sm/1/saved_model.pb", "sm/1/variables/x"], {"sm": {1: ["saved_model.pb"]}}),
+        (["sm/1/model.savedmodel/saved_model.pb"], {"sm": {1: ["saved_model.pb"]}}),
+        (["sm/model.savedmodel/saved_model.pb"], {"sm": {1: ["saved_model.pb"]}}),
+        (["weights/best.onnx", "weights/best.pt", "weights/last.pt"],
+         {"weights": {1: ["best.onnx", "best.pt", "last.pt"]}}),
         (["digits/1/model.onnx", "digits/.2/model.onnx", "digits/3.part/model.onnx", "digits/1/x.tmp"],
          {"digits": {1: ["model.onnx"]}}),
     ],
@@ -103,17 +115,18 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
         (["my model/1/model.onnx"], "my model", "the folder's name is no model name"),
         (["my model.onnx"], "my model.onnx", "'my model' is no model name"),
         (["net.xml"], "net.xml", "needs its weights, net.bin, beside it"),
-        (["m.pt"], "m.pt", "is a PyTorch model: edge-runtime convert {root}/m.pt --to onnx"),
-        (
-            ["my m.tflite"],
-            "my m.tflite",
-            "is a TensorFlow Lite model: edge-runtime convert '{root}/my m.tflite' --to openv",
-        ),
-        (["m.keras"], "m.keras", "is a Keras model: where it was made, model.export('FOLDER')"),
+        (["my m.tflite"], "my m.tflite", "'my m' is no model name"),
         (["m.pkl"], "m.pkl", "is a pickle (of scikit-learn?), which holds code"),
-        (["tfl/model.tflite"], "tfl/model.tflite", "edge-runtime convert {root}/tfl/model.tflite --to openvino"),
-        (["xgb/model.ubj", "xgb/notes/a.txt"], "xgb/model.ubj", "is an XGBoost model: edge-runtime convert"),
-        (["sm/saved_model.pb", "sm/variables/x"], "sm/saved_model.pb", "edge-runtime convert {root}/sm --to openvino"),
+        (["m/model.joblib", "m/notes.txt"], "m/model.joblib", "is a pickle"),
+        (["digits/1/model.onnx", "digits/old.pkl"], "digits/old.pkl", "is a pickle"),
+        (["digits/1/model.onnx", "digits/new.tflite"], "digits/new.tflite", "ignored: the model has version folders"),
+        (["saved_model.pb"], "saved_model.pb", "put its whole folder here, as NAME/saved_model.pb"),
+        (
+            ["train/args.yaml", "train/weights/best.onnx"],
+            "train/weights/best.onnx",
+            "is where Ultralytics left it, which is no version: copy it to {root}/train/1/model.onnx",
+        ),
+        (["train/weights/last.pt"], "train/weights", "is not a version"),
         (["digits/1/model.onnx/graph"], "digits/1/model.onnx", "is a folder; wanted a file of that name"),
         (["digits/model.onnx/graph"], "digits/model.onnx", "is a folder; wanted a file of that name"),
         (["digits.onnx", "digits.toml"], "digits.toml", "settings belong in digits/model.toml"),
@@ -210,6 +223,63 @@ def test_a_folder_in_place_of_model_toml_is_the_models_own_error(root: Path) -> 
     model = scan(root).models["digits"]
     assert model.settings_error is not None
     assert model.versions.keys() == {1}
+
+
+# ---- what is told by bytes, since any file may have the name
+
+XGBOOST = b'{"learner":{"attributes":{},"feature_names":[]},"version":[3,0,2]}'
+LIGHTGBM = b"tree\nversion=v4\nnum_class=1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "models"),
+    [
+        ("churn.json", XGBOOST, {"churn": {1: ["churn.json"]}}),
+        ("churn.txt", LIGHTGBM, {"churn": {1: ["churn.txt"]}}),
+        ("churn/model.json", XGBOOST, {"churn": {1: ["model.json"]}}),
+        ("churn/any.txt", LIGHTGBM, {"churn": {1: ["any.txt"]}}),
+        ("notes.txt", b"tree\nhouse\n", {}),
+        ("index_to_name.json", b'{"0": ["n01440764", "tench"]}', {}),
+        ("config.json", b'{"learner": "adam"}', {}),
+        ("empty.json", b"", {}),
+    ],
+)
+def test_text_and_json_are_models_by_their_content_never_by_their_names(
+    root: Path, name: str, data: bytes, models: dict[str, dict[int, list[str]]]
+) -> None:
+    put(root, name, data=data)
+    found = scan(root)
+    assert shape(found) == models
+    assert problems(found, root) == {}
+
+
+def test_labels_and_notes_beside_a_model_stay_silent(root: Path) -> None:
+    put(root, "m/1/model.onnx", "n.onnx", "README.md", "requirements.txt", data=b"text")
+    put(root, "m/labels.txt", "m/1/labels.txt", "n.labels.txt", data=b"tree\nhouse\n")
+    put(root, "m/index_to_name.json", "config.json", data=b'{"0": "tench"}')
+    assert problems(scan(root), root) == {}
+
+
+def test_an_xgboost_model_beside_version_folders_is_named(root: Path) -> None:
+    put(root, "m/1/model.onnx")
+    put(root, "m/new.json", data=XGBOOST)
+    assert "has version folders; move it into one" in problems(scan(root), root)["m/new.json"]
+
+
+def test_a_link_out_of_the_folder_is_never_read_to_tell_what_it_is(tmp_path: Path, root: Path) -> None:
+    put(tmp_path, "outside/churn.json", data=XGBOOST)
+    (root / "churn.json").symlink_to(tmp_path / "outside" / "churn.json")
+    (root / "m").mkdir()
+    (root / "m" / "churn.json").symlink_to(tmp_path / "outside" / "churn.json")
+    with files_touched() as touched:
+        assert shape(scan(root)) == {"m": {}}
+    assert [path for path in touched if "outside" in path or path.endswith("churn.json")] == []
+
+
+def test_a_triton_saved_model_is_found_in_its_own_folder(root: Path) -> None:
+    put(root, "sm/1/model.savedmodel/saved_model.pb", "sm/1/model.savedmodel/variables/x")
+    version = scan(root).models["sm"].versions[1]
+    assert version.files["saved_model.pb"] == root / "sm/1/model.savedmodel/saved_model.pb"
 
 
 # ---- symbolic links and hostile names
@@ -436,8 +506,8 @@ def test_a_place_is_read_as_one_model(root: Path, files: list[str], place: str, 
     ("files", "place", "reason"),
     [
         (["x.txt"], "x.txt", "is no model; wanted a file .onnx"),
-        (["x.xml"], "x.xml", "is no model; wanted a file .onnx"),
-        (["x.pt"], "x.pt", "edge-runtime convert"),
+        (["x.xml"], "x.xml", "is empty: the copy or download did not happen"),
+        (["x.pkl"], "x.pkl", "is empty"),
         ([], "", "holds no version"),
         ([], "gone", "no such folder"),
     ],

@@ -5,6 +5,7 @@ And which of those that were passed over a healthy model's owner is told of.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -73,13 +74,25 @@ def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: 
         loader().plans(folder, folder.versions[1])
 
 
-def test_what_another_library_saved_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.ubj", b"{L\0\0\0\0\0\0\0\x07learner{",
+         r"model\.ubj is an XGBoost model; .*, install edge-runtime\[convert-xgboost\]; .* convert {file} --to onnx$"),
+        ("model.pkl", b"\x80\x04\x95", r"model\.pkl is a pickle .*, which holds code: .*skops\.io\.dump"),
+        ("model.onnx", b"version https://git-lfs.github.com/spec/v1\noid", r"model\.onnx is a Git LFS pointer"),
+        ("model.onnx", b"<!DOCTYPE html><html>", r"model\.onnx is a web page, not a model: .*download it again"),
+        ("model.onnx", b"", r"model\.onnx is empty: .*copy it again"),
+    ],
+)  # fmt: skip
+def test_a_file_that_no_backend_loads_is_named_with_what_it_lacks(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
-    file = tmp_path / "m" / "1" / "model.pt"
-    file.write_bytes(b"PK")
+    file = tmp_path / "m" / "1" / name
+    file.write_bytes(content)
     folder = scan(tmp_path).models["m"]
-    said = rf"1 holds model\.pt; wanted .*; model\.pt is a PyTorch model: edge-runtime convert {file} --to onnx$"
-    with pytest.raises(LoadFailed, match=said):
+    with pytest.raises(LoadFailed, match=rf"1 holds {re.escape(name)}; wanted .*; {said.replace('{file}', str(file))}"):
         loader().plans(folder, folder.versions[1])
 
 

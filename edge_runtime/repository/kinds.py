@@ -1,0 +1,363 @@
+"""What a file of the models folder is: one table of kinds, told by first bytes and a zip's list of names.
+
+Owns: every kind of file that people have models in; what serves or converts each; which may hold code; and the sentence
+that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, and of a zip its list of names: loads
+nothing, runs nothing. Called by the walk, the choice of artifacts, and the converters.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import stat
+import struct
+import zipfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from edge_runtime.repository.names import suffix_of
+
+HEAD_BYTES = 512
+
+MAX_NAMES_BYTES = 8 << 20
+"""Of a zip's list of names: a PyTorch program has one member a weight, 70 000 of some 120 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """One kind of file. name: for people, with its article. suffixes: that such files have, the usual one first.
+
+    may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for
+    nothing. converts_to: "onnx" or "openvino", "" where no converter takes it; extra: that converter's. advice: what
+    its owner does, where neither is enough said. is_fault: it is no model, whatever its name says.
+    """
+
+    name: str
+    suffixes: tuple[str, ...] = ()
+    may_hold_code: bool = False
+    served_with: str = ""
+    converts_to: str = ""
+    extra: str = ""
+    advice: str = ""
+    is_fault: bool = False
+
+    @property
+    def is_model(self) -> bool:
+        """Whether a backend or a converter takes it, so that a file of this kind is a version."""
+        return bool(self.served_with or self.converts_to)
+
+    def sentence(self, path: str) -> str:
+        """Say what a file of this kind is, and what it lacks to be served: the end of "<path> is ..."."""
+        if self.advice:
+            return f"is {self.name}: {self.advice}"
+        ways = [f"to serve it as it is, install {self.served_with}"] if self.served_with else []
+        if self.converts_to:
+            ways.append(f"to have it converted here, install edge-runtime[{self.extra}]")
+            ways.append(f"to convert it elsewhere: edge-runtime convert {shlex.quote(path)} --to {self.converts_to}")
+        return f"is {self.name}; {'; '.join(ways)}"
+
+
+ONNX = FileKind("an ONNX model", (".onnx",), served_with="edge-runtime[onnxruntime]")
+ORT = FileKind(
+    "an ONNX Runtime model (.ort)",
+    (".ort",),
+    advice="it is made for one build of ONNX Runtime; put the .onnx here that it was made of",
+)
+IR = FileKind("an OpenVINO IR", (".xml",), served_with="edge-runtime[openvino]")
+ENGINE = FileKind(
+    "a TensorRT engine",
+    (".plan", ".engine", ".trt"),
+    may_hold_code=True,
+    advice="it runs on one machine and version only; put the .onnx here, of which the daemon builds its own",
+)
+LITERT = FileKind(
+    "a TensorFlow Lite model",
+    (".tflite", ".lite"),
+    served_with="edge-runtime[litert] or edge-runtime[openvino]",
+    converts_to="openvino",
+    extra="convert-openvino",
+)
+SAVED_MODEL = FileKind(
+    "a TensorFlow SavedModel",
+    ("saved_model.pb",),
+    may_hold_code=True,
+    served_with="edge-runtime[openvino]",
+    converts_to="openvino",
+    extra="convert-openvino",
+)
+FROZEN_GRAPH = FileKind(
+    "a TensorFlow graph without a signature",
+    (".pb",),
+    advice="where it was made, export a SavedModel (model.export('FOLDER')), and put that folder here",
+)
+PADDLE = FileKind("a PaddlePaddle model", (".pdmodel",), served_with="edge-runtime[openvino]")
+PADDLE_PIR = FileKind(
+    "a PaddlePaddle 3 program (.json)",
+    (".json",),
+    advice="nothing here reads that format; save it with FLAGS_enable_pir_api=0, which writes a .pdmodel",
+)
+TORCHSCRIPT = FileKind(
+    "a TorchScript program of PyTorch",
+    (".pt", ".pth", ".torchscript", ".ts"),
+    may_hold_code=True,
+    served_with="torch",
+    converts_to="onnx",
+    extra="convert-pytorch",
+)
+PYTORCH_PROGRAM = FileKind(
+    "an exported program of PyTorch",
+    (".pt2",),
+    may_hold_code=True,
+    served_with="torch",
+    converts_to="onnx",
+    extra="convert-pytorch",
+)
+PYTORCH_WEIGHTS = FileKind(
+    "weights or a pickled module of PyTorch, without a program",
+    (".pt", ".pth", ".bin", ".ckpt"),
+    may_hold_code=True,
+    advice=(
+        "reading its pickle runs code, so nothing here reads it; where it was made, "
+        "torch.export.save(torch.export.export(model, (example,)), 'model.pt2') (Ultralytics: "
+        "yolo export model=best.pt format=onnx)"
+    ),
+)
+SAFETENSORS = FileKind(
+    "weights without a program (safetensors)",
+    (".safetensors",),
+    advice="where it was made, load them into the module, and torch.export.save(program, 'model.pt2')",
+)
+XGBOOST = FileKind("an XGBoost model", (".json", ".ubj"), converts_to="onnx", extra="convert-xgboost")
+XGBOOST_BINARY = FileKind(
+    "an XGBoost model in the format before 2020",
+    (".bin", ".model", ".deprecated"),
+    advice="in the XGBoost that made it, booster.save_model('model.json'), and put that here",
+)
+LIGHTGBM = FileKind("a LightGBM model", (".txt",), converts_to="onnx", extra="convert-lightgbm")
+CATBOOST = FileKind(
+    "a CatBoost model",
+    (".cbm",),
+    advice="where it was made, model.save_model('model.onnx', format='onnx'), and put that here",
+)
+SKOPS = FileKind(
+    "a scikit-learn model (skops)", (".skops",), may_hold_code=True, converts_to="onnx", extra="convert-sklearn"
+)
+KERAS = FileKind(
+    "a Keras model",
+    (".keras", ".h5", ".hdf5"),
+    may_hold_code=True,
+    advice=(
+        "its layers may hold Python code, so nothing here reads it; where it was made, model.export('FOLDER') writes a "
+        "SavedModel, and that folder is served with edge-runtime[openvino]"
+    ),
+)
+PICKLE = FileKind(
+    "a pickle (of scikit-learn?), which holds code",
+    (".pkl", ".pickle", ".joblib"),
+    may_hold_code=True,
+    advice=(
+        "reading one runs that code, so nothing here does; where it was made, skops.io.dump(model, 'model.skops') for "
+        "scikit-learn, model.save_model('model.json') for XGBoost, torch.export.save(program, 'model.pt2') for PyTorch"
+    ),
+)
+MAR = FileKind(
+    "a TorchServe archive (.mar)",
+    (".mar",),
+    may_hold_code=True,
+    advice=(
+        "it is a zip of a model and its Python handler; unpack it, put the model's file here, and say in model.toml "
+        "what the handler does (docs/pictures.md), or make a model.py of it (docs/python-models.md)"
+    ),
+)
+GGUF = FileKind(
+    "a language model of llama.cpp (GGUF)", (".gguf", ".ggml"), advice="no backend here runs it; llama.cpp does"
+)
+COREML = FileKind(
+    "a Core ML model", (".mlmodel",), advice="only Apple's systems run it; export ONNX where it was trained"
+)
+OTHER_ZIP = FileKind(
+    "a zip archive that is no model known here",
+    (".zip",),
+    advice="unpack it, and put the model's file or folder here",
+)
+LFS_POINTER = FileKind(
+    "a Git LFS pointer, not the file itself",
+    is_fault=True,
+    advice="where it was cloned, git lfs pull fetches the file; copy that here",
+)
+WEB_PAGE = FileKind(
+    "a web page, not a model",
+    is_fault=True,
+    advice="the download was answered with a page (a login, an error); download it again, and look at the file",
+)
+EMPTY = FileKind("empty", is_fault=True, advice="the copy or download did not happen; copy it again")
+CUT = FileKind(
+    "a damaged zip archive, or one cut short",
+    is_fault=True,
+    advice="the copy did not end, or went wrong; copy it again",
+)
+NOT_AS_NAMED = FileKind(
+    "not what its name says",
+    is_fault=True,
+    advice="its first bytes are of no such model, so it is damaged or of another kind; copy it again",
+)
+
+KINDS = (
+    ONNX, ORT, IR, ENGINE, LITERT, SAVED_MODEL, FROZEN_GRAPH, PADDLE, PADDLE_PIR, TORCHSCRIPT, PYTORCH_PROGRAM,
+    PYTORCH_WEIGHTS, SAFETENSORS, XGBOOST, XGBOOST_BINARY, LIGHTGBM, CATBOOST, SKOPS, KERAS, PICKLE, MAR, GGUF, COREML,
+    OTHER_ZIP, LFS_POINTER, WEB_PAGE, EMPTY, CUT, NOT_AS_NAMED,
+)  # fmt: skip
+
+TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".model", ".deprecated"))
+"""Suffixes that other files have too: such a file is a model only where its bytes say so."""
+
+SUFFIXES = frozenset(suffix for kind in KINDS for suffix in kind.suffixes)
+"""Of all kinds: a file with another suffix is not looked at."""
+
+
+def kind_of(path: Path) -> FileKind | None:
+    """Return the kind of a file, or of a folder that is a model; None: none that is known, or it cannot be read.
+
+    Follows a symbolic link; the caller has decided that it may. Reads a file again only when it has changed.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        return SAVED_MODEL if (path / "saved_model.pb").is_file() else None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return _read_kind(path, (found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode))
+
+
+def what_it_lacks(path: str) -> str | None:
+    """Say what a file is and what it lacks to be served, "is an XGBoost model; to have it ..."; None: nothing known.
+
+    ONNX and IR lack nothing that is not said elsewhere: every device has a backend for one of them.
+    """
+    folder, _, name = path.rpartition("/")
+    kind = kind_of(Path(path)) if may_be_model(name) else None
+    if kind is None or kind in (ONNX, IR):
+        return None
+    return kind.sentence((folder or ".") if name == "saved_model.pb" else path)
+
+
+def may_be_model(name: str) -> bool:
+    """Return whether a file's name is one that models have, so that its bytes are worth a look."""
+    return suffix_of(name).lower() in SUFFIXES
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first `HEAD_BYTES` bytes of a plain file. Raises OSError."""
+    # O_NONBLOCK: opening a fifo would otherwise wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"x\x01", b"x\x9c", b"x\xda")
+"""gzip, bzip2, xz, zlib, in which joblib wraps a pickle. Source: joblib.numpy_pickle_utils."""
+
+_PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""A pickle of protocol 2 to 5; earlier ones are text, told by their suffix."""
+
+_XGBOOST_JSON = re.compile(rb'\s*\{\s*("version"\s*:\s*\[[\d,\s]*\]\s*,\s*)?"learner"\s*:\s*\{')
+_XGBOOST_UBJ = re.compile(rb"\{[UIilL]\0*\x07learner")
+"""Universal Binary JSON: an object whose first key has seven letters, its length in one to eight bytes."""
+
+_LIGHTGBM = re.compile(rb"tree\r?\nversion=")
+_PIR = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{\s*"magic"\s*:\s*"pir"')
+_WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+
+_MAGIC = (
+    (re.compile(rb"version https://git-lfs\.github\.com/spec/"), LFS_POINTER),
+    (_WEB_PAGE, WEB_PAGE),
+    (re.compile(rb".{4}TFL3", re.DOTALL), LITERT),
+    (re.compile(rb".{4}ORTM", re.DOTALL), ORT),
+    (_LIGHTGBM, LIGHTGBM),
+    (_XGBOOST_JSON, XGBOOST),
+    (_XGBOOST_UBJ, XGBOOST),
+    (_PIR, PADDLE_PIR),
+    (re.compile(rb"binf"), XGBOOST_BINARY),
+    (re.compile(rb"CBM1"), CATBOOST),
+    (re.compile(rb"GGUF|GGML"), GGUF),
+    (re.compile(rb"\x89HDF\r\n\x1a\n"), KERAS),
+    (re.compile(rb".{8}\{\s*\"", re.DOTALL), SAFETENSORS),
+)
+"""First bytes, in this order; the last is as weak as that format."""
+
+_BY_NAME = (ONNX, IR, ENGINE, FROZEN_GRAPH, PADDLE, COREML)
+"""Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
+
+_BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
+
+
+@lru_cache(maxsize=4096)
+def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:  # noqa: PLR0911 (one line a rule)
+    """Tell a plain file's kind. stamp: its size and what changes with its content."""
+    suffix = path.suffix.lower()
+    is_named = may_be_model(path.name) and suffix not in TOLD_BY_CONTENT
+    if not stamp[0]:
+        return None if suffix in TOLD_BY_CONTENT else EMPTY
+    try:
+        head = head_of(path)
+    except OSError:
+        return None
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _of_zip(path)
+    for begins, kind in _MAGIC:
+        if begins.match(head) and (kind is not SAFETENSORS or suffix in kind.suffixes):
+            return kind
+    if head.startswith(_PICKLED) or suffix in PICKLE.suffixes:
+        return PYTORCH_WEIGHTS if suffix in PYTORCH_WEIGHTS.suffixes else PICKLE
+    if head.startswith(_COMPRESSED) and suffix in (".gz", ".z", ".bz2", ".xz"):
+        return PICKLE
+    if path.name == "saved_model.pb":
+        return SAVED_MODEL
+    for kind in _BY_NAME:
+        if suffix in kind.suffixes:
+            return kind
+    return NOT_AS_NAMED if is_named else None
+
+
+def _of_zip(path: Path) -> FileKind:  # noqa: PLR0911 (one line a rule)
+    try:
+        with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except _BROKEN_ZIP:
+        return CUT
+    inner = [name.partition("/")[2] for name in names]
+    if "schema.json" in names:
+        return SKOPS
+    if "config.json" in names and any(name.endswith(".h5") for name in names):
+        return KERAS
+    if "MAR-INF/MANIFEST.json" in names:
+        return MAR
+    if "archive_format" in inner and any(name.startswith("models/") for name in inner):
+        return PYTORCH_PROGRAM
+    if any(name.startswith("code/") for name in inner):
+        return TORCHSCRIPT
+    if "data.pkl" in inner:
+        return PYTORCH_WEIGHTS
+    return OTHER_ZIP
+
+
+class _BoundedFile(io.FileIO):
+    """A file of which no single read takes more than a zip's longest list of names."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = MAX_NAMES_BYTES + 1 if size is None or size < 0 else size
+        if wanted > MAX_NAMES_BYTES + 1:
+            raise ValueError(f"wanted a read of at most {MAX_NAMES_BYTES} bytes, got {size}")
+        found = super().read(wanted) or b""
+        if len(found) > MAX_NAMES_BYTES:
+            raise ValueError(f"more than {MAX_NAMES_BYTES} bytes")
+        return found
