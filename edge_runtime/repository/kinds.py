@@ -67,7 +67,7 @@ ORT = FileKind(
     advice="it is made for one build of ONNX Runtime; put the .onnx here that it was made of",
 )
 IR = FileKind("an OpenVINO IR", (".xml",), served_with="edge-runtime[openvino]")
-ENGINE = FileKind(
+TENSORRT = FileKind(
     "a TensorRT engine",
     (".plan", ".engine", ".trt"),
     may_hold_code=True,
@@ -206,7 +206,7 @@ NOT_AS_NAMED = FileKind(
 )
 
 KINDS = (
-    ONNX, ORT, IR, ENGINE, LITERT, SAVED_MODEL, FROZEN_GRAPH, PADDLE, PADDLE_PIR, TORCHSCRIPT, PYTORCH_PROGRAM,
+    ONNX, ORT, IR, TENSORRT, LITERT, SAVED_MODEL, FROZEN_GRAPH, PADDLE, PADDLE_PIR, TORCHSCRIPT, PYTORCH_PROGRAM,
     PYTORCH_WEIGHTS, SAFETENSORS, XGBOOST, XGBOOST_BINARY, LIGHTGBM, CATBOOST, SKOPS, KERAS, PICKLE, MAR, GGUF, COREML,
     OTHER_ZIP, LFS_POINTER, WEB_PAGE, EMPTY, CUT, NOT_AS_NAMED,
 )  # fmt: skip
@@ -294,7 +294,7 @@ _MAGIC = (
 )
 """First bytes, in this order; the last is as weak as that format."""
 
-_BY_NAME = (ONNX, IR, ENGINE, FROZEN_GRAPH, PADDLE, COREML)
+_BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML)
 """Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
 
 _BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)

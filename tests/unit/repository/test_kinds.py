@@ -30,7 +30,7 @@ def archive(*names: str) -> bytes:
 SAMPLES: list[tuple[str, bytes, FileKind | None]] = [
     ("m.onnx", b"\x08\x08\x12\x07pytorch", kinds.ONNX),
     ("m.xml", b'<?xml version="1.0"?>\n<net name="m" version="11">', kinds.IR),
-    ("m.plan", b"ftrt", kinds.ENGINE),
+    ("m.plan", b"ftrt", kinds.TENSORRT),
     ("m.ort", b"\x1c\0\0\0ORTM", kinds.ORT),
     ("m.tflite", b"\x1c\0\0\0TFL3", kinds.LITERT),
     ("saved_model.pb", b"\x08\x01\x12", kinds.SAVED_MODEL),
