@@ -15,15 +15,13 @@ import numpy as np
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.tensors import Array
+from edge_runtime_converters.forest import INPUT, OPSETS
 from edge_runtime_converters.libraries import failing_as, import_library
 from edge_runtime_converters.options import Shapes
 from edge_runtime_converters.original import Original, rows_first
 from edge_runtime_converters.output_files import whole
 
 EXTRA = "convert-sklearn"
-INPUT = "features"
-OPSETS = {"": 17, "ai.onnx.ml": 3}
-"""Every allowed ONNX Runtime reads them."""
 
 _TREE = "sklearn.tree._tree.Tree"
 """skops does not trust it because scikit-learn walks its indices unchecked; they are checked here."""

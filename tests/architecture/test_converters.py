@@ -32,13 +32,12 @@ FENCES = {
     "skops": ("onnx_from_sklearn",),
     "sklearn": ("onnx_from_sklearn",),
     "skl2onnx": ("onnx_from_sklearn",),
-    "onnxmltools": ("onnx_from_xgboost", "onnx_from_lightgbm"),
     "xgboost": ("onnx_from_xgboost",),
     "lightgbm": ("onnx_from_lightgbm",),
     "nncf": ("openvino_from_onnx",),
     "openvino": ("openvino_from_onnx",),
     "ai_edge_litert": ("openvino_from_tflite",),
-    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript"),
+    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript", "forest"),
     "onnxruntime": ("int8_from_onnx", "f16_from_onnx", "ort_from_onnx"),
 }
 """Library -> the files that may import it."""

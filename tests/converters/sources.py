@@ -140,8 +140,8 @@ MODULES = {
     SourceFormat.PYTORCH: ("torch", "onnxscript"),
     SourceFormat.TORCHSCRIPT: ("torch",),
     SourceFormat.SKLEARN: ("skops", "skl2onnx"),
-    SourceFormat.XGBOOST: ("xgboost", "onnxmltools"),
-    SourceFormat.LIGHTGBM: ("lightgbm", "onnxmltools"),
+    SourceFormat.XGBOOST: ("xgboost",),
+    SourceFormat.LIGHTGBM: ("lightgbm",),
 }
 """What a conversion from a format needs beyond what every checkout has."""
 

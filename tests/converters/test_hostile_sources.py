@@ -186,7 +186,7 @@ def test_a_tree_that_leads_out_of_itself_is_refused(tmp_path: Path, child: int) 
 
 @pytest.mark.parametrize("content", [b'{"learner": {}}', b'{"learner": ' + b"[" * 10_000, b'{"learner": 1e999}'])
 def test_a_damaged_xgboost_file_is_refused(content: bytes) -> None:
-    present("xgboost", "onnxmltools")
+    present("xgboost")
     Path("model.json").write_bytes(content)
     refused(Path("model.json"), "model.json")
 

@@ -118,7 +118,7 @@ def test_trees_have_nothing_to_quantise_and_are_told_so(tmp_path: Path) -> None:
     [("multi:softprob", 10), ("multi:softmax", 3), ("binary:logistic", 2), ("reg:squarederror", 0)],
 )
 def test_an_xgboost_booster_converts(objective: str, classes: int, tmp_path: Path) -> None:
-    xgboost, _ = needs("xgboost", "onnxmltools")
+    (xgboost,) = needs("xgboost")
     wanted = labels(classes) if classes else labels(10) * 1.5
     settings = {"objective": objective, "max_depth": 3, "nthread": 1, **({"num_class": classes} if classes > 2 else {})}
     names = [f"pixel {place}" for place in range(64)]
@@ -129,14 +129,14 @@ def test_an_xgboost_booster_converts(objective: str, classes: int, tmp_path: Pat
 
 
 def test_an_xgboost_wrapper_for_scikit_learn_converts(tmp_path: Path) -> None:
-    xgboost, _, _ = needs("xgboost", "onnxmltools", "sklearn")
+    xgboost, _ = needs("xgboost", "sklearn")
     model = xgboost.XGBClassifier(n_estimators=3, max_depth=3, n_jobs=1).fit(features(), labels(3))
     agrees(onnx_from_xgboost.convert_model(model, str(tmp_path / "model.onnx")), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(("objective", "classes"), [("multiclass", 10), ("binary", 2), ("regression", 0)])
 def test_a_lightgbm_booster_converts(objective: str, classes: int, tmp_path: Path) -> None:
-    lightgbm, _ = needs("lightgbm", "onnxmltools")
+    (lightgbm,) = needs("lightgbm")
     wanted = labels(classes) if classes else labels(10) * 1.5
     settings = {"objective": objective, "num_leaves": 7, "verbose": -1, "num_threads": 1}
     settings |= {"num_class": classes} if classes > 2 else {}
