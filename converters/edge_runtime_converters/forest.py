@@ -155,7 +155,7 @@ class Forest:
 
     def _used_views(self) -> list[View]:
         used = {view for view, mode in zip(self._views, self._nodes["nodes_modes"], strict=True) if mode != "LEAF"}
-        # A leaf looks at column 0, whatever that is, so every view that is used can come first.
+        # A leaf looks at column 0, which is there in any case.
         return [view for view in _VIEWS if view in used or view == "plain"]
 
     def _columns(self, graph: _ForestGraph) -> str:
@@ -198,25 +198,25 @@ class _ForestGraph:
 
     def model(self, features: int, outputs: Mapping[str, int], classes: Sequence[str], made_by: str) -> bytes:
         """The whole model. outputs: name -> columns, 0 for labels."""
-        helper, types = self._onnx.helper, self._onnx.TensorProto
-        graph = helper.make_graph(
+        make, types = self._onnx.helper, self._onnx.TensorProto
+        graph = make.make_graph(
             self._nodes,
             "forest",
-            [helper.make_tensor_value_info(INPUT, types.FLOAT, ["rows", features])],
+            [make.make_tensor_value_info(INPUT, types.FLOAT, ["rows", features])],
             [
-                helper.make_tensor_value_info(
+                make.make_tensor_value_info(
                     name, types.FLOAT if columns else types.INT64, ["rows", columns] if columns else ["rows"]
                 )
                 for name, columns in outputs.items()
             ],
             self._constants,
         )
-        opsets = [helper.make_opsetid(domain, version) for domain, version in OPSETS.items()]
-        model = helper.make_model(
+        opsets = [make.make_opsetid(domain, version) for domain, version in OPSETS.items()]
+        model = make.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-runtime", doc_string=made_by
         )
         if classes:
-            helper.set_model_props(model, {NAMES: repr([str(name) for name in classes])})
+            make.set_model_props(model, {NAMES: repr([str(name) for name in classes])})
         found: bytes = model.SerializeToString()
         return found
 
