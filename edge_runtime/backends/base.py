@@ -166,6 +166,11 @@ class HostStatus:
 class HostedInstance(Protocol):
     """An instance in a host: a child process, which may end while the daemon goes on."""
 
+    @property
+    def ahead(self) -> int:
+        """Runs that may be handed over beside `concurrency`: they wait in the host until one of those ends."""
+        ...
+
     def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:
         """Run requests together; returns the outputs of all, in the model's order, which the caller owns.
 

@@ -1,8 +1,10 @@
 """A host: the process that loads one model and runs it, for the daemon.
 
-Owns: the load, and a runner for each run that may be on at once: it waits for an order, runs on the slot in place, and
-writes the results behind the inputs. The main thread is a runner, since the code of a `model.py` may want that; a
-thread listens for interruptions, and ends the process with the daemon's side of the channel.
+Owns: the load, and a runner for each run that may be handed over at once: it waits for an order, then for its turn,
+runs on the slot in place, and writes the results behind the inputs. No more run at once than the model may; the others
+have their order by the time one ends, so that its core never waits for the daemon. The main thread is a runner, since
+the code of a `model.py` may want that; a thread listens for interruptions, and ends the process with the daemon's side
+of the channel.
 """
 
 from __future__ import annotations
@@ -103,8 +105,9 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
         if loaded is None:
             return
         instance, forms = loaded
-        used = runners[: max(min(instance.concurrency, task.runners), 1)]
-        host = _ServedModel(instance, forms, used, ends_softly=task.backend == "python")
+        runs = max(min(instance.concurrency, task.runners), 1)
+        used = runners[: runs + task.ahead]
+        host = _ServedModel(instance, forms, used, runs, ends_softly=task.backend == "python")
         threading.Thread(target=host.listen, args=(control,), name="host-control", daemon=True).start()
         for index in range(1, len(used)):
             threading.Thread(target=host.run_orders, args=(index,), name=f"host-runner-{index}", daemon=True).start()
@@ -205,10 +208,15 @@ class _ServedModel:
         instance: Instance,
         forms: Sequence[StepsInstance],
         channels: Sequence[socket.socket],
+        runs: int,
         *,
         ends_softly: bool,
     ) -> None:
-        self._runners = [_HostRunner([instance, *forms], channel, keeps_inputs=ends_softly) for channel in channels]
+        """runs: at once."""
+        turns = _Turns(runs) if runs < len(channels) else None
+        self._runners = [
+            _HostRunner([instance, *forms], channel, turns, keeps_inputs=ends_softly) for channel in channels
+        ]
         self._instance = instance
         self._ends_softly = ends_softly
         if isinstance(instance, CallingInstance):
@@ -235,14 +243,36 @@ class _ServedModel:
                 os._exit(0)
 
 
+class _Turns:
+    """Lets so many runs be on at once; who has waited longest is next.
+
+    Of the kernel: Python's semaphore takes a lock for each wait, and wakes one thread to let it wait again.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._fd = os.eventfd(count, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+
+    def __enter__(self) -> None:
+        os.eventfd_read(self._fd)
+
+    def __exit__(self, *_: object) -> None:
+        os.eventfd_write(self._fd, 1)
+
+
 class _HostRunner:
     """Runs orders of one socket, one after another, on the slot that belongs to it."""
 
     def __init__(
-        self, forms: Sequence[Instance | StepsInstance], channel: socket.socket, *, keeps_inputs: bool
+        self,
+        forms: Sequence[Instance | StepsInstance],
+        channel: socket.socket,
+        turns: _Turns | None,
+        *,
+        keeps_inputs: bool,
     ) -> None:
-        """forms: the model, and behind it the forms of its steps."""
+        """forms: the model, and behind it the forms of its steps. turns: None where no run waits for another."""
         self._channel = channel
+        self._turns: contextlib.AbstractContextManager[None] = turns or contextlib.nullcontext()
         self._forms = forms
         self._keeps_inputs = keeps_inputs
         self._memories: dict[int, SharedMemory] = {}
@@ -338,7 +368,8 @@ class _HostRunner:
             self._is_running = True
         try:
             try:
-                results = self._forms[form].run(arrays)
+                with self._turns:
+                    results = self._forms[form].run(arrays)
             finally:
                 with self._calls, self._lock:  # a call that a thread of the model still waits for ends first
                     self._is_running = False

@@ -105,6 +105,10 @@ DEATHS_WITHIN_S = 60.0
 KEPT_LAYOUTS = 64
 """Of one runner: the messages and views of shapes that come again and again are made once."""
 
+_HANDED_AHEAD = ("onnxruntime", "openvino")
+"""Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
+TensorRT has a stream a run."""
+
 _OWN_OPTIONS = ("load_timeout_s", "run_timeout_s")
 """Options of every model in a host; its library does not get them."""
 
@@ -156,6 +160,7 @@ class HostedBackend:
             options.concurrency,
             options.host_memory_bytes,
             self._allow_python,
+            options.concurrency if self.name in _HANDED_AHEAD else 0,
         )
         nbytes = len(msgspec.msgpack.encode(task))
         if nbytes > MAX_TASK_BYTES:
@@ -200,6 +205,7 @@ class HostInstance:
         self.device = ""
         self.precision = ""
         self.concurrency = 1
+        self.ahead = task.ahead
         self.memory_bytes = 0
         self.is_warm = False
         self._task = task
@@ -434,7 +440,7 @@ class HostInstance:
             self.forms = {line.form: FormInstance(self, number, made) for number, (line, made) in enumerate(named, 1)}
         self.concurrency = min(loaded.concurrency, self._task.runners)
         self.memory_bytes = loaded.memory_bytes
-        used = process.runners[: max(self.concurrency, 1)]
+        used = process.runners[: max(self.concurrency, 1) + self.ahead]
         life.can_interrupt = loaded.can_interrupt
         regions = self._hosts.regions
         specs = [spec, *form_specs]
@@ -560,7 +566,7 @@ class FormInstance:
 
         self.forms: dict[Form, FormInstance] = {}
         self.backend, self.device, self.precision = model.backend, model.device, model.precision
-        self.concurrency = model.concurrency
+        self.concurrency, self.ahead = model.concurrency, model.ahead
         self.memory_bytes = 0  # the model's own
 
     @property

@@ -40,8 +40,9 @@ MAX_ERROR_CHARACTERS = 2000
 class HostTask(Struct, frozen=True):
     """What one host loads and runs.
 
-    runners: runs that may be on at the same time. memory_bytes: data that the host may allocate besides what it began
-    with, None for no limit. allow_python: whether `model.py` may be loaded.
+    runners: runs that may be on at the same time. ahead: as many more may be handed over, and wait in the host for a
+    runner. memory_bytes: data that the host may allocate besides what it began with, None for no limit. allow_python:
+    whether `model.py` may be loaded.
     """
 
     backend: str
@@ -50,6 +51,7 @@ class HostTask(Struct, frozen=True):
     runners: int
     memory_bytes: int | None = None
     allow_python: bool = False
+    ahead: int = 0
 
 
 class Fork(Struct, frozen=True, tag="fork"):

@@ -162,6 +162,7 @@ class _Forker:
 def _confinement(parent: int, task: HostTask) -> Confinement:
     """A host sees its version's folder, and may write where the model's options have OpenVINO keep its cache."""
     cache = task.options.extra.get("CACHE_DIR", "")
+    own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:
         with contextlib.suppress(OSError):  # the library says why it cannot be used
             Path(cache).mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ def _confinement(parent: int, task: HostTask) -> Confinement:
         has_network=True,  # the parent's filter, which has none, is the host's already
         reads=(str(Path(task.artifact).parent),),
         writes=(cache,) if cache else (),
-        memory_bytes=None if task.memory_bytes is None else OWN_BYTES + task.runners * RUNNER_BYTES + task.memory_bytes,
+        memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
     )
 
 

@@ -86,7 +86,7 @@ class HostProcess:
         self.oom_kills = oom_kills()
         self.on_end: Callable[[HostProcess], None] | None = None
         self.control, self._control_there = new_channel()
-        pairs = [new_channel() for _ in range(task.runners)]
+        pairs = [new_channel() for _ in range(task.runners + task.ahead)]
         self.runners = [mine for mine, _ in pairs]
         self._runners_there = [there for _, there in pairs]
         self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

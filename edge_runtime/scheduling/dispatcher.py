@@ -51,6 +51,13 @@ LIMIT_RUNS = 10.0
 UNKNOWN_LIMIT_S = 60.0
 """The limit of a run that no curve tells of: the model could not be warmed up."""
 
+UNDISTURBED_S = 1.0
+"""So long no other model ran, and a run is handed to its host while all cores are taken: one that is there begins when
+a run ends, and a request of another model that comes meanwhile finds a core taken."""
+
+SHORT_RUN_S = 0.001
+"""Of a shorter run a batch is handed ahead though it is not full: the way to its host and back takes as long."""
+
 MOST_GIVEN_WAY = 16
 """Requests that give way to one at most: one of many rows must not empty a queue of small ones, nor take long."""
 
@@ -66,7 +73,7 @@ class Layout:
     run_limit_s: how long a run may last; None: as the curve says, and least_limit_s at least, see `limit_s`; math.inf
     inside the daemon, where nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured
     with, where rows differ in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not
-    yet, so nothing runs.
+    yet, so nothing runs. ahead: runs that its host takes beside `concurrency`, see `Job.is_ahead`.
     """
 
     run: Run
@@ -78,6 +85,7 @@ class Layout:
     warm_row_bytes: int = 0
     restore: Callable[[], None] = lambda: None
     is_down: bool = False
+    ahead: int = 0
 
     def limit_s(self, rows: int, nbytes: int) -> float:
         """How long a run may last before it is ended."""
@@ -131,6 +139,8 @@ class Job:
 
     ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:
     that runs it. waits_since_s: it waits for another model since then, and has given its cores back; waited_s: before.
+    is_ahead: it was handed to its host while all its runners were at work, and begins when one of those runs ends;
+    started_s is when that should be, until it is known.
     """
 
     model: ScheduledModel
@@ -144,6 +154,11 @@ class Job:
     thread: int = 0
     waits_since_s: float | None = None
     waited_s: float = 0.0
+    is_ahead: bool = False
+
+    def left_s(self, now_s: float) -> float:
+        """How long it still takes cores, as is expected."""
+        return max(self.ends_s - max(now_s, self.started_s), 0.0)
 
     def unanswered(self) -> list[Request]:
         """The requests whose reply is still to come."""
@@ -169,6 +184,9 @@ class Dispatcher:
         self._idle_workers = 0
         self._bursts = 0
         self._waiting_jobs = 0
+        self._ahead: list[Job] = []
+        self._last: ScheduledModel | None = None
+        self._disturbed_s = -math.inf
         # Invariant: without a circle, so that no run waits for itself, through whatever others.
         self._calls: dict[ScheduledModel, set[str]] = {}
         self.is_stopping = False
@@ -195,7 +213,7 @@ class Dispatcher:
                 self._check_deadline(model, request)
             given_way = self._make_room(model, request)
             self._queue(model, request)
-            if not self._bursts and self._idle_workers and self._free > 0:
+            if not self._bursts and self._idle_workers and (self._free > 0 or self._room_ahead(model)):
                 self.has_work.notify()
         for other, error in given_way:
             other.refuse(error)
@@ -218,10 +236,15 @@ class Dispatcher:
         """Wake as many workers as can start a run now."""
         with self._lock:
             self._bursts -= 1
-            able = min(self._idle_workers, self._free)
-            if able > 0 and self._active:
-                runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
-                self.has_work.notify(min(runs, able))
+            if not self._idle_workers or not self._active:
+                return
+            runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
+            able = max(self._free, 0)
+            if runs > able and len(self._active) == 1:
+                able = max(able, self._room_ahead(next(iter(self._active))))
+            able = min(able, runs, self._idle_workers)
+            if able:
+                self.has_work.notify(able)
 
     def cancel(self, model: ScheduledModel, request: Request) -> bool:
         """Take a waiting request back and refuse it as cancelled; False when it runs or was answered already."""
@@ -304,7 +327,8 @@ class Dispatcher:
             model.lonely_runs = model.lonely_runs + 1 if not self._running and not self._active else 0
             if run_s is not None:
                 model.served_s += max(run_s - job.waited_s, 0.0) * job.layout.threads
-                job.layout.run_times.observe(job.rows, run_s)
+                if not job.is_ahead:  # else it ended before the run that it seemed to wait for: nobody knows its time
+                    job.layout.run_times.observe(job.rows, run_s)
             if not model.running and not model.is_open and not model.queue.rows:
                 self._has_drained.notify_all()
 
@@ -360,8 +384,12 @@ class Dispatcher:
 
     @property
     def workers_wanted(self) -> int:
-        """Threads that are to run jobs: one for each core, and one for each run that waits for another model."""
-        return self._cores + self._waiting_jobs
+        """Threads that are to run jobs.
+
+        For each core one whose run is on and one whose run is handed ahead, and one for each run that waits for another
+        model.
+        """
+        return 2 * self._cores + self._waiting_jobs
 
     def mark_down(self, layout: Layout) -> bool:
         """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
@@ -535,6 +563,10 @@ class Dispatcher:
         self._free += job.layout.threads
         job.model.running -= 1
         job.model.runs_alone = False
+        if job.is_ahead:
+            self._ahead.remove(job)
+        elif self._ahead:
+            self._begin_ahead(job.layout)
         # The caller takes one job itself; cores beyond that are another worker's.
         if self._free > 1 and self._active and self._idle_workers:
             self.has_work.notify()
@@ -588,9 +620,7 @@ class Dispatcher:
         own_s = model.work_s(model.queue.rows_before(request, now_s, model.limits.max_rows))
         others = [other for other in self._active if other is not model]
         load = Load(
-            running_s=sum(
-                max(job.ends_s - now_s, 0.0) * job.layout.threads for job in self._running if job.waits_since_s is None
-            ),
+            running_s=sum(job.left_s(now_s) * job.layout.threads for job in self._running if job.waits_since_s is None),
             own_queued_s=own_s,
             all_queued_s=own_s + sum(other.work_s(other.queue.rows_at(request.priority)) for other in others),
             models=1 + len(others),
@@ -615,9 +645,12 @@ class Dispatcher:
                 self.has_timer.notify()
 
     def _next_job(self) -> tuple[Job | None, list[Request]]:
+        if len(self._active) == 1 and self._room_ahead(model := next(iter(self._active))):
+            return self._hand_ahead(model), []
+        return self._next_run() if self._free > 0 and self._active else (None, [])
+
+    def _next_run(self) -> tuple[Job | None, list[Request]]:
         expired: list[Request] = []
-        if self._free <= 0 or not self._active:
-            return None, expired
         now_s = self._clock.monotonic_s()
         models = list(self._active)
         for model in models if len(models) == 1 else self._by_claim(models, now_s):
@@ -649,6 +682,53 @@ class Dispatcher:
             self._retire(model)
         return None, expired
 
+    def _room_ahead(self, model: ScheduledModel) -> int:
+        """Runs of a model that may be handed to its host now, though its runners are at work.
+
+        Only while it is alone: another model would find the cores taken. Full batches, or short ones.
+        """
+        layout = model.layout
+        room = layout.concurrency + layout.ahead - model.running
+        if not layout.ahead or room <= 0 or model.running != len(self._running) or layout.is_down or model.culprits:
+            return 0
+        if self._free >= layout.threads and model.running < layout.concurrency:
+            return 0  # it may begin at once
+        if model.runs_alone or len(self._active) > 1 or any(job.layout is not layout for job in self._running):
+            return 0
+        rows, most = model.queue.rows, max(model.limits.max_rows, 1)
+        run_s = layout.run_times.mean_s(min(rows, most))
+        if run_s > self._max_run_s or (rows < most and run_s > SHORT_RUN_S) or not rows:
+            return 0
+        if model is not self._last or self._clock.monotonic_s() - self._disturbed_s < UNDISTURBED_S:
+            return 0
+        return min(room, max(rows // most, 1))
+
+    def _hand_ahead(self, model: ScheduledModel) -> Job | None:
+        """Start the run that waits in its host until one of those under way has ended."""
+        ends_s = sorted(job.ends_s for job in self._running)
+        now_s = self._clock.monotonic_s()
+        start_s = max(ends_s[max(len(ends_s) - model.layout.concurrency, 0)], now_s)
+        # What would be too late by then may still be on time when a run ends sooner: it waits, and expires by itself.
+        take = policy.plan_batch(model.queue.in_order(now_s), start_s, model.limits, model.layout.run_times).take
+        if not take or take[0].shape is policy.ALONE:
+            return None
+        job = self._start(model, take, now_s)
+        job.limit_s += max((other.limit_s for other in self._running if other is not job), default=0.0)
+        job.is_ahead = True
+        self._ahead.append(job)
+        job.started_s, job.ends_s = start_s, job.ends_s + start_s - now_s
+        self._retire(model)
+        return job
+
+    def _begin_ahead(self, layout: Layout) -> None:
+        """A run has ended: the first of those that wait in the host has begun."""
+        job = next((each for each in self._ahead if each.layout is layout), None)
+        if job is not None:
+            now_s = self._clock.monotonic_s()
+            self._ahead.remove(job)
+            job.is_ahead = False
+            job.started_s, job.ends_s = now_s, now_s + layout.run_times.mean_s(job.rows)
+
     def _due(self, model: ScheduledModel, waiting: Iterable[Request], now_s: float) -> list[Request]:
         """What waits, but for requests of culprits that must wait longer."""
         due: list[Request] = []
@@ -674,6 +754,8 @@ class Dispatcher:
             model.runs_alone = True
         elif wide is not None and is_alone and not wide.is_down:
             layout = wide
+        if model is not self._last:
+            self._last, self._disturbed_s = model, now_s
         ends_s = now_s + layout.run_times.mean_s(rows)
         job = Job(model, layout, batch, rows, now_s, ends_s, thread=threading.get_ident())
         if layout.run_limit_s != math.inf:

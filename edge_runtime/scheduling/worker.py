@@ -39,7 +39,7 @@ JOIN_S = 1.0
 
 
 class WorkerPool:
-    """As many workers as the dispatcher has cores, more while runs wait for other models, and one timer."""
+    """Two workers for each core of the dispatcher, more while runs wait for other models, and one timer."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
         self._dispatcher = dispatcher
@@ -134,7 +134,7 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
     Returns whether the layout's host ended: the caller then has it restored.
     """
     batch, model = job.batch, job.model
-    run_s = run_batch(job.layout.run, batch, job.rows, model.name, model.metrics, job.started_s, clock, job.limit_s)
+    run_s = run_batch(job.layout.run, batch, job.rows, model.name, model.metrics, job, clock, job.limit_s)
     if run_s is None and isinstance(batch[0].error, HostEnded | RunTooLong):
         return _judge_lost_run(job, batch[0].error, dispatcher)
     if run_s is None and len(batch) > 1:
@@ -216,13 +216,14 @@ def run_batch(  # noqa: PLR0917 (on the data path, where keywords cost)
     rows: int,
     model: str,
     metrics: ModelMetrics,
-    started_s: float,
+    started: float | Job,
     clock: Clock,
     limit_s: float = math.inf,
 ) -> float | None:
     """Run requests together; each then has its outputs, or the error that it is to be refused with.
 
-    Returns the run's seconds, None when it failed. Never raises.
+    started: the instant, or the job that knows it once its run has ended. Returns the run's seconds, None when it
+    failed. Never raises.
     """
     try:
         if len(batch) == 1:
@@ -239,6 +240,7 @@ def run_batch(  # noqa: PLR0917 (on the data path, where keywords cost)
             request.error = failed
         return None
     finished_s = clock.monotonic_s()
+    started_s = min(started.started_s, finished_s) if isinstance(started, Job) else started
     run_s = finished_s - started_s
     metrics.run(rows, run_s)
     for request, own in zip(batch, parts, strict=True):

@@ -267,7 +267,7 @@ def layout_of(
     run_limit_s: float | None = None,
     warm_row_bytes: int = 0,
 ) -> Layout:
-    """Return how the dispatcher runs an instance: with a limit, and another host after it, where it has a host.
+    """Return how the dispatcher runs an instance: where it has a host, with a limit, another after it, and runs ahead.
 
     run_limit_s: None for what the curve says.
     """
@@ -275,6 +275,7 @@ def layout_of(
     if isinstance(instance, HostedInstance):
         layout.run_limit_s = run_limit_s
         layout.warm_row_bytes = warm_row_bytes
+        layout.ahead = instance.ahead
         layout.restore = instance.restore
     return layout
 

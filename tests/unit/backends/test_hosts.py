@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,34 @@ def test_an_endless_run_is_ended_by_the_library_and_the_host_stays(tmp_path: Pat
             instance.run_parts([[x, np.array([2**40])]], 0.2, alone=False)
         assert instance.run({"x": x, "times": np.array([3])})[0].tolist() == [[4, 4]]
     assert instance.host.pid == before
+
+
+def test_a_run_that_is_handed_over_waits_for_the_one_before_and_runs_when_that_was_ended(
+    tmp_path: Path, load: Load
+) -> None:
+    instance = load(harmful_models.looping(tmp_path), concurrency=1)
+    x = np.ones((1, 2), np.float32)
+    ends: dict[str, object] = {}
+
+    def never_end() -> None:
+        try:
+            instance.run_parts([[x, np.array([2**40])]], 1.0, alone=False)
+        except RunTooLong as error:
+            ends["first"] = error
+
+    host = psutil.Process(instance.host.pid)
+    idle_s = host.cpu_times().user
+    began_s = time.monotonic()
+    first = threading.Thread(target=never_end)
+    first.start()
+    while host.cpu_times().user <= idle_s:
+        pass  # it has not begun
+    assert instance.run_parts([[x, np.array([3])]], LIMIT_S, alone=False)[0].tolist() == [[4, 4]]
+    assert time.monotonic() - began_s >= 1.0
+    first.join()
+
+    assert "limit" in str(ends["first"])
+    assert (instance.ahead, instance.host.restarts) == (1, 0)
 
 
 def test_memory_beyond_the_limit_fails_the_run_alone(tmp_path: Path, load: Load) -> None:

@@ -45,11 +45,11 @@ def test_a_run_that_waits_gives_its_cores_back_and_takes_them_at_once_when_it_go
     assert not dispatcher.has_spare_core()
     assert dispatcher.begin_call("inner")[0] is front
     assert dispatcher.has_spare_core()
-    assert dispatcher.workers_wanted == 2
+    assert dispatcher.workers_wanted == 3
     inner, other = model("inner"), model("other")
     job = started(dispatcher, inner, clock)
     dispatcher.end_call(front)  # two runs on one core, until one ends
-    assert dispatcher.workers_wanted == 1
+    assert dispatcher.workers_wanted == 2
     dispatcher.admit(other, request(clock))
     assert dispatcher.next_job() == (None, [])
     dispatcher.finish(job, 0.010)
@@ -65,7 +65,7 @@ def test_a_call_that_ends_after_its_run_changes_nothing() -> None:
     dispatcher.begin_call("inner")
     dispatcher.run_again(front, [], None)  # its host died
     dispatcher.end_call(front)
-    assert dispatcher.workers_wanted == 2
+    assert dispatcher.workers_wanted == 4
     assert started(dispatcher, model("wide", threads=2), clock).layout.threads == 2
     assert not dispatcher.has_spare_core()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, Draining, QueueFull, RunFailed
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
@@ -294,6 +294,88 @@ def test_a_lone_request_on_an_idle_machine_takes_the_wide_layout(clock, ends):
 
     assert alone.layout is wide
     assert first.layout is model.layout
+
+
+@pytest.fixture
+def alone(clock, ends):
+    """A dispatcher of two cores, and a hosted model of full batches that has been the only one for a while."""
+    dispatcher = Dispatcher(clock, 2)
+    model = scheduled(limits=BatchLimits(max_rows=2))
+    model.layout.ahead = 2
+    dispatcher.admit(model, ends.request("before", clock))
+    run_job(take(dispatcher)[0], dispatcher, clock)
+    model.layout.run_times = LatencyModel({2: 0.010})
+    clock.advance(UNDISTURBED_S)
+    return dispatcher, model
+
+
+def fill(alone, clock, ends, count, **options):
+    for tag in range(count):
+        alone[0].admit(alone[1], ends.request(tag, clock, **options))
+    return [job for job, _ in (take(alone[0]) for _ in range(5)) if job is not None]
+
+
+def test_full_batches_are_handed_to_a_host_while_every_core_is_taken_and_no_others(alone, clock, ends):
+    jobs = fill(alone, clock, ends, 9)
+    assert [job.is_ahead for job in jobs] == [False, False, True, True]
+    run_job(jobs[0], alone[0], clock)
+    assert take(alone[0])[0] is None, "one request is no full batch"
+    for job in jobs[1:]:
+        run_job(job, alone[0], clock)
+    run_job(take(alone[0])[0], alone[0], clock)
+    assert alone[0].is_idle()
+    assert set(ends) == {"before", *range(9)}
+
+
+def test_a_run_that_waits_in_its_host_begins_when_another_ends_and_its_time_counts_from_there(alone, clock, ends):
+    first, _, third, fourth = fill(alone, clock, ends, 8)
+    clock.advance(0.010)
+    run_job(first, alone[0], clock)
+    assert (third.is_ahead, fourth.is_ahead) == (False, True)
+    clock.advance(0.012)
+    run_job(third, alone[0], clock)
+    assert third.batch[0].run_s == pytest.approx(0.012)
+    assert third.batch[0].queue_s == pytest.approx(0.010)
+
+
+def test_short_runs_are_handed_over_though_they_are_not_full(alone, clock, ends):
+    alone[1].layout.run_times = LatencyModel({1: 1e-4})
+    alone[1].limits = BatchLimits(max_rows=64)
+    jobs = []
+    for _ in range(4):
+        jobs += fill(alone, clock, ends, 1)
+    assert [job.is_ahead for job in jobs] == [False, False, True, True]
+
+
+def test_nothing_is_handed_over_beside_another_model_nor_soon_after(alone, clock, ends):
+    other = scheduled("other")
+    alone[0].admit(other, ends.request("other", clock))
+    run_job(take(alone[0])[0], alone[0], clock)
+    jobs = fill(alone, clock, ends, 8)
+    assert [job.is_ahead for job in jobs] == [False, False]
+    alone[0].admit(other, ends.request("waits", clock))
+    clock.advance(UNDISTURBED_S)
+    assert take(alone[0])[0] is None
+    run_job(jobs[0], alone[0], clock)
+    assert not take(alone[0])[0].is_ahead
+
+
+def test_a_request_that_would_be_late_behind_the_runs_under_way_is_not_handed_over(alone, clock, ends):
+    jobs = fill(alone, clock, ends, 4)
+    assert [job.is_ahead for job in jobs] == [False, False]
+    alone[0].admit(alone[1], ends.request("urgent", clock, timeout_s=0.030, rows=2))
+    alone[1].layout.run_times.observe(2, 0.060)
+    assert take(alone[0]) == (None, [])
+
+    run_job(jobs[0], alone[0], clock)
+    assert take(alone[0])[0].batch[0].reply.tag == "urgent", "a run ended sooner"
+
+
+def test_work_that_waits_in_a_host_counts_once_in_a_forecast(alone, clock, ends):
+    fill(alone, clock, ends, 8)
+    alone[0].admit(alone[1], ends.request("next", clock, timeout_s=0.040))  # two runs of 10 ms, then its own
+    with pytest.raises(DeadlineUnmeetable):
+        alone[0].admit(alone[1], ends.request("late", clock, timeout_s=0.020))
 
 
 def test_a_cancelled_request_is_refused_once_and_never_run(clock, ends):

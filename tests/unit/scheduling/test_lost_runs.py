@@ -16,13 +16,14 @@ from edge_runtime.scheduling.culprits import ALONE_S, FIRST_WAIT_S, LONGEST_WAIT
 from edge_runtime.scheduling.dispatcher import (
     LEAST_LIMIT_S,
     LIMIT_RUNS,
+    UNDISTURBED_S,
     UNKNOWN_LIMIT_S,
     Dispatcher,
     Layout,
     ScheduledModel,
 )  # fmt: skip
 from edge_runtime.scheduling.latency_model import LatencyModel
-from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.scheduling.policy import ALONE, BatchLimits
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.worker import LOST_RUNS, WorkerPool, refuse_expired, run_job
 from tests.fakes.clock import FakeClock
@@ -40,9 +41,9 @@ class Kit:
         self.model = self.model_in(self.host, "m", max_rows, **options)
         self.ends: dict[object, list[object]] = {}
 
-    def model_in(self, host, name, max_rows=1, concurrency=2, **options):
+    def model_in(self, host, name, max_rows=1, concurrency=2, ahead=0, **options):
         times = LatencyModel({1: 0.010, 4: 0.015})
-        layout = Layout(host.run_parts, 1, concurrency, times, run_limit_s=None, restore=host.restore)
+        layout = Layout(host.run_parts, 1, concurrency, times, run_limit_s=None, restore=host.restore, ahead=ahead)
         return ScheduledModel(name, layout, BatchLimits(max_rows=max_rows), **options)
 
     def admit(self, tag, value=1.0, *, model=None, sender="polite", timeout_s=math.inf, priority=5):
@@ -127,6 +128,38 @@ def test_two_batches_in_one_host_that_dies_and_the_innocent_one_is_never_blamed(
     kit.run_all()
 
     assert kit.kinds() == {"bad": HostEnded, "good": Request}
+
+
+def test_a_run_that_waits_in_a_host_that_dies_is_run_again_and_never_blamed():
+    kit = Kit(cores=1, max_rows=1, concurrency=1, ahead=1)
+    kit.admit("before")
+    kit.run_all()
+    kit.clock.advance(UNDISTURBED_S)
+    kit.host.was_alone = False
+    kit.admit("bad", CRASH, sender="greedy")
+    kit.admit("good", sender="polite")
+    first, second = kit.start(), kit.start()
+    assert (first.is_ahead, second.is_ahead) == (False, True)
+    run_job(first, kit.dispatcher, kit.clock)
+    kit.host.meanwhile = lambda: (_ for _ in ()).throw(HostEnded("too", signal_name="SIGSEGV", was_alone=False))
+    run_job(second, kit.dispatcher, kit.clock)
+    assert kit.ends["bad"] == kit.ends["good"] == []
+
+    kit.host.meanwhile, kit.host.was_alone = (lambda: None), True
+    kit.dispatcher.mark_up(kit.model.layout)
+    assert kit.start().batch[0].shape is ALONE
+    assert kit.start() is None
+
+
+def test_the_limit_of_a_run_that_waits_in_its_host_counts_from_the_one_before():
+    kit = Kit(cores=1, max_rows=1, concurrency=1, ahead=1)
+    kit.admit("before")
+    kit.run_all()
+    kit.clock.advance(UNDISTURBED_S)
+    for tag in ("first", "second"):
+        kit.admit(tag)
+    kit.start()
+    assert kit.start().limit_s == 2 * LEAST_LIMIT_S
 
 
 def test_a_request_on_trial_has_its_host_for_itself_and_other_models_run_beside_it():
@@ -400,10 +433,14 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS)
-def test_each_request_ends_once_whatever_its_host_does_and_none_but_culprits_fail(actions):
-    kit = Kit(host=FakeHost(kills=3))
+@given(ACTIONS, st.sampled_from([0, 2]))
+def test_each_request_ends_once_whatever_its_host_does_and_none_but_culprits_fail(actions, ahead):
+    kit = Kit(host=FakeHost(kills=3), ahead=ahead)
     jobs, values = [], {}
+    kit.admit("before")
+    kit.run_all()
+    del kit.ends["before"]
+    kit.clock.advance(UNDISTURBED_S)
     for name, *what in actions:
         if name == "admit":
             tag = len(values)
