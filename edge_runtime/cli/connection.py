@@ -177,6 +177,6 @@ def _nearest_model(client: DaemonClient, model: str | None) -> str:
     if not model:
         return ""
     try:
-        return nearest(model, {str(entry["name"]) for entry in client.models()})
+        return nearest(model, {str(entry["name"]) for entry in client.models() if entry["state"] != "not_served"})
     except (EdgeRuntimeError, ConnectionError, TimeoutError):
         return ""

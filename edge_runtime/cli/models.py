@@ -1,6 +1,7 @@
 """List the models of a running daemon, show what one takes and gives, try one with a picture, load and unload.
 
-list shows every version with its state and the reason of a failure. show tells how a picture becomes the tensor, and
+list shows every version with its state and the reason of a failure, and each file of the models folder that is not
+served, with what it lacks. show tells how a picture becomes the tensor, and
 what each output answers, where model.toml declares it. load and unload return when they are done.
 """
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from edge_runtime.client.zmq_client import Client
 
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
+
+CELL_CHARACTERS = 60
+"""A longer reason would make every line of the table wider than a terminal: it stands below."""
 
 BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone"}
 
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
-    """Print the table of `models list`, without empty columns. host: its process."""
+    """Print the table of `models list`, without empty columns, and long reasons below. host: its process."""
     rows = [[_cell(entry, column) for column in COLUMNS] for entry in models]
     kept = [index for index, column in enumerate(COLUMNS) if any(row[index] for row in rows) or column == "name"]
     screen.table(
@@ -64,6 +68,12 @@ def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
         [[row[index] for index in kept] for row in rows],
         right=("version", "memory", "host", "restarts"),
     )
+    for entry in models:
+        reason = str(entry.get("reason") or "")
+        if not _fits(reason):
+            what = str(entry.get("path") or f"{entry['name']} {entry.get('version') or ''}".rstrip())
+            screen.line()
+            screen.line(reason if reason.startswith(what) else f"{what}: {reason}")
 
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -72,7 +82,7 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> None:
     if screen.wants_json:
         screen.json(models)
     elif arguments.names:
-        for name in sorted({str(entry["name"]) for entry in models}):
+        for name in sorted({str(entry["name"]) for entry in models if entry.get("state") != "not_served"}):
             screen.line(name)
     elif models:
         print_models(models, screen)
@@ -154,6 +164,10 @@ def _connected_to_change(arguments: argparse.Namespace, action: str) -> Abstract
     return connected_over_zmq(arguments, f"models {action}")
 
 
+def _fits(reason: str) -> bool:
+    return len(reason) <= CELL_CHARACTERS and "\n" not in reason
+
+
 def _cell(entry: Mapping[str, Any], column: str) -> str:
     if column == "memory":
         nbytes = entry.get("memory_bytes")
@@ -163,4 +177,6 @@ def _cell(entry: Mapping[str, Any], column: str) -> str:
         value = host.get("pid" if column == "host" else "restarts")
         return str(value) if value else ""
     value = entry.get(column)
+    if column == "reason" and not _fits(str(value or "")):
+        return "below"
     return "" if value is None else str(value)

@@ -33,6 +33,7 @@ STATE_STYLES = {
     "unloading": "yellow",
     "refused": "red",
     "not served": "red",
+    "not_served": "yellow",
     "put off": "yellow",
 }
 

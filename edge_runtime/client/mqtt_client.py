@@ -208,7 +208,7 @@ class MqttClient:
     # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
 
     def models(self) -> list[dict[str, Any]]:
-        """List every version that the daemon knows."""
+        """List every version that the daemon knows, and each file of its models folder that it does not serve."""
         return cast("list[dict[str, Any]]", self._call("models"))
 
     def metadata(self, model: str, version: int | None = None) -> dict[str, Any]:

@@ -192,9 +192,10 @@ class Client:
     # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
 
     def models(self) -> list[dict[str, Any]]:
-        """List every version that the daemon knows.
+        """List every version that the daemon knows, and each file of its models folder that it does not serve.
 
-        Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes.
+        Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes. What lies in the
+        folder and is no version has version null, state "not_served", its path, and the reason.
         """
         return cast("list[dict[str, Any]]", self._call("models"))
 

@@ -189,8 +189,11 @@ class Runtime:
         return self._core
 
     def models(self) -> list[dict[str, Any]]:
-        """List every version: name, version, state, reason, backend, device, precision, mode, memory_bytes."""
-        return self._core.table.listing()
+        """List every version: name, version, state, reason, backend, device, precision, mode, memory_bytes, host.
+
+        What lies in the models folder and is no version has version None, state "not_served", and its path.
+        """
+        return self._core.table.inventory()
 
     def load(self, model: str, version: int | None = None) -> None:
         """Load (again) from the folder and wait. Raises LoadFailed, ModelNotFound."""

@@ -553,7 +553,8 @@ def _index(entries: list[dict[str, Any]], *, only_ready: bool) -> list[dict[str,
         if only_ready and state != "READY":
             continue
         reason = entry["reason"] or ("" if entry["state"] in STATES else entry["state"].replace("_", " "))
-        found.append({"name": entry["name"], "version": str(entry["version"]), "state": state, "reason": reason})
+        version = "" if entry["version"] is None else str(entry["version"])
+        found.append({"name": entry["name"], "version": version, "state": state, "reason": reason})
     return found
 
 

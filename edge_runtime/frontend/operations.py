@@ -189,8 +189,8 @@ class OperationHandlers:
         call.reply(True)
 
     def models(self, call: OperationCall) -> None:
-        """Reply the entries of all versions."""
-        call.reply(self._table.listing())
+        """Reply the entries of all versions, and of what lies in the models folder and is none."""
+        call.reply(self._table.inventory())
 
     def metadata(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply at once, or after the load of a model on demand, which this starts as a request would."""

@@ -26,10 +26,11 @@ DEFAULT_LATEST = 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A path in the folder that is not served, and why."""
+    """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself."""
 
     path: Path
     reason: str
+    model: str = ""
 
     def __str__(self) -> str:
         path = str(self.path)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_runtime.config.loading import load_model_settings
@@ -175,7 +175,8 @@ def scan(root: Path | None, known: Scan | None = None, named: Mapping[str, Path]
         one = _named_model(name, place, known)
         problems = (*found.problems, *one.problems)
         if hidden is not None:
-            problems = (*problems, Problem(hidden.path, f"ignored: the configuration serves {place} as {name!r}"))
+            reason = f"ignored: the configuration serves {place} as {name!r}"
+            problems = (*problems, Problem(hidden.path, reason, name))
         others = {other: model for other, model in found.models.items() if other != name}
         found = Scan(dict(sorted((others | dict(one.models)).items())), problems, found.unreadable | one.unreadable)
     return found
@@ -187,7 +188,7 @@ def scan(root: Path | None, known: Scan | None = None, named: Mapping[str, Path]
 def _named_model(name: str, place: Path, known: Scan) -> Scan:
     """The one model of a place: a folder of versions or artifacts, or a file."""
     if not is_model_name(name):
-        return Scan({}, (Problem(place, f"{name!r} is no model name; wanted {NAME_RULE}"),))
+        return Scan({}, (Problem(place, f"{name!r} is no model name; wanted {NAME_RULE}", name),))
     return _FolderWalk(place if not place.is_file() else place.parent, known).one_model(name, place)
 
 
@@ -217,19 +218,24 @@ class _FolderWalk:
                 models[entry.name] = model
         for model in self._flat_models(files, taken=models):
             models[model.name] = model
-        found = [problem for name in sorted(models) for problem in _problems_of(models[name])]
-        return Scan(
-            dict(sorted(models.items())), (*self._problems, *found), frozenset(map(Path, self._listing.unreadable))
-        )
+        found = [*self._problems, *(problem for name in sorted(models) for problem in _problems_of(models[name]))]
+        named = tuple(replace(problem, model=self._model_of(problem.path)) for problem in found)
+        return Scan(dict(sorted(models.items())), named, frozenset(map(Path, self._listing.unreadable)))
 
     def one_model(self, name: str, place: Path) -> Scan:
         """Read a place that is one model: the root itself, or a file in it."""
         is_root = str(place) == self._root
         model = self._model(name, self._root, is_root=True) if is_root else self._one_file(name, place)
         found = [*self._problems, *(_problems_of(model) if model is not None else ())]
-        return Scan(
-            {name: model} if model is not None else {}, tuple(found), frozenset(map(Path, self._listing.unreadable))
-        )
+        named = tuple(replace(problem, model=name) for problem in found)
+        return Scan({name: model} if model is not None else {}, named, frozenset(map(Path, self._listing.unreadable)))
+
+    def _model_of(self, path: Path) -> str:
+        """Return the model that a path of the models folder is of, or would be; "" of the folder itself."""
+        if str(path) == self._root:
+            return ""
+        first, *below = path.relative_to(self._root).parts
+        return first if below or not suffix_of(first) or path.is_dir() else _stem(first)
 
     # ---- a folder that is a model
 

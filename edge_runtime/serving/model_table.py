@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from edge_runtime.errors import ModelNotFound, NotReady, NotServed
+from edge_runtime.repository.folder import Problem
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.split import Split
@@ -34,6 +35,10 @@ class VersionState(Enum):
     STANDBY = "standby"
 
 
+NOT_SERVED = "not_served"
+"""The state that `models` reports of what lies in the models folder and is no version."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """The state of one version, loaded or not, and why."""
@@ -51,11 +56,13 @@ class ModelTable:
         """executor: whose thread loads the versions that `take_wanted` returns.
 
         is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
-        closed: models that only the door may ask which brought them. Set by the loader's thread.
+        closed: models that only the door may ask which brought them. not_served: what lies in the models folder and
+        is no version. Both set by the loader's thread.
         """
         self.generation = 0
         self.is_complete = False
         self.closed: frozenset[str] = frozenset()
+        self.not_served: tuple[Problem, ...] = ()
         self._live: dict[str, dict[int, Servable]] = {}
         self._beside: dict[str, tuple[Servable, ...]] = {}
         self._splits: dict[str, Split] = {}
@@ -230,8 +237,25 @@ class ModelTable:
         return all(status.state is not VersionState.LOADING for status in self.statuses())
 
     def listing(self) -> list[dict[str, Any]]:
-        """Return the result of the `models` op (wire v1)."""
+        """Return an entry for each version (wire v1)."""
         return [self._entry(status) for status in self.statuses()]
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """Return the result of the `models` op: each version, and what lies in the folder and is none."""
+        left = [
+            {
+                **dict.fromkeys(("backend", "device", "precision", "mode"), ""),
+                "name": problem.model,
+                "version": None,
+                "state": NOT_SERVED,
+                "reason": problem.reason,
+                "memory_bytes": 0,
+                "host": None,
+                "path": str(problem.path),
+            }
+            for problem in self.not_served
+        ]
+        return [*self.listing(), *left]
 
     def _entry(self, status: VersionStatus) -> dict[str, Any]:
         servable = self.find(status.model, status.number)
@@ -269,7 +293,8 @@ class ModelTable:
             if not self.is_complete:
                 raise NotReady(f"the models are loading, and {model} is not known yet", retry_after_ms=100.0)
             names = ", ".join(sorted(self._statuses)[:20]) or "none"
-            raise ModelNotFound(f"Request for unknown model: '{model}' is not found; there are: {names}")
+            left = next((f"; not served: {problem}" for problem in self.not_served if problem.model == model), "")
+            raise ModelNotFound(f"Request for unknown model: '{model}' is not found; there are: {names}{left}")
         if number is None:
             hopeful = [each for each in known.values() if each.state in {VersionState.ON_DEMAND, VersionState.LOADING}]
             return max(hopeful or known.values(), key=lambda status: status.number)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
 from edge_runtime.repository.folder import ModelFolder, Problem, select_versions
+from edge_runtime.repository.names import SETTINGS_FILE
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override, OverrideFiles
 from edge_runtime.repository.watch import VersionChange, Watcher
 from edge_runtime.serving.load_marks import LoadMarks
@@ -223,19 +224,26 @@ class ModelSources:
         return self._watcher.scan.models.get(model) if self._watcher is not None else None
 
     def _report_problems(self, watcher: Watcher) -> None:
-        """Log once what lies in the folder and is not served."""
+        """Log once what lies in the folder and is not served, and list what is no version."""
         scan = watcher.scan
-        problems = set(map(str, [*scan.problems, *self._ignored(scan.models.values())]))
-        for problem in sorted(problems - self._reported):
-            log.warning("not served: %s", problem)
-        self._reported = problems
+        problems = [*scan.problems, *self._ignored(scan.models.values())]
+        told = set(map(str, problems))
+        for text in sorted(told - self._reported):
+            log.warning("not served: %s", text)
+        self._reported = told
+        of_versions = set(_version_problems(scan.models.values()))
+        self._table.not_served = tuple(
+            each for each in problems if each.model and (each.path, each.reason) not in of_versions
+        )
 
     def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
         for folder in folders:
             release = self.releases.get(folder.name)
             if release is not None:
                 (number,) = release.versions
-                yield Problem(folder.path, f"ignored: release {number} of the update repository serves this name")
+                yield Problem(
+                    folder.path, f"ignored: release {number} of the update repository serves this name", folder.name
+                )
 
     def _take(self, changes: list[VersionChange]) -> None:
         for change in changes:
@@ -286,3 +294,12 @@ class ModelSources:
                 return
             if self._table.is_building(folder.name, number):
                 return  # one more engine at most: each takes minutes
+
+
+def _version_problems(folders: Iterable[ModelFolder]) -> Iterator[tuple[Path, str]]:
+    """Yield the problems of versions, and of settings of models that have some: their own states tell of those."""
+    for folder in folders:
+        for version in folder.versions.values():
+            yield from ((problem.path, problem.reason) for problem in version.problems)
+        if folder.versions and folder.settings_error is not None:
+            yield folder.path / SETTINGS_FILE, folder.settings_error

@@ -126,9 +126,12 @@ _ROWS = (
     Operation(
         "models",
         Scope.INFER,
-        "List every version that the daemon knows.",
+        "List every version that the daemon knows, and each file of its models folder that it does not serve.",
         result="list[dict[str, Any]]",
-        notes="Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes.",
+        notes=(
+            "Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes. What lies "
+            'in the folder and is no version has version null, state "not_served", its path, and the reason.'
+        ),
         command="models list",
     ),
     Operation(

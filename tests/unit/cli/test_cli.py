@@ -352,6 +352,27 @@ def test_models_are_listed_with_what_there_is_to_say(server: FakeServer, capsys:
     assert "<models>/<name>/1/model.onnx" in capsys.readouterr().out
 
 
+def test_what_is_not_served_is_listed_and_long_reasons_stand_below_the_table(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "is a pickle, which holds code: " + "where it was made, " * 5
+    left = {"version": None, "state": "not_served", "backend": "", "memory_bytes": 0}
+    server.results["models"] = [
+        {"name": "a", "version": 1, "state": "ready", "reason": "", "backend": "openvino", "memory_bytes": 0},
+        {"name": "b", "version": 2, "state": "failed", "reason": long, "backend": "", "memory_bytes": 0},
+        {"name": "c", "reason": long, "path": "/models/c.pkl", **left},
+        {"name": "my d", "reason": "'my d' is no model name", "path": "/models/my d.onnx", **left},
+    ]
+    assert main(["models", "list"]) == 0
+    table, *below = capsys.readouterr().out.strip().split("\n\n")
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert rows[1:3] == [["b", "2", "failed", "below"], ["c", "not_served", "below"]]
+    assert rows[3] == ["my", "d", "not_served", "'my", "d'", "is", "no", "model", "name"]
+    assert [line.strip() for line in below] == [f"b 2: {long}".strip(), f"/models/c.pkl: {long}".strip()]
+    assert main(["models", "list", "--names"]) == 0
+    assert capsys.readouterr().out.split() == ["a", "b"]
+
+
 def test_show_says_what_a_model_takes_and_gives(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "show", "echo"]) == 0
     shown = capsys.readouterr().out
