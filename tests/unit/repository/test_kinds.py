@@ -142,3 +142,19 @@ def test_no_bytes_make_it_raise(tmp_path: Path) -> None:
         found = kind_of(file)
         assert found is None or found in kinds.KINDS
         file.unlink()
+
+
+# ---- docs/models.md -------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds.KINDS if kind.suffixes])
+def test_the_page_of_what_can_be_dropped_in_has_a_row_for_each_kind(kind: FileKind) -> None:
+    fitting = [row for row in ROWS if all(f"`{suffix}`" in row.split(" | ")[0] for suffix in kind.suffixes)]
+    needs = [each for each in (kind.served_with.split(" or ") if kind.is_model else []) if each]
+    needs += [f"edge-runtime[{kind.extra}]"] if kind.extra else []
+    assert any(all(f"`{each}`" in row for each in needs) for row in fitting), f"{kind.name}: {needs} in {fitting}"
+    is_served = [row in PAGE.partition("## What is not served")[0] for row in fitting]
+    assert kind.is_model in is_served, "it stands in the other table"
