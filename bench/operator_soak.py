@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.servers import REPOSITORY
 from bench.single_operators import add_case_arguments, make_cases
 from edge_runtime import Client
 from edge_runtime.errors import EdgeRuntimeError
@@ -76,11 +77,11 @@ def soak(
     replies: Counter[str] = Counter()
     states: Counter[str] = Counter()
     done, ended = 0, []
-    daemon = _start(folder)
+    daemon = start_daemon(folder)
     try:
         endpoint = f"ipc://{folder}/i.sock"
         with Client(endpoint, timeout_ms=ASK_MS) as client:
-            _wait_ready(client, daemon)
+            wait_ready(client, daemon)
             good = GoodModel(endpoint)
             good.start()
             started_s = time.monotonic()
@@ -104,7 +105,7 @@ def soak(
             "good_failures": good.failures[:10],
             "good_ms": {str(q): round(float(np.percentile(times, q)) * 1e3, 2) for q in (50, 99, 100)},
             "states": dict(states), "replies": dict(replies),
-            "daemon_rss_mib": _rss_mib(daemon.pid) if not ended else None,
+            "daemon_rss_mib": rss_mib(daemon.pid) if not ended else None,
         }  # fmt: skip
     finally:
         if daemon.poll() is None:
@@ -160,16 +161,19 @@ def _settled(client: Client, names: set[str], daemon: subprocess.Popen[bytes]) -
     return {name: found.get(name, "not listed") for name in names}
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
+def start_daemon(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a daemon whose models, state, socket, configuration and log lie in one folder, which is its home too."""
     command = [
         sys.executable, "-m", "edge_runtime", "serve", "--models", str(folder / "models"),
         "--state", str(folder / "state"), "--zmq", f"ipc://{folder}/i.sock", "--config", str(folder / "config.toml"),
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
-        return subprocess.Popen(command, stderr=log, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.Popen(command, cwd=folder, stderr=log, env=environment)
 
 
-def _wait_ready(client: Client, daemon: subprocess.Popen[bytes]) -> None:
+def wait_ready(client: Client, daemon: subprocess.Popen[bytes]) -> None:
+    """Wait until the good model answers. Raises SystemExit."""
     end_s = time.monotonic() + SETTLE_S
     while time.monotonic() < end_s and daemon.poll() is None:
         try:
@@ -181,7 +185,8 @@ def _wait_ready(client: Client, daemon: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the daemon does not serve the good model; look into its log")
 
 
-def _rss_mib(pid: int) -> float:
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return round(int(line.split()[1]) / 1024, 1)

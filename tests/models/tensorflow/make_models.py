@@ -4,7 +4,8 @@
 
 A convolution and a dense layer over 8x8 pixels, weights of a fixed seed: `saved_model/`, `model.tflite`, and
 `expected.npz` with inputs and what TensorFlow and TensorFlow Lite answer. `py_function/` is a SavedModel that calls
-Python, `lambda.keras` a Keras file whose layer is Python code; both would make a file called `canary`.
+Python, `lambda.keras` a Keras file whose layer is Python code; both would make a file called `canary`. `digits.keras`
+and `digits.h5` are one Keras model in both formats, and `digits.npz` what it answers.
 """
 
 from __future__ import annotations
@@ -49,6 +50,20 @@ def _touch(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
+def write_keras() -> None:
+    """Write a Keras model over the same pixels, in both of its formats."""
+    keras = tf.keras
+    keras.utils.set_random_seed(5)
+    image = keras.Input((64,), name="image")
+    edges = keras.layers.Conv2D(4, 3, padding="same", activation="relu")(keras.layers.Reshape((8, 8, 1))(image))
+    found = keras.layers.Flatten()(keras.layers.MaxPooling2D()(keras.layers.BatchNormalization()(edges)))
+    model = keras.Model(image, keras.layers.Dense(10, activation="softmax", name="chances")(found))
+    model.save(HERE / "digits.keras")
+    model.save(HERE / "digits.h5")
+    rows = np.random.default_rng(6).uniform(0, 1, (8, 64)).astype(np.float32)
+    np.savez_compressed(HERE / "digits.npz", image=rows, chances=model(rows).numpy())
+
+
 def main() -> None:
     """Write all."""
     network = Network()
@@ -63,6 +78,7 @@ def main() -> None:
     layer = tf.keras.layers.Lambda(lambda x: __import__("pathlib").Path("canary").touch() or x, output_shape=(4,))
     outputs = layer(inputs)
     tf.keras.Model(inputs, outputs).save(HERE / "lambda.keras")
+    write_keras()
 
 
 if __name__ == "__main__":

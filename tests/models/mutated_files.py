@@ -1,0 +1,201 @@
+"""Real files of every kind that people drop in, and mutations of them: damaged, cut, spliced, with absurd numbers.
+
+Owns: one real file of each kind (`write_real`), and `mutated`, which the same seed repeats. What only its own library
+can write is made where that is installed; its kind is left out elsewhere, and `MISSING` says what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import random
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.models import ir_models, onnx_models, paddle_models
+
+TENSORFLOW = Path(__file__).parent / "tensorflow"
+
+_ABSURD = (b"-1", b"0", b"1e999", b"NaN", b"18446744073709551616", b"99999999999", b'"x"', b"[]", b"null")
+_EDGES = (b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+
+
+def _onnx(folder: Path) -> None:
+    onnx_models.mlp(folder)
+
+
+def _ir(folder: Path) -> None:
+    onnx_models.mlp(folder / "made")
+    ir_models.from_onnx(folder / "made" / "model.onnx", folder)
+    shutil.rmtree(folder / "made")
+
+
+def _ort(folder: Path) -> None:
+    import onnxruntime
+
+    made = onnx_models.mlp(folder / "made")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(str(made), options, providers=["CPUExecutionProvider"])
+    shutil.rmtree(folder / "made")
+
+
+def _paddle(folder: Path) -> None:
+    paddle_models.mlp(folder)
+
+
+def _copied(name: str, to: str) -> Callable[[Path], None]:
+    def copy(folder: Path) -> None:
+        if (TENSORFLOW / name).is_dir():
+            shutil.copytree(TENSORFLOW / name, folder, dirs_exist_ok=True)
+        else:
+            shutil.copy(TENSORFLOW / name, folder / to)
+
+    return copy
+
+
+PICKLED = b"\x80\x02cos\nsystem\n(S'touch canary'\ntR."
+"""A pickle that makes a file when it is read, written by hand: nothing here can unpickle."""
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "model.pkl").write_bytes(PICKLED)
+
+
+def _pickled_weights(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", PICKLED)
+        archive.writestr("model/version", b"3")
+        archive.writestr("model/data/0", bytes(64))
+
+
+def _mar(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "model.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", b'{"model": {"handler": "handler.py", "serializedFile": "model.pt"}}')
+        archive.writestr("handler.py", b"import pathlib\npathlib.Path('canary').touch()\n")
+        archive.writestr("model.pt", PICKLED)
+
+
+def _made(source_format: str, name: str) -> Callable[[Path], None]:
+    """A model of the converters' tests, made by its own library."""
+
+    def make(folder: Path) -> None:
+        from edge_runtime_converters.formats import SourceFormat
+        from tests.converters.sources import source_of
+
+        source_of(SourceFormat[source_format], folder).rename(folder / name)
+
+    return make
+
+
+REAL: Mapping[str, Callable[[Path], None]] = {
+    "onnx": _onnx,
+    "xml": _ir,
+    "ort": _ort,
+    "tflite": _copied("model.tflite", "model.tflite"),
+    "saved_model": _copied("saved_model", ""),
+    "pdmodel": _paddle,
+    "keras": _copied("digits.keras", "model.keras"),
+    "h5": _copied("digits.h5", "model.h5"),
+    "pickle": _pickle,
+    "pickled_pt": _pickled_weights,
+    "mar": _mar,
+    "pt": _made("TORCHSCRIPT", "model.pt"),
+    "pt2": _made("PYTORCH", "model.pt2"),
+    "xgboost": _made("XGBOOST", "model.json"),
+    "lightgbm": _made("LIGHTGBM", "model.txt"),
+    "skops": _made("SKLEARN", "model.skops"),
+}
+
+NEEDS = {"pt": "torch", "pt2": "torch", "xgboost": "xgboost", "lightgbm": "lightgbm", "skops": "skops"}
+
+MISSING = {kind: module for kind, module in NEEDS.items() if importlib.util.find_spec(module) is None}
+"""Kinds that cannot be made here, and what each needs."""
+
+
+def write_real(kind: str, folder: Path) -> None:
+    """Write a real model of one kind into a version's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    REAL[kind](folder)
+
+
+def mutate(folder: Path, seed: int) -> None:
+    """Change one file of a version's folder, often the first that is read, in a way that the seed decides."""
+    chance = random.Random(seed)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = chance.choice(files)
+    path.write_bytes(mutated(path.read_bytes(), chance))
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    """Return a file's bytes, changed: as a whole, inside one member of a zip, or by a number where it is text."""
+    if content.startswith(b"PK") and chance.random() < 0.6:
+        return _with_other_member(content, chance)
+    if chance.random() < 0.5 and _is_text(content):
+        return _with_other_number(content, chance)
+    return _damaged(content, chance)
+
+
+def _damaged(content: bytes, chance: random.Random) -> bytes:
+    data = bytearray(content)
+    if not data:
+        return chance.randbytes(chance.randrange(64))
+    at = chance.randrange(len(data))
+    match chance.randrange(8):
+        case 0:  # cut short
+            del data[at:]
+        case 1:  # a block lost
+            del data[at : at + chance.randrange(1, 512)]
+        case 2:  # a block twice
+            data[at:at] = data[at : at + chance.randrange(1, 512)]
+        case 3:  # a block of zeros, as a disk leaves it
+            end = min(at + chance.randrange(1, 4096), len(data))
+            data[at:end] = bytes(end - at)
+        case 4:  # rubbish behind it
+            data += chance.randbytes(chance.randrange(1, 4096))
+        case 5:  # a number with an edge value, near the beginning, where sizes and offsets are
+            at = chance.randrange(min(len(data), 256))
+            edge = chance.choice(_EDGES)
+            data[at : at + len(edge)] = edge
+        case _:  # some bytes
+            for _ in range(chance.randrange(1, 17)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+def _is_text(content: bytes) -> bool:
+    return b"\x00" not in content[:512]
+
+
+def _with_other_number(content: bytes, chance: random.Random) -> bytes:
+    numbers = list(re.finditer(rb"-?\d+(\.\d+)?", content[: 1 << 20]))
+    if not numbers:
+        return _damaged(content, chance)
+    found = chance.choice(numbers)
+    return content[: found.start()] + chance.choice(_ABSURD) + content[found.end() :]
+
+
+def _with_other_member(content: bytes, chance: random.Random) -> bytes:
+    """Change one member of a zip, and write sums that fit, so that its reader gets to what it holds."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = {each.filename: archive.read(each) for each in archive.infolist()}
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
+        return _damaged(content, chance)
+    name = chance.choice(sorted(members))
+    change = chance.randrange(6)
+    if change == 0:
+        del members[name]
+    elif change == 1:
+        members[chance.choice(("../outside", "/tmp/outside", "a" * 300, name + "/x"))] = members[name]
+    else:
+        members[name] = mutated(members[name], chance)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for each, data in members.items():
+            archive.writestr(each, data)
+    return made.getvalue()
