@@ -11,11 +11,12 @@ import html
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.backends.onnx_interface import declared_interface
+from edge_runtime.backends.onnx_zipmap import zipmap_classes
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, ProtobufFields
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -61,7 +62,8 @@ def read_metadata(artifact: Path) -> ModelMetadata:
     """Read what an ONNX or IR file says of itself; nothing of any other file. Raises nothing."""
     try:
         if artifact.suffix == ".onnx":
-            return _of_entries(_onnx_entries(artifact))
+            found = _of_entries(_onnx_entries(artifact))
+            return found if found.names else replace(found, names=zipmap_classes(artifact))
         if artifact.suffix == ".xml":
             return _of_ir(_xml(artifact))
     except (LoadFailed, OSError):

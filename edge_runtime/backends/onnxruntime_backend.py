@@ -23,6 +23,7 @@ from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import ArtifactFiles
 from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.onnx_zipmap import without_zipmaps
 from edge_runtime.backends.row_buffers import bound_buffers
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -55,6 +56,15 @@ PROVIDERS = {
     "TENSORRT": "TensorrtExecutionProvider",
     "OPENVINO": "OpenVINOExecutionProvider",
 }
+
+_DICTIONARIES = "seq(map("
+"""What ZipMap makes, at the end of scikit-learn's classifiers."""
+
+_LOCALE_ADVICE = (
+    "the model changes the case of text by a locale that this machine has not: on Debian and Ubuntu do "
+    'apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8; or convert the model with locale="C.UTF-8", '
+    "which every Debian has (skl2onnx: options={id(vectorizer): {'locale': 'C.UTF-8'}})"
+)
 
 _OWN_OPTIONS = frozenset(("arena", "allow_cpu_nodes", "optimization"))
 _CODE_OPTIONS = ("plugin", "lib_path", "library", "custom_op")
@@ -94,7 +104,11 @@ class OnnxRuntimeBackend:
         kind, _, which = options.device.upper().partition(":")
         providers = choose_providers(library, kind or "CPU", which, options, files)
         growth = watch_growth(files.total_bytes)
-        session = _session(library, artifact, options, providers)
+        session = _session(library, artifact, str(artifact), options, providers)
+        if any(node.type.startswith(_DICTIONARIES) for node in session.get_outputs()):
+            model = without_zipmaps(artifact)
+            if model is not None:
+                session = _session(library, artifact, model, options, providers)
         _check_providers(session, providers[0][0], artifact)
         spec = ModelSpec(
             tuple(_tensor_spec(node, artifact) for node in session.get_inputs()),
@@ -284,15 +298,19 @@ def _library() -> ModuleType:
 
 
 def _session(
-    library: ModuleType, artifact: Path, options: LoadOptions, providers: list[tuple[str, dict[str, str]]]
+    library: ModuleType,
+    artifact: Path,
+    model: str | bytes,
+    options: LoadOptions,
+    providers: list[tuple[str, dict[str, str]]],
 ) -> Any:
-    """Make the session. Raises LoadFailed with the library's reason."""
+    """Make the session. model: the artifact's path, or its content, changed. Raises LoadFailed with a reason."""
     settings = _session_options(library, options, providers[0][0])
     # The C++ side reads this variable despite the argument below, and would let a model configure its session.
     os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)
     try:
         return library.InferenceSession(
-            str(artifact),
+            model,
             settings,
             providers=providers,
             enable_fallback=0,  # else the CPU replaces a provider that fails, with a printed line
@@ -302,6 +320,8 @@ def _session(
         reason = " ".join(str(error).split())[:600]
         if "disable_cpu_ep_fallback" in reason or "explicitly disabled by the user" in reason:
             reason += '; allow_cpu_nodes = "1" in the options lets the CPU run them'
+        if "construct locale" in reason:
+            reason += f"; {_LOCALE_ADVICE}"
         raise LoadFailed(f"ONNX Runtime cannot load {artifact.name}: {reason}") from error
 
 
@@ -348,7 +368,7 @@ def _tensor_spec(node: Any, artifact: Path) -> TensorSpec:
     if datatype is None:
         raise LoadFailed(
             f"{artifact.name}: {node.name!r} is {node.type}, which cannot be sent; wanted a tensor of a known datatype "
-            "(scikit-learn's converter: zipmap=False)"
+            "(a dictionary is served where ZipMap writes it at the model's end)"
         )
     shape = tuple(size if isinstance(size, int) and size >= 0 else DYNAMIC for size in node.shape)
     return TensorSpec(node.name, datatype, shape)
