@@ -27,6 +27,11 @@ FRAME_CHANNELS = (1, 3)
 DEFAULT_OVERLAP = 0.45
 """Of Ultralytics' and YOLOv5's `non_max_suppression`."""
 
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16"
+]
+TensorShape = tuple[Annotated[int, Meta(ge=-1, le=2**31)], ...]
+
 Side = Annotated[int, Meta(ge=1, le=16_384)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Level = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -71,6 +76,13 @@ class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"sourc
 
     size: tuple[Side, Side] | None = None
     """Height and width, where the model leaves them open."""
+
+    shape: TensorShape | None = None
+    """Of a TorchScript model, which does not say it: the tensor's whole shape, -1 where it is open. A table that says
+    nothing but `shape` and `datatype` declares no picture."""
+
+    datatype: Datatype | None = None
+    """With `shape`: the tensor's datatype. When absent: `"FP32"`."""
 
     def __post_init__(self) -> None:
         if self.range is not None and (self.mean or self.scale):
@@ -125,6 +137,19 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
     most: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Most boxes of an answer."""
+
+    shape: TensorShape | None = None
+    """Of a TorchScript model: the tensor's whole shape, -1 where it is open. When absent: as two runs at load tell. A
+    table that says nothing but `shape` and `datatype` declares no answer."""
+
+    datatype: Datatype | None = None
+    """With `shape`: the datatype that it must have."""
+
+
+def says_steps(table: InputSteps | OutputSteps) -> bool:
+    """Return whether a table declares steps, and does not describe its tensor alone."""
+    is_plain = table.shape is None and table.datatype is None
+    return is_plain or replace(table, shape=None, datatype=None) != type(table)()
 
 
 class Form(NamedTuple):

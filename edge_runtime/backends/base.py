@@ -40,7 +40,8 @@ class LoadOptions:
     "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the library's own words, passed through.
     max_rows: most rows of one run, where the configuration says it; engines are built for that range.
     host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared with the model, which
-    its host runs beside it.
+    its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a file that does not say
+    them.
     """
 
     threads: int = 1
@@ -52,6 +53,7 @@ class LoadOptions:
     max_rows: int | None = None
     host_memory_bytes: int | None = None
     steps: ModelSteps | None = None
+    declared: ModelSpec | None = None
 
 
 class Bound(Protocol):

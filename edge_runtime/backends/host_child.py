@@ -93,6 +93,10 @@ def import_backend(name: str) -> None:
             case "tensorrt":
                 # Not TensorRT itself: CUDA, once it began, does not survive a fork.
                 from edge_runtime.backends import tensorrt_backend  # noqa: F401
+            case "pytorch":
+                from edge_runtime.backends import pytorch_backend
+
+                pytorch_backend.PyTorchBackend().prepare_import()
             case _:
                 from edge_runtime.backends import python_backend  # noqa: F401
 

@@ -160,7 +160,10 @@ class _Forker:
 
 
 def _confinement(parent: int, task: HostTask) -> Confinement:
-    """A host sees its version's folder, and may write where the model's options have OpenVINO keep its cache."""
+    """A host sees its version's folder, and may write where the model's options have OpenVINO keep its cache.
+
+    One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
+    """
     cache = task.options.extra.get("CACHE_DIR", "")
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:
@@ -169,7 +172,7 @@ def _confinement(parent: int, task: HostTask) -> Confinement:
     return Confinement(
         parent,
         has_network=True,  # the parent's filter, which has none, is the host's already
-        reads=(str(Path(task.artifact).parent),),
+        reads=(task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent),),
         writes=(cache,) if cache else (),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
     )

@@ -37,9 +37,15 @@ def import_library(module: str, extra: str, without: Sequence[str] = ()) -> Modu
             sys.modules.pop(part, None)
 
 
+PYTORCH_ADVICE = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""No extra brings it: each device needs another build, and PyPI's brings gigabytes of CUDA. Source:
+https://pytorch.org/get-started/locally."""
+
+
 def not_installed(module: str, extra: str) -> BackendUnavailable:
     """The error for a missing library."""
-    return BackendUnavailable(f"{module} is not installed; install it with: pip install 'edge-runtime[{extra}]'")
+    advice = PYTORCH_ADVICE if module == "torch" else f"pip install 'edge-runtime[{extra}]'"
+    return BackendUnavailable(f"{module} is not installed; install it with: {advice}")
 
 
 def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) -> Probe:

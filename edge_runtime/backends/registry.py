@@ -17,7 +17,10 @@ from edge_runtime.errors import BackendUnavailable
 if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
 
-_BACKENDS = ("onnxruntime", "openvino", "tensorrt", "python")
+_BACKENDS = ("onnxruntime", "openvino", "tensorrt", "pytorch", "python")
+
+_MODULES = {"pytorch": "torch"}
+"""The library of a backend, where it has another name."""
 
 
 def known_backends() -> tuple[str, ...]:
@@ -35,10 +38,10 @@ def backend(name: str, *, allow_python: bool = False, engines: EngineSource | No
         raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(_BACKENDS)}")
     if name == "tensorrt":
         is_installed = installed_library() is not None
-    else:  # the others' libraries and extras have their names
-        is_installed = name == "python" or find_spec(name) is not None
+    else:  # the others' extras have their names
+        is_installed = name == "python" or find_spec(_MODULES.get(name, name)) is not None
     if not is_installed:
-        raise not_installed(name, name)
+        raise not_installed(_MODULES.get(name, name), name)
     return _make(name, allow_python=allow_python, engines=engines)
 
 
@@ -61,6 +64,10 @@ def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None
             from edge_runtime.backends.tensorrt_backend import TensorRtBackend
 
             return TensorRtBackend(engines)
+        case "pytorch":
+            from edge_runtime.backends.pytorch_backend import PyTorchBackend
+
+            return PyTorchBackend()
         case _:
             from edge_runtime.backends.python_backend import PythonBackend
 

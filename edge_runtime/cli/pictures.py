@@ -94,7 +94,7 @@ def steps_once(text: str) -> InputSteps:
             values[key] += f",{part.strip()}"
         else:
             raise UsageError(f"--as: got {text!r}, wanted KEY=VALUE,…, for example range=0..1,fit=stretch")
-    known = [each for each in InputSteps.__struct_encode_fields__ if each != "from"]
+    known = [each for each in InputSteps.__struct_encode_fields__ if each not in ("from", "shape", "datatype")]
     for name in values:
         if name not in known:
             raise UsageError(f"--as: there is no {name!r}{nearest(name, known)}; wanted {', '.join(known)}")

@@ -20,7 +20,7 @@ from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.serving.presets import fill_inputs, fill_outputs
-from edge_runtime.steps import ModelSteps, Preset
+from edge_runtime.steps import ModelSteps, Preset, says_steps
 
 MAX_LABELS_BYTES = 4 << 20
 """Of one file: 100 000 labels of 40 bytes."""
@@ -38,14 +38,16 @@ def declared_steps(
     What the tables leave out comes from the preset, or from the artifact's own metadata. Raises LoadFailed: a file is
     missing or no text, or a preset does not tell enough.
     """
-    if not settings.input and not settings.output and settings.preset is None:
+    is_filled = settings.preset is not None
+    given = {name: each for name, each in settings.input.items() if is_filled or says_steps(each)}
+    taken = {name: each for name, each in settings.output.items() if is_filled or says_steps(each)}
+    if not given and not taken and not is_filled:
         return None
     metadata = read_metadata(artifact)
     preset = settings.preset or metadata.preset
     spec = read_interface(artifact) if preset is not None else None
-    adds = settings.preset is not None
-    inputs = fill_inputs(settings.input, preset, spec, metadata, adds=adds)
-    outputs = fill_outputs(settings.output, preset, spec, metadata, adds=adds)
+    inputs = fill_inputs(given, preset, spec, metadata, adds=is_filled)
+    outputs = fill_outputs(taken, preset, spec, metadata, adds=is_filled)
     labels: dict[str, tuple[str, ...]] = {}
     for name, steps in list(outputs.items()):
         if isinstance(steps.labels, tuple):

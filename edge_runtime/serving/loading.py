@@ -20,6 +20,7 @@ from edge_runtime.backends.registry import known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
+from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
@@ -493,8 +494,22 @@ def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimi
         extra=_options_for(choice.name, {**choice.extra, **settings.options}),
         concurrency=min(settings.instances or cores, max(cores // threads, 1)),
         max_rows=settings.max_batch_rows,
+        declared=_declared(settings),
         host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
     )
+
+
+def _declared(settings: ModelSettings) -> ModelSpec | None:
+    """Return the tensors that `[input.NAME]` and `[output.NAME]` describe; None where they describe none."""
+    inputs, outputs = (
+        tuple(
+            TensorSpec(name, each.datatype or default, each.shape or ())
+            for name, each in tables.items()
+            if each.shape is not None or each.datatype is not None
+        )
+        for tables, default in ((settings.input, "FP32"), (settings.output, ""))
+    )
+    return ModelSpec(inputs, outputs) if inputs or outputs else None
 
 
 def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ ENTRANCES = ("__init__", "__main__")
 FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime",),
     "openvino": ("backends.openvino",),
+    "torch": ("backends.pytorch",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
     "paho": ("transports.", "client."),
@@ -51,7 +52,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "subprocess": ("sandbox.child", "backends.hosts", "tuning.measurement", "client.load_generator", "fleet.camera"),
     "multiprocessing": (),
     # Needed to build, train or check models, never to serve them.
-    **dict.fromkeys(("onnx", "torch", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
+    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
 }
 """Package -> beginnings of the module names (below edge_runtime) that may import it."""
 
