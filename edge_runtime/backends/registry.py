@@ -45,6 +45,11 @@ def backend(name: str, *, allow_python: bool = False, engines: EngineSource | No
     return _make(name, allow_python=allow_python, engines=engines)
 
 
+def artifact_names(name: str) -> tuple[str, ...]:
+    """Return the files that a backend loads, best first, whether or not its library is installed."""
+    return _make(name).artifacts
+
+
 def probe_all() -> tuple[Probe, ...]:
     """Probe every backend; imports their libraries."""
     return tuple(_make(name).probe() for name in _BACKENDS)

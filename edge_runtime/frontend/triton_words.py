@@ -25,7 +25,10 @@ from edge_runtime.tensors import Array, bf16_to_fp32
 PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 """Triton's names of backends in metadata; the others are called as here."""
 
-MODEL_FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "python": "model.py"}
+MODEL_FILES = {
+    "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
+    "python": "model.py",
+}  # fmt: skip
 """What `default_model_filename` says of each backend."""
 
 CPU_DEVICES = ("", "CPU")

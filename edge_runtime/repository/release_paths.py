@@ -29,7 +29,8 @@ release: a thief who publishes under the highest possible one would leave no cou
 RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
 
 _CODE = re.compile(
-    r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh)|saved_model\.pb(txt)?", re.IGNORECASE
+    r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
+    re.IGNORECASE,
 )
 _OWNER = re.compile(r"[a-z0-9-]{1,64}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

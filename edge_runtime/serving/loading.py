@@ -16,7 +16,7 @@ from pathlib import Path
 from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
-from edge_runtime.backends.registry import known_backends
+from edge_runtime.backends.registry import artifact_names, known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
@@ -24,7 +24,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.names import suffix_of
+from edge_runtime.repository.names import artifact_candidates, suffix_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
@@ -245,11 +245,15 @@ class VersionLoader:
             try:
                 artifacts = self._backend(choice.name).artifacts
             except BackendError as error:
-                passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
+                if settings.backend is not None or _is_read_by(choice.name, version):
+                    passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
                 continue
             wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
             usable.append(choice)
-        found = choose_artifacts(version, wants) if wants else []
+        try:
+            found = choose_artifacts(version, wants) if wants else []
+        except LoadFailed as error:
+            raise LoadFailed("; ".join([error.message, *map(str, passed)])) from None
         chosen = [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
         # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
         return chosen[:1] if chosen and chosen[0][0].name in CODE else chosen
@@ -496,6 +500,13 @@ def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimi
         max_rows=settings.max_batch_rows,
         declared=_declared(settings),
         host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
+    )
+
+
+def _is_read_by(backend: str, version: VersionFolder) -> bool:
+    """Return whether a version has a file that a backend, which may not be installed, would load."""
+    return backend in known_backends() and any(
+        artifact_candidates(version.files, name) for name in artifact_names(backend)
     )
 
 

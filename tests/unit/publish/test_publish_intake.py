@@ -120,6 +120,9 @@ def test_settings_that_no_device_would_take_are_refused(folder: RepositoryFolder
         "x.dylib",
         "a.pyd",
         "saved_model.pb",
+        "model.pt",
+        "net.PT2",
+        "weights.pth",
     ],
 )
 def test_code_is_refused_wherever_it_lies(name: str, folder: RepositoryFolder, digits: Path) -> None:
