@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import threading
 import time
 import warnings
@@ -297,11 +298,14 @@ def _arguments(
     known = {each.name: each for each in declared}
     own_names = {each.name for each in arguments}
     by_place = {int(found[1]): name for name in known if name not in own_names and (found := _PLACE.fullmatch(name))}
+    names = [each.name if each.name in known else by_place.get(at, f"INPUT__{at}") for at, each in enumerate(arguments)]
+    if strange := sorted(set(known) - set(names)):
+        there = ", ".join(f"INPUT__{place} or {each.name}" for place, each in enumerate(arguments))
+        raise LoadFailed(f"model.toml has [input.{strange[0]}]; the module takes {there or 'nothing'}")
     traced: Mapping[int, TensorSpec] | None = None
     taken: list[_Argument] = []
-    for place, argument in enumerate(arguments):
-        name = argument.name if argument.name in known else by_place.get(place, f"INPUT__{place}")
-        spec = known.pop(name, None)
+    for place, (name, argument) in enumerate(zip(names, arguments, strict=True)):
+        spec = known.get(name)
         if spec is None and argument.has_default_value():
             continue
         if str(argument.type) not in ("Tensor", "Optional[Tensor]"):
@@ -321,9 +325,6 @@ def _arguments(
             taken.append(_Argument(place, argument.name, spec, is_guessed=True))
         else:
             taken.append(_Argument(place, argument.name, spec))
-    if known:
-        there = ", ".join(f"INPUT__{place} or {each.name}" for place, each in enumerate(arguments))
-        raise LoadFailed(f"model.toml has [input.{min(known)}]; the module takes {there or 'nothing'}")
     return taken
 
 
@@ -511,6 +512,10 @@ def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, devic
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_PROGRAMS:
         wanted = ".".join(map(str, _OLDEST_PROGRAMS))
         raise BackendUnavailable(f"PyTorch {torch.__version__} reads no {artifact.name}; wanted {wanted} or newer")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # a host writes nowhere; torch.export asks for folders at import, and leaves them empty
+        tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(artifact.parent)
     import_library("torch.export", MODULE)
     with _failing(f"PyTorch {torch.__version__} cannot load {artifact.name}"):
         program = torch.export.load(str(artifact))
