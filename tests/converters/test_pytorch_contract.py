@@ -1,4 +1,3 @@
-# ruff: noqa: E402  (what follows imports torch, and is left out where there is none)
 """The PyTorch backend keeps what every backend promises; the tests are those of tests/contract."""
 
 from __future__ import annotations
