@@ -104,7 +104,7 @@ class PyTorchBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class RunnableModule:
     """A module ready to run. call: takes tensors in the order of the inputs, and returns the outputs, flat.
 
     within: the dtype that floats become before it runs, None where they stay.
@@ -121,7 +121,9 @@ class PyTorchInstance:
 
     backend = "pytorch"
 
-    def __init__(self, torch: ModuleType, loaded: Loaded, threads: _Threads, *, device: str, memory_bytes: int) -> None:
+    def __init__(
+        self, torch: ModuleType, loaded: RunnableModule, threads: _Threads, *, device: str, memory_bytes: int
+    ) -> None:
         self.spec = loaded.spec
         self.device = device.upper()
         self.precision = loaded.precision
@@ -259,7 +261,7 @@ class _Argument:
     is_guessed: bool = False
 
 
-def _load_script(torch: ModuleType, artifact: Path, options: LoadOptions, device: str) -> Loaded:
+def _load_script(torch: ModuleType, artifact: Path, options: LoadOptions, device: str) -> RunnableModule:
     def fresh(**more: Any) -> Any:
         with _failing(f"PyTorch {torch.__version__} cannot load {artifact.name}"):
             return torch.jit.load(str(artifact), map_location=device, **more).eval()
@@ -286,7 +288,7 @@ def _load_script(torch: ModuleType, artifact: Path, options: LoadOptions, device
     elif options.extra.get("layout") != "as-saved" and device == "cpu":
         module = _fastest(torch, fresh, arguments, examples)
     call = _caller(module, arguments)
-    return Loaded(lambda *tensors: [tensor for _, tensor in _leaves(call(*tensors), "")], spec, held, within)
+    return RunnableModule(lambda *tensors: [tensor for _, tensor in _leaves(call(*tensors), "")], spec, held, within)
 
 
 def _arguments(
@@ -508,7 +510,7 @@ def _is_same(torch: ModuleType, one: Any, other: Any) -> bool:
 # ---- exported programs ----------------------------------------------------------------------------------------------
 
 
-def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, device: str) -> Loaded:
+def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, device: str) -> RunnableModule:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_PROGRAMS:
         wanted = ".".join(map(str, _OLDEST_PROGRAMS))
         raise BackendUnavailable(f"PyTorch {torch.__version__} reads no {artifact.name}; wanted {wanted} or newer")
@@ -541,7 +543,7 @@ def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, devic
         leaves, _ = tree.tree_flatten(module(*positional, **named))
         return [leaves[place] for place in kept]
 
-    return Loaded(call, ModelSpec(inputs, outputs, _most_rows(program, inputs)), held)
+    return RunnableModule(call, ModelSpec(inputs, outputs, _most_rows(program, inputs)), held)
 
 
 _GIVEN = object()
