@@ -51,6 +51,15 @@ def test_a_model_without_steps_has_none_whatever_its_file_says(tmp_path, metadat
     assert told_preset(settings, steps) == ""
 
 
+def test_a_table_that_describes_its_tensor_alone_declares_no_step(tmp_path):
+    described = "[input.images]\nshape = [-1, 3, 8, 8]\n[output.scores]\nshape = [-1, 10]\n"
+    assert steps_in(tmp_path, described)[0] is None
+    steps, _ = steps_in(tmp_path, described + "top_k = 3\n")
+    assert (dict(steps.inputs), steps.outputs["scores"].top_k) == ({}, 3)
+    steps, _ = steps_in(tmp_path, 'preset = "torchvision"\n' + described)
+    assert steps.inputs["images"].fit == "crop"
+
+
 # ---- labels ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ And which of those that were passed over a healthy model's owner is told of.
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge_runtime.backends.base import Backend
 from edge_runtime.backends.library_import import not_installed
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
+from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
@@ -94,6 +96,51 @@ def test_a_file_that_no_backend_loads_is_named_with_what_it_lacks(
     folder = scan(tmp_path).models["m"]
     with pytest.raises(LoadFailed, match=rf"1 holds {re.escape(name)}; wanted .*; {said.replace('{file}', str(file))}"):
         loader().plans(folder, folder.versions[1])
+
+
+def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None:
+    """What converts it, and what serves it."""
+    file = tmp_path / "m" / "1" / "model.pt"
+    file.parent.mkdir(parents=True)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("net/data.pkl", "net/constants.pkl", "net/code/__torch__.py", "net/version"):
+            archive.writestr(name, b"")
+    folder = scan(tmp_path).models["m"]
+
+    def without_pytorch(name: str) -> Backend:
+        if name == "pytorch":
+            raise not_installed("torch", "pytorch")
+        return backend(name)
+
+    choices = (*CHOICES, BackendChoice(name="pytorch"))
+    with pytest.raises(
+        LoadFailed, match=r"model\.pt is .*TorchScript.*convert .*; pytorch: torch is not installed; .*pip"
+    ):
+        loader(choices, without_pytorch).plans(folder, folder.versions[1])
+
+
+def test_pytorch_that_is_not_there_is_no_reason_of_a_model_that_it_never_reads(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    (tmp_path / "mlp" / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(LoadFailed) as failure:
+        loader((*CHOICES, BackendChoice(name="tensorrt"), BackendChoice(name="pytorch"))).load(
+            folder, folder.versions[1]
+        )
+    assert "pytorch" not in failure.value.message
+
+
+def test_tensors_that_the_settings_describe_go_to_the_backend(tmp_path: Path) -> None:
+    folder = model(
+        tmp_path,
+        '[input.x]\nshape = [-1, 3]\n[input.image]\nshape = [1, 2]\ndatatype = "INT64"\n'
+        '[input.other]\nrange = "0..1"\n[output.y]\nshape = [-1, 4]\n',
+    )
+    declared = loader().plans(folder, folder.versions[1])[0].options.declared
+    assert declared == ModelSpec(
+        (TensorSpec("x", "FP32", (-1, 3)), TensorSpec("image", "INT64", (1, 2))), (TensorSpec("y", "", (-1, 4)),)
+    )
+    plain = model(tmp_path)
+    assert loader().plans(plain, plain.versions[1])[0].options.declared is None
 
 
 def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
