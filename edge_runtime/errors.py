@@ -171,6 +171,10 @@ class NotBuiltYet(LoadFailed):
     """An engine for this device is being built from the model: it is loaded when that is done, by itself."""
 
 
+class NotConvertedYet(NotBuiltYet):
+    """The model's file is being converted into one that a backend here loads: it is loaded when that is done."""
+
+
 class ConfigError(EdgeRuntimeError):
     """A setting is wrong; the message names the key's path, the value and the allowed values."""
 

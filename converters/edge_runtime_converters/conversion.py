@@ -36,7 +36,7 @@ from edge_runtime_converters.formats import (
     suffix_of,
 )
 from edge_runtime_converters.libraries import reason_of
-from edge_runtime_converters.options import ConversionOptions, Shapes, absolute, parse_shapes
+from edge_runtime_converters.options import ConversionOptions, Shapes, Target, absolute, parse_shapes
 from edge_runtime_converters.original import Original, ServedArtifact, serve
 from edge_runtime_converters.output_files import check_free, place, total_bytes, work_folder
 from edge_runtime_converters.samples import (
@@ -167,6 +167,31 @@ def convert_in_child(task: ConversionTask, progress: ShowProgress) -> Report:
         raise ConversionFailed(
             f"{task.options.source}: cannot be converted ({said}); the file may be damaged"
         ) from error
+
+
+def convert_to_serve(
+    source: str, target: Target, *, shapes: Sequence[str], work: str, memory_limit_bytes: int, progress: ShowProgress
+) -> Report:
+    """Convert a model's file for the daemon that loads it, as `model` into `out/` of the folder `work`.
+
+    shapes: as of ConversionOptions. Raises ConversionFailed: among others, the result is too far from its source;
+    MemoryError.
+    """
+    source_format = format_of(Path(source))
+    route(source_format, target, "fp32")
+    output = Path(work) / "out" / artifact_name("model", target, "fp32")
+    options = ConversionOptions(source=source, target=target, output=str(output), shapes=tuple(shapes))
+    try:
+        report = convert_in_child(ConversionTask(options, source_format.name, work, memory_limit_bytes), progress)
+    except ConversionFailed as error:
+        if "--shapes" not in error.message:
+            raise
+        raise ConversionFailed(f"{error.message}; in model.toml: [warmup] shapes = {{NAME = [3, 224, 224]}}") from error
+    if not report.is_near_enough:
+        raise ConversionFailed(
+            f"{Path(source).name} was converted, and answers otherwise than its source: {'; '.join(report.faults)}"
+        )
+    return report
 
 
 class _Conversion:

@@ -30,6 +30,8 @@ STATE_STYLES = {
     "ready": "green",
     "failed": "red",
     "loading": "yellow",
+    "building": "yellow",
+    "converting": "yellow",
     "unloading": "yellow",
     "refused": "red",
     "not served": "red",

@@ -147,6 +147,10 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     client sends can crash or stall it; `"never"`, which is refused for all but ONNX, IR and engines. When absent: the
     daemon's."""
 
+    convert: Literal["auto", "never"] = "auto"
+    """Whether a file that no backend here reads is converted when it is loaded: `"auto"`, where what converts it is
+    [installed](convert.md#convert-at-load); `"never"`."""
+
     rerun: bool = True
     """Whether the requests of a batch whose host died are run again. `false` suits a model with side effects: they get
     `run_failed`."""

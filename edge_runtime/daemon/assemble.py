@@ -40,8 +40,8 @@ from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.unanswered import UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
+from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.calibration import Calibrator, CurveCache
-from edge_runtime.serving.engine_store import EngineStore
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.load_marks import LoadMarks
@@ -97,7 +97,7 @@ def assemble_core(
     pending_loads = PendingLoads(dispatcher)
     state = state_folder(config.state)
     marks = LoadMarks(state / "loads" if state is not None else None)
-    engines = EngineStore(state / "engines" if state is not None else None, usable_bytes=facts.memory_bytes)
+    builds = BuildStore(state, usable_bytes=facts.memory_bytes, in_use=table.conversions_in_use)
     bounds = config.shared_memory
     regions = Regions(RegionBounds(bounds.per_connection_bytes, bounds.per_user_bytes, bounds.total_bytes))
     hosts = Hosts(regions=regions)
@@ -105,7 +105,7 @@ def assemble_core(
     workers = WorkerPool(dispatcher, clock)
     infer = Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts))
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
-    versions = _new_versions(config, profile, dispatcher, clock, metrics, engines=engines, hosts=hosts, calls=calls)
+    versions = _new_versions(config, profile, dispatcher, clock, metrics, builds=builds, hosts=hosts, calls=calls)
     calibrator = Calibrator(
         executor=executor,
         dispatcher=dispatcher,
@@ -137,7 +137,7 @@ def assemble_core(
         marks=marks,
         placement=placement,
         sources=sources,
-        promotions=Promotions(engines, table, placement, sources),
+        promotions=Promotions(builds, table, placement, sources),
         calibrator=calibrator,
         dispatcher=dispatcher,
         clock=clock,
@@ -148,7 +148,7 @@ def assemble_core(
         state,
         profile,
         versions=versions,
-        engines=engines,
+        builds=builds,
         loader=loader,
         clock=clock,
         disk=disk,
@@ -166,7 +166,7 @@ def assemble_core(
         pending_loads=pending_loads,
         infer=infer,
         loader=loader,
-        engines=engines,
+        builds=builds,
         hosts=hosts,
         marks=marks,
         regions=regions,
@@ -271,25 +271,26 @@ def _new_versions(
     clock: Clock,
     metrics: Metrics,
     *,
-    engines: EngineStore,
+    builds: BuildStore,
     hosts: Hosts,
     calls: ModelCalls,
 ) -> VersionLoader:
     def hosted(name: str) -> Backend:
-        inside = backend(name, allow_python=config.python_models, engines=engines)
+        inside = backend(name, allow_python=config.python_models, engines=builds)
         return HostedBackend(
             inside,
             hosts,
             allow_python=config.python_models,
-            engines=engines,
+            engines=builds,
             clock=clock,
             begin_call=calls.begin,
         )
 
     return VersionLoader(
         choices=_with_python(profile.backends, is_allowed=config.python_models),
-        backend=cache(partial(backend, allow_python=config.python_models, engines=engines)),
+        backend=cache(partial(backend, allow_python=config.python_models, engines=builds)),
         hosted=cache(hosted),
+        convert=builds.conversion,
         isolation=config.isolation,
         limits=ServingLimits(
             cores=profile.limits.cores,
@@ -325,7 +326,7 @@ def _new_updates(
     profile: EffectiveProfile,
     *,
     versions: VersionLoader,
-    engines: EngineStore,
+    builds: BuildStore,
     loader: Loader,
     clock: Clock,
     disk: Disk,
@@ -362,7 +363,7 @@ def _new_updates(
         loader,
         versions,
         state / "update",
-        engines=engines.folder,
+        engines=builds.engines.cache.folder,
         trial_limits=TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
         clock=clock,
         stop=stop,

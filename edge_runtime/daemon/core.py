@@ -21,7 +21,7 @@ from edge_runtime.profiles.profile import EffectiveProfile
 from edge_runtime.regions import Regions
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.worker import WorkerPool
-from edge_runtime.serving.engine_store import EngineStore
+from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loader import Loader
@@ -50,7 +50,7 @@ class Core:
     pending_loads: PendingLoads
     infer: Infer
     loader: Loader
-    engines: EngineStore
+    builds: BuildStore
     hosts: Hosts
     marks: LoadMarks
     regions: Regions
@@ -86,7 +86,7 @@ class Core:
             self.updates.close()
         self.hosts.end_loads()
         self.loader.close()
-        self.engines.close()
+        self.builds.close()
         until_s = self.clock.monotonic_s() + drain_s
         drained = [servable.close(max(until_s - self.clock.monotonic_s(), 0.0)) for servable in self.table.loaded()]
         self.hosts.close()

@@ -68,7 +68,7 @@ NO_TRACE = {
 STATES = {
     VersionState.READY.value: "READY",
     VersionState.LOADING.value: "LOADING",
-    VersionState.BUILDING.value: "LOADING",
+    **{state.value: "LOADING" for state in VersionState if state.is_being_made},
     VersionState.UNLOADING.value: "UNLOADING",
 }
 """Triton's names of states in the repository's index; all others are UNAVAILABLE."""

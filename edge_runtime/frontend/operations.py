@@ -269,6 +269,8 @@ class OperationHandlers:
             ]
         if servable.offered is not None:
             described["preset"] = servable.offered
+        if servable.conversion is not None:
+            described["conversion"] = servable.conversion.report
         return described
 
     # ---- updates: `answer` has checked that they are configured ------------------------------------------------------

@@ -38,6 +38,7 @@ REFUSED_SETTINGS = {
     "options": "they are in a library's own words, which may name code",
     "device": "a device's profile says it",
     "versions": "a group is assigned one version",
+    "convert": "a release carries what was converted, never its source",
 }
 """Keys of `model.toml` that a release may not bring, and why."""
 

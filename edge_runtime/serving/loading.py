@@ -29,6 +29,8 @@ from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.serving.build_cache import Conversion
+from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
 from edge_runtime.serving.declared_steps import declared_steps, told_preset
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import FirstRuns, read_sample, time_bound, time_steps, warm_up
@@ -113,8 +115,8 @@ class LoadPlan:
 class VersionLoader:
     """Loads versions by the profile's backend order, overlaid by each model's own settings, in hosts or here.
 
-    backend, hosted: make a backend whose instances live here, and one whose instances live in hosts. isolation: the
-    daemon's.
+    backend, hosted: make a backend whose instances live here, and one whose instances live in hosts. convert: returns
+    the conversion of a file that no backend reads, as `BuildStore.conversion`. isolation: the daemon's.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class VersionLoader:
         choices: Sequence[BackendChoice],
         backend: Callable[[str], Backend],
         hosted: Callable[[str], Backend],
+        convert: Callable[[ConversionPlan, str], Conversion],
         isolation: Isolation,
         limits: ServingLimits,
         dispatcher: Dispatcher,
@@ -132,6 +135,7 @@ class VersionLoader:
         self._choices = choices
         self._backend = backend
         self._hosted = hosted
+        self._convert = convert
         self._isolation: Isolation = isolation
         self._limits = limits
         self._dispatcher = dispatcher
@@ -141,15 +145,16 @@ class VersionLoader:
     def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
         """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
 
-        NotBuiltYet among them: one will, when its engine is built. metrics: where it counts, None for the model's own
-        numbers.
+        NotBuiltYet among them: one will, when its engine is built, or its file converted. metrics: where it counts,
+        None for the model's own numbers.
         """
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
-        for choice, artifact in self._choose(settings, version, passed):
+        chosen, conversion = self._choose(settings, version, passed)
+        for choice, artifact in chosen:
             options = _options(choice, settings, self._limits)
             try:
                 options = replace(options, steps=declared_steps(settings, folder, version, artifact))
@@ -189,6 +194,7 @@ class VersionLoader:
                 told.append(preset)
             if options.steps is None or not options.steps.inputs:
                 servable.offered = read_metadata(artifact).preset
+            servable.conversion = conversion
             note = "; ".join(told)
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         # Backends that were tried come before those not installed: a person acts on the first words.
@@ -225,7 +231,7 @@ class VersionLoader:
     def plans(self, folder: ModelFolder, version: VersionFolder) -> list[LoadPlan]:
         """Return the ways that `load` would try, in its order. Raises LoadFailed: no artifact fits a backend."""
         passed: list[PassedOver] = []
-        chosen = self._choose(folder.settings, version, passed)
+        chosen, _ = self._choose(folder.settings, version, passed)
         if not chosen:
             raise LoadFailed("; ".join(map(str, passed)))
         limits = self._limits
@@ -235,7 +241,11 @@ class VersionLoader:
 
     def _choose(
         self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
-    ) -> list[tuple[BackendChoice, Path]]:
+    ) -> tuple[list[tuple[BackendChoice, Path]], Conversion | None]:
+        """Return the backends with the artifacts that they take, and the conversion that those are of, if one is.
+
+        Raises LoadFailed: there is no artifact; NotConvertedYet: there will be.
+        """
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
             choices = [BackendChoice(name=settings.backend)]
@@ -250,13 +260,32 @@ class VersionLoader:
                 continue
             wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
             usable.append(choice)
+        conversion = None
         try:
             found = choose_artifacts(version, wants) if wants else []
         except LoadFailed as error:
-            raise LoadFailed("; ".join([error.message, *map(str, passed)])) from None
+            conversion = self._converted(
+                settings, version, wants, LoadFailed("; ".join([error.message, *map(str, passed)]))
+            )
+            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
         chosen = [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
         # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
-        return chosen[:1] if chosen and chosen[0][0].name in CODE else chosen
+        return (chosen[:1] if chosen and chosen[0][0].name in CODE else chosen), conversion
+
+    def _converted(
+        self, settings: ModelSettings, version: VersionFolder, wants: Sequence[Want], why_none: LoadFailed
+    ) -> Conversion:
+        """Return what the version's file was converted to.
+
+        why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
+        LoadFailed, NotConvertedYet.
+        """
+        plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
+        if plan is None:
+            raise why_none
+        if missing := plan.missing():
+            raise LoadFailed(f"{why_none.message} (not installed: {', '.join(missing)})") from why_none
+        return self._convert(plan, plan.key())
 
     def _front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str | None:
         """Say which of a `model.py` and a net beside it is served; None where there is only one of them."""

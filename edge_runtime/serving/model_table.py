@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ModelNotFound, NotReady, NotServed
@@ -22,17 +23,24 @@ from edge_runtime.serving.split import Split
 class VersionState(Enum):
     """The state of a version; `models` reports the value.
 
-    BUILDING: no backend can run it until its engine is built, which takes minutes; requests are refused meanwhile.
+    BUILDING, CONVERTING: no backend can run it until its engine is built, or its file converted, which takes minutes;
+    requests are refused meanwhile, and an older version may answer.
     """
 
     LOADING = "loading"
     BUILDING = "building"
+    CONVERTING = "converting"
     READY = "ready"
     ON_DEMAND = "on_demand"
     UNLOADING = "unloading"
     UNLOADED = "unloaded"
     FAILED = "failed"
     STANDBY = "standby"
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether a version waits for a build of its own, after which it is loaded by itself."""
+        return self in (VersionState.BUILDING, VersionState.CONVERTING)
 
 
 NOT_SERVED = "not_served"
@@ -120,14 +128,14 @@ class ModelTable:
         return status.state in {VersionState.ON_DEMAND, VersionState.LOADING}
 
     def has_failed(self, model: str, number: int) -> bool:
-        """Whether a version failed to load, or waits for its engine, and has no servable."""
+        """Whether a version failed to load, or waits for its build, and has no servable."""
         status = self._statuses.get(model, {}).get(number)
-        return status is not None and status.state in {VersionState.FAILED, VersionState.BUILDING}
+        return status is not None and (status.state is VersionState.FAILED or status.state.is_being_made)
 
-    def is_building(self, model: str, number: int) -> bool:
-        """Whether a version waits for its engine, and has no servable."""
+    def is_being_made(self, model: str, number: int) -> bool:
+        """Whether a version waits for its build, and has no servable."""
         status = self._statuses.get(model, {}).get(number)
-        return status is not None and status.state is VersionState.BUILDING
+        return status is not None and status.state.is_being_made
 
     def take_wanted(self) -> list[tuple[str, int]]:
         """Return the versions on demand that were asked for since the last call. Thread: the loader's.
@@ -210,6 +218,10 @@ class ModelTable:
     def loaded(self) -> list[Servable]:
         """Return every servable that holds memory: live, or standing by during a swap of its model."""
         return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
+
+    def conversions_in_use(self) -> set[Path]:
+        """Return the folders of conversions that loaded servables may read again, when a host starts anew."""
+        return {each.conversion.folder for each in self.loaded() if each.conversion is not None}
 
     def memory_bytes(self) -> int:
         """Return the memory of all loaded servables."""
@@ -311,7 +323,7 @@ def _why_not(status: VersionStatus) -> str:
     match status.state:
         case VersionState.FAILED:
             return f"failed to load: {status.reason}"
-        case VersionState.BUILDING:
+        case state if state.is_being_made:
             return f"is not ready yet: {status.reason}"
         case VersionState.STANDBY:
             return "is on standby: an update of this model is under way"

@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock
-from edge_runtime.errors import LoadFailed, NotBuiltYet, NotReady
+from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
@@ -155,9 +155,9 @@ class Placement:
         try:
             loaded = self.bring_up(folder, version, without=() if old is None else (old,), check=check)
         except LoadFailed as error:
-            failed = VersionState.BUILDING if isinstance(error, NotBuiltYet) else VersionState.FAILED
+            failed = _state_after(error)
             state = failed if old is None else VersionState.READY
-            fate = "waits" if failed is VersionState.BUILDING else "failed to load"
+            fate = "waits" if failed.is_being_made else "failed to load"
             reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
             if before is not None and before.state is VersionState.ON_DEMAND and self._is_held_up(version):
                 state, reason = VersionState.ON_DEMAND, "waits for memory until an update of another model is decided"
@@ -307,6 +307,13 @@ class Placement:
             servable.metrics.watch("host_restarts", lambda: _host_of(servable).restarts)
             servable.metrics.watch("host_memory_bytes", lambda: _host_of(servable).memory_bytes)
             servable.metrics.watch_reason("host_last_end", lambda: _host_of(servable).last_end)
+
+
+def _state_after(error: LoadFailed) -> VersionState:
+    """The state of a version whose load ended so, and that nothing else answers for."""
+    if isinstance(error, NotConvertedYet):
+        return VersionState.CONVERTING
+    return VersionState.BUILDING if isinstance(error, NotBuiltYet) else VersionState.FAILED
 
 
 def _host_of(servable: Servable) -> HostStatus:

@@ -1,6 +1,6 @@
-"""The promotion of an engine that was built while another backend served: load it beside, compare, swap.
+"""What becomes of a build that has ended: its version is loaded, and an engine swapped in for what serves meanwhile.
 
-Owns: which engines wait for the end of a swap. Thread: the loader's.
+Owns: which builds wait for the end of a swap. Thread: the loader's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import queue
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.serving.engine_store import BuildNews, EngineStore
+from edge_runtime.serving.build_store import BuildNews, BuildStore
 from edge_runtime.serving.loading import LoadedVersion
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.placement import Placement
@@ -35,36 +36,38 @@ OTHER_PRECISION_DIFFERENCE = 0.25
 MEANWHILE = ("onnxruntime", "openvino")
 """Backends that serve the model while its engine is built, and may be called beside their requests."""
 
-_WAITING = (VersionState.READY, VersionState.BUILDING)
-
 
 class Promotions:
-    """Loads built engines beside the backend that serves meanwhile, and lets them answer in its place."""
+    """Loads what was built: engines beside the backend that serves meanwhile, to answer in its place; conversions."""
 
-    def __init__(self, engines: EngineStore, table: ModelTable, placement: Placement, sources: ModelSources) -> None:
-        self._engines = engines
+    def __init__(self, builds: BuildStore, table: ModelTable, placement: Placement, sources: ModelSources) -> None:
+        self._builds = builds
         self._table = table
         self._placement = placement
         self._sources = sources
         self._waiting: list[BuildNews] = []
 
     def take_news(self) -> None:
-        """Act on what became of builds; an engine of a model under swap waits until that is decided."""
+        """Act on what became of builds; one of a model under swap waits until that is decided."""
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             self._take(news)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._take(self._engines.news.get_nowait())
+                self._take(self._builds.news.get_nowait())
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _take(self, news: BuildNews) -> None:
         for folder, version, status in list(self._waiting_for(news.artifact)):
             is_serving = status.state is VersionState.READY
-            if not news.has_ended or (news.words and is_serving and folder.name not in self._placement.swapping):
+            is_swapping = folder.name in self._placement.swapping
+            if not news.has_ended and news.is_conversion:
+                older = "a newer copy of its files waits: " if is_serving else ""
+                self._table.set_status(replace(status, reason=f"{older}{news.words}"))
+            elif not news.has_ended or (news.words and is_serving and not is_swapping and not news.is_conversion):
                 self._table.set_status(replace(status, reason=f"tensorrt: {news.words}"))
-            elif folder.name in self._placement.swapping:
+            elif is_swapping:
                 # An update is observed: its measurements must not change under way.
                 if news not in self._waiting:
                     self._waiting.append(news)
@@ -72,17 +75,21 @@ class Promotions:
                 self._promote(folder, version, news.artifact)
 
     def _waiting_for(self, artifact: str) -> Iterator[tuple[ModelFolder, VersionFolder, VersionStatus]]:
-        """The versions that are loaded, or wait to be, from an artifact, named by its path."""
+        """The versions that are loaded, or wait to be, from an artifact: the path of a file, or of a whole folder."""
         for status in self._table.statuses():
             folder = self._sources.folder_of(status.model)
             version = folder.versions.get(status.number) if folder is not None else None
-            if folder is None or version is None or status.state not in _WAITING:
+            if (
+                folder is None
+                or version is None
+                or not (status.state is VersionState.READY or status.state.is_being_made)
+            ):
                 continue
-            if any(str(path.absolute()) == artifact for path in version.files.values()):
+            if any(artifact in (str(path), str(path.parent)) for path in map(Path.absolute, version.files.values())):
                 yield folder, version, status
 
     def _promote(self, folder: ModelFolder, version: VersionFolder, artifact: str) -> None:
-        """Load the engine beside what serves, compare, swap; where it is not taken, what serves goes on."""
+        """Load what was built beside what serves, compare, swap; where it is not taken, what serves goes on."""
         self._placement.load_or_report(folder, version, check=partial(self._check, artifact))
         # An older version may have answered for it until now.
         self._sources.settle(folder.name)
@@ -96,7 +103,7 @@ class Promotions:
         try:
             compare(old.layouts.narrow, loaded)
         except LoadFailed as error:
-            self._engines.refuse(artifact, error.message)
+            self._builds.refuse(artifact, error.message)
             raise
 
 

@@ -32,6 +32,7 @@ from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
+    from edge_runtime.serving.build_cache import Conversion
     from edge_runtime.serving.mirror import Mirror
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Servable:
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
+        conversion: what was made of its file at load, where no backend reads that.
         steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         """
@@ -140,6 +142,7 @@ class Servable:
         self.spec: ModelSpec = layouts.narrow.spec
         self.steps = steps
         self.offered: Preset | None = None
+        self.conversion: Conversion | None = None
         self.form = Form("tensor", answers=False)
         self.forms: dict[Form, Servable] = {}
         self.batches = batches

@@ -292,8 +292,8 @@ class ModelSources:
             if self._table.find(folder.name, number) is not None:
                 log.warning("an older version serves", extra={"model": folder.name, "version": number})
                 return
-            if self._table.is_building(folder.name, number):
-                return  # one more engine at most: each takes minutes
+            if self._table.is_being_made(folder.name, number):
+                return  # one more build at most: each takes minutes
 
 
 def _version_problems(folders: Iterable[ModelFolder]) -> Iterator[tuple[Path, str]]:

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
@@ -243,7 +245,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _model_folder(manifest: Manifest, folder: Path, files: Mapping[str, Path]) -> ModelFolder:
-    settings = check_served(manifest, str(folder / MANIFEST_FILE))
+    settings = msgspec.structs.replace(check_served(manifest, str(folder / MANIFEST_FILE)), convert="never")
     version = VersionFolder(manifest.model, manifest.version, folder, dict(files), _fingerprint(files))
     return ModelFolder(manifest.model, folder, settings, None, {manifest.version: version})
 

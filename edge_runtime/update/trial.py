@@ -27,7 +27,7 @@ from edge_runtime.repository.manifest import Golden, TensorForm
 from edge_runtime.sandbox.child import ChildFunction, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
-from edge_runtime.serving.engine_cache import EngineCache
+from edge_runtime.serving.build_cache import BuildCache
 from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
 
@@ -192,7 +192,7 @@ def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str],
             if make_backend is not None:
                 library = make_backend(attempt.backend)
             else:
-                library = backend(attempt.backend, engines=EngineCache(Path(task.engines)))
+                library = backend(attempt.backend, engines=BuildCache(Path(task.engines)))
             library.probe()  # imports the library, which is not the model's memory
             stacks_bytes = attempt.options.threads * attempt.options.concurrency * STACK_BYTES
             with limited_memory(task.memory_bytes, besides=data_bytes() + LIBRARY_BYTES + stacks_bytes):

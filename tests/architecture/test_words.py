@@ -34,7 +34,7 @@ MEANT_OTHERWISE = {
 
 ONE_MEANING = {
     "session": r"onnxruntime|ort_from_onnx|mqtt|config\.settings",  # ONNX Runtime's; MQTT's own `session expiry`
-    "engine": r"tensorrt|engine|promotions|backends\.(registry|host)|daemon\.|update\.|conversion$",
+    "engine": r"tensorrt|engine|build_(store|cache)|promotions|backends\.(registry|host)|daemon\.|update\.|conversion$",
     "bench": r"cli\.bench",
 }
 """Words that name one thing only, and the modules that have to do with it."""

@@ -12,7 +12,7 @@ from edge_runtime.config.settings import Config
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotBuiltYet, NotReady
-from edge_runtime.serving.engine_store import BuildNews, EngineStore
+from edge_runtime.serving.build_store import BuildNews, BuildStore
 from tests.contract import updated_device
 from tests.contract.release_kits import WORKERS, Hammer, answer_of, put_adder, release, runtime, states
 from tests.contract.running_daemon import put_model
@@ -49,7 +49,7 @@ def entry(rt: Runtime, version: int = 1) -> dict[str, object]:
 
 def finish(rt: Runtime, compiler: SlowCompiler, path: str) -> None:
     compiler.built.add(path)
-    rt.core.engines.news.put(BuildNews(path, "", has_ended=True))
+    rt.core.builds.news.put(BuildNews(path, "", has_ended=True))
     settle(rt)
 
 
@@ -58,7 +58,7 @@ def test_the_next_backend_serves_and_the_reason_says_how_far_the_engine_is(tmp_p
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         assert answer_of(rt) == (1, 1)
         assert "tensorrt: its engine is being built (0%)" in entry(rt)["reason"]
-        rt.core.engines.news.put(
+        rt.core.builds.news.put(
             BuildNews(artifact(tmp_path), "its engine is being built (42%, timing tactics)", has_ended=False)
         )
         settle(rt)
@@ -83,7 +83,7 @@ def test_the_engine_takes_over_and_no_request_is_lost(tmp_path, compiler, toml):
 def test_a_failed_build_is_told_and_what_serves_goes_on(tmp_path, compiler):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
-        rt.core.engines.news.put(BuildNews(artifact(tmp_path), "TensorRT cannot build it: no kernel", has_ended=True))
+        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "TensorRT cannot build it: no kernel", has_ended=True))
         settle(rt)
         assert entry(rt)["reason"] == "tensorrt: TensorRT cannot build it: no kernel"
         assert (entry(rt)["state"], answer_of(rt)) == ("ready", (1, 1))
@@ -92,7 +92,7 @@ def test_a_failed_build_is_told_and_what_serves_goes_on(tmp_path, compiler):
 
 def test_an_engine_that_answers_otherwise_is_not_taken(tmp_path, compiler, monkeypatch):
     refused = []
-    monkeypatch.setattr(EngineStore, "refuse", lambda _, *said: refused.append(said))
+    monkeypatch.setattr(BuildStore, "refuse", lambda _, *said: refused.append(said))
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         compiler.off = 5.0
@@ -118,7 +118,7 @@ def test_a_model_that_nothing_else_runs_has_failed_when_its_build_has(tmp_path, 
     put_adder(tmp_path / "models", 1, toml=ONLY)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         compiler.failed[artifact(tmp_path)] = "no kernel"
-        rt.core.engines.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True))
+        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True))
         settle(rt)
         assert (states(rt), entry(rt)["reason"]) == ({1: "failed"}, "tensorrt: no kernel")
 

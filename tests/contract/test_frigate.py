@@ -18,7 +18,7 @@ from edge_runtime.config.settings import BackendSettings, FrigateSettings, HttpS
 from edge_runtime.daemon import assemble
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend import frigate_frontend
-from edge_runtime.serving.engine_store import BuildNews
+from edge_runtime.serving.build_store import BuildNews
 from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, put_model, running_daemon
 from tests.contract.updated_device import update_settings
 from tests.fakes.frigate_detector import Detector, picture
@@ -187,7 +187,7 @@ def end_build(daemon, compiler, tmp_path, failure=""):
         compiler.failed[str(kept)] = failure
     else:
         compiler.built.add(str(kept))
-    daemon._core.engines.news.put(BuildNews(str(kept), failure, has_ended=True))
+    daemon._core.builds.news.put(BuildNews(str(kept), failure, has_ended=True))
 
 
 def test_a_handshake_is_answered_in_time_while_the_engine_builds_which_then_answers(building, tmp_path, files):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from edge_runtime.errors import LoadFailed, StorageFailed
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.serving.engine_cache import EngineCache
-from edge_runtime.serving.engine_store import EngineTask
+from edge_runtime.serving.build_cache import BuildCache
+from edge_runtime.serving.engine_builds import EngineTask
 
 
 def build_oddly(task: EngineTask, progress: ShowProgress) -> None:
     Path(task.folder).mkdir(exist_ok=True)
-    cache = EngineCache(Path(task.folder))
+    cache = BuildCache(Path(task.folder))
     for share in (0.2, 0.4, 0.6):
         progress("Odd phase", share)
     match Path(task.plan.artifact).name:

@@ -20,7 +20,7 @@ from edge_runtime.backends.tensorrt_plan import Gpu
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.serving.engine_store import BuildNews, EngineStore
+from edge_runtime.serving.build_store import BuildNews, BuildStore
 from tests.contract.running_daemon import put_model
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, gpus_there, needs_rtx
@@ -33,7 +33,7 @@ no_gpu = pytest.mark.skipif(bool(gpus_there()), reason="here is a GPU: the engin
 @contextmanager
 def device(state: Path, gpu: Gpu = TARGET) -> Iterator[tuple[TensorRtBackend, SimpleQueue[BuildNews]]]:
     """A backend with its engines in a folder, and the news of its builds."""
-    store = EngineStore(state)
+    store = BuildStore(state)
     try:
         yield TensorRtBackend(store, lambda: [gpu]), store.news
     finally:
@@ -181,7 +181,7 @@ def test_a_daemon_serves_meanwhile_and_goes_on_where_the_engine_cannot_be_loaded
         assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")
         assert "tensorrt: its engine is" in entry["reason"]
         artifact = tmp_path / "models" / "m" / "1" / "model.onnx"
-        TensorRtBackend(core.engines).prepare(artifact, LoadOptions(), threading.Event())
+        TensorRtBackend(core.builds).prepare(artifact, LoadOptions(), threading.Event())
         runtime.load("m")
         (entry,) = runtime.models()
         assert (entry["state"], entry["backend"]) == ("ready", "onnxruntime")

@@ -22,6 +22,7 @@ from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
 from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -38,6 +39,7 @@ def loader(
         choices=choices,
         backend=cache(make_backend),
         hosted=cache(make_backend),
+        convert=BuildStore(None).conversion,
         isolation="auto",
         limits=ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20),
         dispatcher=Dispatcher(clock, 4, 0.05),
@@ -80,7 +82,7 @@ def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: 
     ("name", "content", "said"),
     [
         ("model.ubj", b"{L\0\0\0\0\0\0\0\x07learner{",
-         r"model\.ubj is an XGBoost model; .*, install edge-runtime\[convert-xgboost\]; .* convert {file} --to onnx$"),
+         r"model\.ubj is an XGBoost model; .*, install edge-runtime\[convert-xgboost\]; .* convert {file} --to onnx \(not installed: xgboost"),
         ("model.pkl", b"\x80\x04\x95", r"model\.pkl is a pickle .*, which holds code: .*skops\.io\.dump"),
         ("model.onnx", b"version https://git-lfs.github.com/spec/v1\noid", r"model\.onnx is a Git LFS pointer"),
         ("model.onnx", b"<!DOCTYPE html><html>", r"model\.onnx is a web page, not a model: .*download it again"),

@@ -54,7 +54,7 @@ def test_a_release_is_a_folder_with_one_version_that_the_loader_takes(
     assert staged.manifest == RELEASE.manifest
     assert staged.golden.read_bytes() == RELEASE.files["golden.bin"]
     assert staged.folder.name == "digits"
-    assert staged.folder.settings == ModelSettings(max_batch_rows=8)
+    assert staged.folder.settings == ModelSettings(max_batch_rows=8, convert="never")
     (version,) = staged.folder.versions.values()
     assert (version.model, version.number) == ("digits", 1)
     assert version.files == {name: folder / name for name in ("model.onnx", "weights.data")}
@@ -275,7 +275,7 @@ def test_settings_that_could_name_code_or_are_not_known_are_refused(
 
 def test_settings_of_a_release_are_those_of_model_toml(releases: Releases, store: ArtifactStore) -> None:
     lay_out(releases, store, made := make_release({"m.onnx": GRAPH}, settings={"warmup": {"rows": [1, 2]}}))
-    assert releases.open(made.release).folder.settings == ModelSettings(warmup=Warmup(rows=(1, 2)))
+    assert releases.open(made.release).folder.settings == ModelSettings(warmup=Warmup(rows=(1, 2)), convert="never")
 
 
 @pytest.mark.parametrize(

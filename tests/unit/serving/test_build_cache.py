@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
-from edge_runtime.serving.engine_cache import EngineCache
+from edge_runtime.serving.build_cache import BuildCache
 
 KEYS = [letter * 64 for letter in "abcd"]
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> EngineCache:
-    return EngineCache(tmp_path / "engines", limit_bytes=1000)
+def cache(tmp_path: Path) -> BuildCache:
+    return BuildCache(tmp_path / "engines", limit_bytes=1000)
 
 
-def age(cache: EngineCache, key: str, seconds: int) -> None:
+def age(cache: BuildCache, key: str, seconds: int) -> None:
     os.utime(cache.folder / f"{key}.engine", (1_000_000 - seconds, 1_000_000 - seconds))
 
 
-def test_what_was_written_is_read(cache: EngineCache) -> None:
+def test_what_was_written_is_read(cache: BuildCache) -> None:
     assert cache.read(KEYS[0]) is None
     cache.write(KEYS[0], b"engine")
     assert cache.read(KEYS[0]) == b"engine"
@@ -30,7 +30,7 @@ def test_what_was_written_is_read(cache: EngineCache) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 8, 20, 47, 48, -1])
-def test_a_changed_bit_anywhere_is_noticed_and_the_file_removed(cache: EngineCache, position: int) -> None:
+def test_a_changed_bit_anywhere_is_noticed_and_the_file_removed(cache: BuildCache, position: int) -> None:
     cache.write(KEYS[0], b"engine")
     path = cache.folder / f"{KEYS[0]}.engine"
     content = bytearray(path.read_bytes())
@@ -41,20 +41,20 @@ def test_a_changed_bit_anywhere_is_noticed_and_the_file_removed(cache: EngineCac
 
 
 @pytest.mark.parametrize("length", [0, 1, 47, 48, 50])
-def test_a_file_that_was_cut_is_noticed(cache: EngineCache, length: int) -> None:
+def test_a_file_that_was_cut_is_noticed(cache: BuildCache, length: int) -> None:
     cache.write(KEYS[0], b"engine")
     path = cache.folder / f"{KEYS[0]}.engine"
     path.write_bytes(path.read_bytes()[:length])
     assert cache.read(KEYS[0]) is None
 
 
-def test_an_engine_from_elsewhere_under_a_key_is_no_engine(cache: EngineCache) -> None:
+def test_an_engine_from_elsewhere_under_a_key_is_no_engine(cache: BuildCache) -> None:
     cache.folder.mkdir(parents=True)
     (cache.folder / f"{KEYS[0]}.engine").write_bytes(b"vtrt" + bytes(2000))
     assert cache.read(KEYS[0]) is None
 
 
-def test_an_engine_in_anothers_place_is_noticed(cache: EngineCache) -> None:
+def test_an_engine_in_anothers_place_is_noticed(cache: BuildCache) -> None:
     for key in KEYS[:2]:
         cache.write(key, key.encode())
     one, other = (cache.folder / f"{key}.engine" for key in KEYS[:2])
@@ -65,7 +65,7 @@ def test_an_engine_in_anothers_place_is_noticed(cache: EngineCache) -> None:
     assert cache.read(KEYS[1]) is None
 
 
-def test_a_link_in_an_engines_place_is_not_followed(cache: EngineCache, tmp_path: Path) -> None:
+def test_a_link_in_an_engines_place_is_not_followed(cache: BuildCache, tmp_path: Path) -> None:
     cache.write(KEYS[0], b"engine")
     path = cache.folder / f"{KEYS[0]}.engine"
     path.rename(tmp_path / "elsewhere")
@@ -73,7 +73,7 @@ def test_a_link_in_an_engines_place_is_not_followed(cache: EngineCache, tmp_path
     assert cache.read(KEYS[0]) is None
 
 
-def test_the_limit_is_kept_by_what_was_used_longest_ago(cache: EngineCache) -> None:
+def test_the_limit_is_kept_by_what_was_used_longest_ago(cache: BuildCache) -> None:
     for key, seconds in zip(KEYS[:3], (30, 20, 10), strict=True):
         cache.write(key, bytes(250))
         age(cache, key, seconds)
@@ -82,14 +82,14 @@ def test_the_limit_is_kept_by_what_was_used_longest_ago(cache: EngineCache) -> N
     assert [cache.read(key) is not None for key in KEYS] == [True, False, True, True]
 
 
-def test_what_was_just_built_stays_even_when_it_is_larger_than_the_limit(cache: EngineCache) -> None:
+def test_what_was_just_built_stays_even_when_it_is_larger_than_the_limit(cache: BuildCache) -> None:
     cache.write(KEYS[0], bytes(100))
     cache.write(KEYS[1], bytes(950))
     assert cache.read(KEYS[0]) is None
     assert cache.read(KEYS[1]) == bytes(950)
 
 
-def test_a_failure_is_remembered_until_the_engine_is_there(cache: EngineCache) -> None:
+def test_a_failure_is_remembered_until_the_engine_is_there(cache: BuildCache) -> None:
     cache.keep_failure(KEYS[0], "no kernel")
     assert str(cache.failure(KEYS[0])).startswith("no kernel (not tried again until something changes; or remove ")
     cache.write(KEYS[0], b"engine")
@@ -97,19 +97,19 @@ def test_a_failure_is_remembered_until_the_engine_is_there(cache: EngineCache) -
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"why": 1}', b"\xff"])
-def test_a_damaged_failure_counts_as_none(cache: EngineCache, content: bytes) -> None:
+def test_a_damaged_failure_counts_as_none(cache: BuildCache, content: bytes) -> None:
     cache.folder.mkdir(parents=True)
     (cache.folder / f"{KEYS[0]}.failure").write_bytes(content)
     assert cache.failure(KEYS[0]) is None
 
 
-def test_timings_are_kept_by_device(cache: EngineCache) -> None:
+def test_timings_are_kept_by_device(cache: BuildCache) -> None:
     assert cache.timings("one") == b""
     cache.keep_timings("one", b"timings")
     assert (cache.timings("one"), cache.timings("two")) == (b"timings", b"")
 
 
-def test_as_a_source_it_builds_nothing(cache: EngineCache) -> None:
+def test_as_a_source_it_builds_nothing(cache: BuildCache) -> None:
     from edge_runtime.backends.tensorrt_plan import EnginePlan
 
     plan = EnginePlan("model.onnx", "tensorrt", "10.3.0", "", {})
@@ -125,4 +125,4 @@ def test_as_a_source_it_builds_nothing(cache: EngineCache) -> None:
 def test_a_disk_that_does_not_keep_an_engine_says_so(tmp_path: Path) -> None:
     (tmp_path / "engines").write_bytes(b"a file")
     with pytest.raises(StorageFailed):
-        EngineCache(tmp_path / "engines").write(KEYS[0], b"engine")
+        BuildCache(tmp_path / "engines").write(KEYS[0], b"engine")

@@ -11,7 +11,7 @@ import pytest
 
 from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.serving.engine_store import EngineStore
+from edge_runtime.serving.build_store import BuildStore
 from tests.fakes.odd_engine_child import build_oddly
 
 KEY, OTHER = "a" * 64, "b" * 64
@@ -20,7 +20,7 @@ KEY, OTHER = "a" * 64, "b" * 64
 class Told:
     """What a store tells, in order."""
 
-    def __init__(self, engines: EngineStore) -> None:
+    def __init__(self, engines: BuildStore) -> None:
         self._engines = engines
         self.words: list[str] = []
 
@@ -40,8 +40,8 @@ class Told:
 
 
 @contextmanager
-def store(folder: Path | None, **settings: object) -> Iterator[tuple[EngineStore, Told]]:
-    made = EngineStore(folder, child=build_oddly, **settings)  # type: ignore[arg-type]
+def store(folder: Path | None, **settings: object) -> Iterator[tuple[BuildStore, Told]]:
+    made = BuildStore(folder, build_engine=build_oddly, **settings)  # type: ignore[arg-type]
     try:
         yield made, Told(made)
     finally:
@@ -53,13 +53,13 @@ def plan(artifact: str) -> EnginePlan:
 
 
 def test_an_engine_is_built_off_the_callers_thread_and_kept(tmp_path):
-    with store(tmp_path / "engines") as (engines, told):
+    with store(tmp_path) as (engines, told):
         with pytest.raises(NotBuiltYet, match="its engine is"):
             engines.engine(plan("m"), KEY)
         assert told.end() == ("m", "")
         assert engines.engine(plan("m"), KEY) == b"m"
         assert any("being built (" in words and "odd phase" in words for words in told.words)
-    with store(tmp_path / "engines") as (engines, _):
+    with store(tmp_path) as (engines, _):
         assert engines.engine(plan("m"), KEY) == b"m"
 
 
@@ -72,7 +72,7 @@ def test_the_same_engine_for_two_models_is_built_once(tmp_path):
         # The first may be built before the second asks: then that one asks again, and it is there.
         if engines.wait(KEY, threading.Event()) and "two" not in ends:
             engines.engine(plan("two"), KEY)
-        assert (tmp_path / "built").read_text().splitlines() == [KEY]
+        assert (tmp_path / "engines" / "built").read_text().splitlines() == [KEY]
 
 
 def test_builds_wait_for_one_another(tmp_path):
@@ -157,7 +157,7 @@ def test_a_damaged_engine_is_built_again(tmp_path):
         with pytest.raises(NotBuiltYet):
             engines.engine(plan("m"), KEY)
         told.end()
-        kept = tmp_path / f"{KEY}.engine"
+        kept = tmp_path / "engines" / f"{KEY}.engine"
         content = bytearray(kept.read_bytes())
         content[-1] ^= 1
         kept.write_bytes(content)
@@ -185,6 +185,6 @@ def test_without_a_folder_engines_last_as_long_as_the_process():
             engines.engine(plan("m"), KEY)
         told.end()
         assert engines.engine(plan("m"), KEY) == b"m"
-        folder = engines.folder
+        folder = engines.engines.cache.folder
         assert folder.is_dir()
     assert not folder.exists()
