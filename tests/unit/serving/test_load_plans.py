@@ -82,8 +82,7 @@ def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: 
     ("name", "content", "said"),
     [
         ("model.ubj", b"{L\0\0\0\0\0\0\0\x07learner{",
-         r"model\.ubj is an XGBoost model; .*, install edge-runtime\[convert-xgboost\]; .* --to onnx "
-         r"\(not installed: xgboost"),
+         r"model\.ubj is an XGBoost model; .*\[convert-xgboost\]; .* --to onnx \(not installed: xgboost"),
         ("model.pkl", b"\x80\x04\x95", r"model\.pkl is a pickle .*, which holds code: .*skops\.io\.dump"),
         ("model.onnx", b"version https://git-lfs.github.com/spec/v1\noid", r"model\.onnx is a Git LFS pointer"),
         ("model.onnx", b"<!DOCTYPE html><html>", r"model\.onnx is a web page, not a model: .*download it again"),
