@@ -48,7 +48,7 @@ class FramesEncoding:
         header = plan.answer_header(selected, timing)
         if request.targets:
             return (header, request_id, *_frames_but_targets(plan, selected, request.targets))
-        return (header, request_id, *[_frame(array) for array in selected])
+        return (header, request_id, *[frame_of(array) for array in selected])
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
         """Frames of an error."""
@@ -133,7 +133,7 @@ def _frames_but_targets(
 ) -> Iterator[Buffer]:
     """Write outputs to their places in shared memory; give the frames of the others."""
     for index, array, target in zip(plan.outputs, selected, targets, strict=True):
-        data = _frame(array)
+        data = frame_of(array)
         if target is None:
             yield data
             continue
@@ -144,7 +144,8 @@ def _frames_but_targets(
         target[:nbytes] = np.frombuffer(data, np.uint8)
 
 
-def _frame(array: Array) -> Buffer:
+def frame_of(array: Array) -> Buffer:
+    """The bytes of an output on the wire."""
     if array.nbytes < COPIED_BYTES and array.dtype.kind in "fiu" and array.dtype.isnative:
         return array.tobytes()
     return array_to_wire(array)

@@ -126,6 +126,7 @@ class GrpcEndpoint:
     """The endpoint of infer_frontend for gRPC: hands replies to the calls that wait for them."""
 
     is_control = False
+    post_answers = None
 
     def __init__(self, transport: GrpcTransport, max_message_bytes: int) -> None:
         self._transport = transport

@@ -442,6 +442,7 @@ class HttpEndpoint:
     """The endpoint of infer_frontend for HTTP: hands whole responses to the transport."""
 
     is_control = False
+    post_answers = None
 
     def __init__(self, transport: HttpTransport, max_body_bytes: int) -> None:
         self._transport = transport

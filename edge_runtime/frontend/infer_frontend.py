@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ import numpy as np
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, QueueFull, RunFailed, TensorMismatch
+from edge_runtime.frontend.bursts import BurstReply, join_burst
 from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.messages import RequestHeader
@@ -73,6 +74,9 @@ class Listener(Protocol):
         ...
 
 
+PostAnswers = Callable[[Sequence[Entry], bytes, Sequence[Sequence[bytes]], int], None]
+
+
 class ReplyEndpoint(Protocol):
     """One place where requests come in, as far as replies need it. Thread: its transport's, except `post`."""
 
@@ -105,6 +109,11 @@ class ReplyEndpoint(Protocol):
 
     def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send one reply, or drop and count it."""
+        ...
+
+    @property
+    def post_answers(self) -> PostAnswers | None:
+        """Sends answers as `send_answers` does, from any thread; None where each is sent by itself."""
         ...
 
     def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
@@ -275,7 +284,10 @@ class InferFrontend:
         else:
             self._infer.begin_burst()
             try:
-                self._submit_each(endpoint, route, burst, self._clock.monotonic_s(), route.plan)
+                arrived_s = self._clock.monotonic_s()
+                if len(burst) > 1 and self._may_be_one(endpoint, route):
+                    burst = self._submit_together(endpoint, route, burst, arrived_s)
+                self._submit_each(endpoint, route, burst, arrived_s, route.plan)
             finally:
                 self._infer.end_burst()
 
@@ -410,6 +422,49 @@ class InferFrontend:
         route.plan.metrics.refused(error.code, len(entries))
         for origin, request_id, _ in entries:
             endpoint.send((origin,), route.encoding.refusal(error, request_id))
+
+    def _may_be_one(self, endpoint: ReplyEndpoint, route: InferRoute) -> bool:
+        """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
+        is_small = route.plan.makes_bursts and route.encoding is FRAMES and not route.keeps_frames
+        return is_small and endpoint.post_answers is not None and not self.listeners
+
+    def _submit_together(
+        self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], arrived_s: float
+    ) -> list[Entry]:
+        """Submit each sender's requests as one; return those that are to be submitted by themselves."""
+        plan = route.plan
+        most = self._infer.rows_together(plan) // plan.rows
+        if most < 2:  # there is nothing to put together
+            return list(entries)
+        left: list[Entry] = []
+        senders: dict[Any, list[Entry]] = {}
+        for entry in entries:
+            senders.setdefault(entry[0], []).append(entry)
+        for origin, own in senders.items():
+            for start in range(0, len(own), most):
+                part = own[start : start + most]
+                reply = BurstReply(self, endpoint, route, part)
+                nbytes, sender = plan.nbytes * len(part), endpoint.sender(origin)
+                request = Request(route.header, (), nbytes, reply, sender, arrived_s, self._metrics)
+                request.count, request.split = len(part), reply.split
+                if len(part) == 1 or not self._infer.submit_burst(request, plan, join_burst(plan, part)):
+                    left += part
+        return left
+
+    def apart(
+        self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], burst: Request
+    ) -> list[Request]:
+        """Make the requests that a burst stands for, as they would be had each been submitted. Thread: any."""
+        plan: RequestPlan = burst.plan
+        made: list[Request] = []
+        for origin, request_id, data in entries:
+            reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
+            request = Request(route.header, (data,), plan.nbytes, reply, burst.sender, burst.arrived_s, self._metrics)
+            request.take(plan, plan.arrays((data,)))
+            request.error, request.lost_runs = burst.error, burst.lost_runs
+            made.append(request)
+        made[0].held, burst.held = burst.held, None  # all of it: they end soon
+        return made
 
     def _submit_each(
         self,

@@ -225,6 +225,7 @@ class MqttEndpoint:
     """The endpoint of infer_frontend for MQTT: packs a reply's frames into one message."""
 
     is_control = False
+    post_answers = None
 
     def __init__(self, transport: Sender, max_packet_bytes: int) -> None:
         self._transport = transport

@@ -58,6 +58,9 @@ a run ends, and a request of another model that comes meanwhile finds a core tak
 SHORT_RUN_S = 0.001
 """Of a shorter run a batch is handed ahead though it is not full: the way to its host and back takes as long."""
 
+TOGETHER_ROWS = 64
+"""Of requests that are admitted as one: two of a transport's drains."""
+
 MOST_GIVEN_WAY = 16
 """Requests that give way to one at most: one of many rows must not empty a queue of small ones, nor take long."""
 
@@ -290,6 +293,29 @@ class Dispatcher:
         for request in dropped:
             request.refuse(Cancelled("its sender is gone"))
         return len(dropped)
+
+    def rows_together(self, model: ScheduledModel) -> int:
+        """Most rows of one sender's small requests that may be one request; 0: each is to be one by itself.
+
+        Only where a run is so short that what a request costs here counts for more than which of them run together.
+        """
+        with self._lock:
+            limits, times = model.limits, model.layout.run_times
+            rows = min(limits.max_rows, TOGETHER_ROWS)
+            is_plain = not limits.max_delay_s and not limits.preferred_rows and not model.culprits
+            return rows if is_plain and times.mean_s(rows) <= SHORT_RUN_S else 0
+
+    def take_apart(self, job: Job) -> list[Request]:
+        """Have each request of a failed job stand for itself; return those that are unanswered."""
+        with self._lock:
+            parts: list[Request] = []
+            for request in job.unanswered():
+                if request.split is None:
+                    parts.append(request)
+                else:
+                    parts += request.split(request)
+            job.batch, job.ended = parts, set()
+            return parts
 
     def next_job(self) -> tuple[Job | None, list[Request]]:
         """The next batch to run, and requests found expired, which the caller refuses. Never waits."""

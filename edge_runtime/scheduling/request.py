@@ -66,12 +66,14 @@ class Request:
     run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
     which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
     resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
+    count: how many requests of its sender it stands for, all of one header and one arrival. split: makes them of it,
+    where each has to end by itself; None: it is one.
     """
 
     __slots__ = (
-        "arrived_s", "batch_rows", "deadline_s", "due_s", "error", "header", "held", "inputs", "longest_s", "lost_runs",
-        "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply", "resume", "rows", "run_s",
-        "sender", "shape", "share", "targets", "tensors", "timeout_s",
+        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "longest_s",
+        "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply", "resume", "rows",
+        "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
     )  # fmt: skip
 
     plan: Any  # RequestPlan; scheduling only carries it
@@ -114,16 +116,22 @@ class Request:
         self.held: tuple[UnansweredBytes, int] | None = None
         self.targets: Sequence[Array | None] = ()
         self.longest_s = math.inf
+        self.count = 1
+        self.split: Callable[[Request], list[Request]] | None = None
 
     def hold(self, unanswered: UnansweredBytes, nbytes: int) -> None:
         """Count as unanswered from now until it ends. Raises QueueFull."""
         self.held = unanswered, unanswered.hold(self.sender, nbytes)
 
+    def let_go(self) -> None:
+        """End what `hold` counted: it is not answered by itself."""
+        self._release()
+
     def take(self, plan: Terms, inputs: Sequence[Array]) -> None:
         """Become a request for one servable."""
         self.plan = plan
         self.inputs = inputs
-        self.rows = plan.rows
+        self.rows = plan.rows * self.count
         self.shape = plan.shape
         self.priority = plan.priority
         self.timeout_s = min(plan.timeout_s, self.longest_s)
@@ -158,14 +166,14 @@ class Request:
                 log.exception("an answer of model %s could not be given", self.header.model)
                 self.error = RunFailed(f"{type(error).__name__}: {error}")
             else:
-                self.plan.metrics.answered(self.queue_s, self.run_s)
+                self.plan.metrics.answered(self.queue_s, self.run_s, self.count)
                 return
         self.refuse(self.error)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """End it with an error. Called once; never raises."""
         error.__traceback__ = None  # its frames hold the request's memory, and the request may hold the error
-        self.metrics.refused(error.code)
+        self.metrics.refused(error.code, self.count)
         self._release()
         try:
             self.reply.refuse(error)

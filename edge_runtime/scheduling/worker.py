@@ -135,6 +135,11 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
     """
     batch, model = job.batch, job.model
     run_s = run_batch(job.layout.run, batch, job.rows, model.name, model.metrics, job, clock, job.limit_s)
+    if run_s is None and any(request.count > 1 for request in batch):
+        batch = dispatcher.take_apart(job)
+        if not batch:
+            dispatcher.finish(job, None)
+            return False
     if run_s is None and isinstance(batch[0].error, HostEnded | RunTooLong):
         return _judge_lost_run(job, batch[0].error, dispatcher)
     if run_s is None and len(batch) > 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull, RunFailed
@@ -18,6 +18,7 @@ from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request
 from edge_runtime.serving.servable import Servable
+from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,29 @@ class Infer:
             log.exception("a request for model %s could not be admitted", header.model)
             request.refuse(RunFailed(f"{type(error).__name__}: {error}"))
         return plan
+
+    def submit_burst(self, request: Request, plan: RequestPlan, inputs: Sequence[Array]) -> bool:
+        """Admit a request that stands for many; False: it was not admitted, and each of them is to be submitted.
+
+        inputs: of all, in a row. Never raises.
+        """
+        if not self._is_open:
+            return False
+        try:
+            request.hold(self.unanswered, request.nbytes)
+            request.take(plan, inputs)
+            plan.servable.submit(request)
+        except EdgeRuntimeError:
+            request.let_go()
+            return False
+        except Exception as error:
+            log.exception("a burst for model %s could not be admitted", request.header.model)
+            request.refuse(RunFailed(f"{type(error).__name__}: {error}"))
+        return True
+
+    def rows_together(self, plan: RequestPlan) -> int:
+        """See Dispatcher."""
+        return self._dispatcher.rows_together(plan.servable.scheduled)
 
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
         """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""

@@ -28,6 +28,7 @@ from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import InlineBuffers, Servable
 from edge_runtime.serving.split import Split
+from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, pack_answer, typed
@@ -77,6 +78,7 @@ class RequestPlan:
     shape: inner shapes and datatypes, equal for requests that may share a batch. copies_shared: inputs may lie in their
     client's memory, and no host reads them, so a lone run copies them first. inline: set when the lean path may answer
     it; None while a canary or a mirror needs each request by itself. timeout_s is math.inf without a deadline.
+    makes_bursts: many requests of it may be one, whose only input and outputs are theirs in a row.
     canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
     shared memory, as in the header.
     """
@@ -106,6 +108,7 @@ class RequestPlan:
         self.canary = canary
         is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not self.is_own)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
+        self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
         self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
         self._answer_header = b""
 
@@ -146,6 +149,10 @@ class RequestPlan:
         if self.servable.form.given == "picture":
             arrays = [_without_base64(each) if each.dtype == object else each for each in arrays]
         return arrays
+
+    def rows_of(self, data: bytes) -> list[Array]:
+        """The only input of several requests, whose bytes are `data`: [requests * rows, *inner], without copying."""
+        return [np.frombuffer(data, self._plain_dtypes[0]).reshape((-1, *self.inputs[0].shape[1:]))]
 
     def check_targets(self, targets: Sequence[Array | None]) -> None:
         """Raise TensorMismatch for an output that its place in shared memory cannot hold."""
@@ -211,6 +218,23 @@ class RequestPlan:
             TensorHeader(specs[index].name, specs[index].datatype, shape, place)
             for index, shape, place in zip(self.outputs, shapes, places, strict=True)
         ]
+
+    def _is_rows_of_one_tensor(self) -> bool:
+        """Whether requests are rows of one input to a host, and their outputs rows of fixed size."""
+        servable = self.servable
+        if (
+            not isinstance(servable.layouts.narrow, HostedInstance)
+            or servable.form != Form("tensor", answers=False)
+            or not servable.batches
+        ):
+            return False
+        if self._plain_dtypes != self._plain_dtypes[:1] or self._plain_dtypes[0] is None:
+            return False
+        outputs = [servable.spec.outputs[index] for index in self.outputs]
+        return all(
+            each.has_fixed_inner_shape and element_count(each.shape[1:]) * DATATYPES[each.datatype].itemsize > 0
+            for each in outputs
+        )
 
     def _cut(self, buffers: InlineBuffers) -> InlineCut | None:
         if self.rows > buffers.max_rows or self.wants_timing or -1 in self.sizes:

@@ -135,19 +135,16 @@ class ModelMetrics:
         self.gauges: dict[str, Callable[[], float]] = {}
         self.reasons: dict[str, Callable[[], str]] = {}
 
-    def answered(self, queue_s: float, run_s: float) -> None:
-        """Count one answered request with its waiting and run time. `run` counts its run."""
-        self.queue.record(queue_s)
-        self.run_time.record(run_s)
-        self.total.record(queue_s + run_s)
-        self.answered_requests += 1
+    def answered(self, queue_s: float, run_s: float, count: int = 1) -> None:
+        """Count answered requests with their waiting and run time. `run` counts their run."""
+        self.queue.record(queue_s, count)
+        self.run_time.record(run_s, count)
+        self.total.record(queue_s + run_s, count)
+        self.answered_requests += count
 
     def answered_batch(self, rows: int, requests: int, queue_s: float, run_s: float) -> None:
         """Count one run and its answered requests, which all waited `queue_s`: `run` and `answered` at once."""
-        self.queue.record(queue_s, requests)
-        self.run_time.record(run_s, requests)
-        self.total.record(queue_s + run_s, requests)
-        self.answered_requests += requests
+        self.answered(queue_s, run_s, requests)
         self.run(rows, run_s)
 
     def run(self, rows: int, run_s: float) -> None:
@@ -279,9 +276,9 @@ class Metrics:
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + count
 
-    def refused(self, code: str) -> None:
-        """Count a request that ended with this wire code and reached no model."""
-        self.count(f"refused_{code}")
+    def refused(self, code: str, count: int = 1) -> None:
+        """Count requests that ended with this wire code and reached no model."""
+        self.count(f"refused_{code}", count)
 
     def watch(self, gauge: str, read: Callable[[], float]) -> None:
         """Set how a gauge such as `connections` is read."""

@@ -14,6 +14,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import zmq
@@ -493,6 +494,16 @@ class Endpoint:
             loop.is_asleep = False
             loop.wake()
 
+    def post_answers(
+        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
+    ) -> None:
+        """Hand answers to the I/O thread, see `send_answers`. Thread: any."""
+        loop = self._loop
+        loop.calls.append(partial(self.send_answers, entries, header, payloads, reply_bytes))
+        if loop.is_asleep:  # as in `post`
+            loop.is_asleep = False
+            loop.wake()
+
     def _take_rest(self, frames: list[Any]) -> int:
         """Receive the rest of a message, or begin to skip it when it is too large; return the bytes of all.
 
@@ -603,7 +614,7 @@ class IoLoop:
         self._by_fd: dict[int, Endpoint] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self.outbox: deque[tuple[Endpoint, Sequence[bytes], Sequence[Any]]] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
+        self.calls: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
         self._poller.register(self._wake_fd, select.POLLIN)
@@ -639,7 +650,7 @@ class IoLoop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on the I/O thread soon. Thread: any."""
-        self._calls.append(function)
+        self.calls.append(function)
         self.wake()
 
     def stop(self) -> None:
@@ -655,7 +666,7 @@ class IoLoop:
             except Exception:  # one of the three broad catches: serving goes on
                 log.exception("an exception reached the I/O loop")
                 self.counters.count("io_errors")
-        while self.outbox or self._calls:
+        while self.outbox or self.calls:
             self._flush()
 
     def close(self) -> None:
@@ -675,11 +686,11 @@ class IoLoop:
                 timeout_ms = int(min(beat_s, growth.interval_s) * 1e3)
             # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
             self.is_asleep = True
-            for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self._calls else timeout_ms):
+            for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self.calls else timeout_ms):
                 self._notice(fd)
             self.is_asleep = False
             self._round_ends_s = self._monotonic_s() + ROUND_S
-            if self.outbox or self._calls:
+            if self.outbox or self.calls:
                 self._flush()
             for endpoint in self._endpoints:
                 self._drain(endpoint)
@@ -695,7 +706,7 @@ class IoLoop:
             if not endpoint.has_messages():
                 return
             endpoint.drain()
-            if self.outbox:
+            if self.outbox or self.calls:
                 self._flush()
             if self.is_round_over():
                 return
@@ -710,7 +721,7 @@ class IoLoop:
             self._by_fd[fd].notice()
 
     def _flush(self) -> None:
-        outbox, calls = self.outbox, self._calls
+        outbox, calls = self.outbox, self.calls
         for index in range(1, len(outbox) + 1):
             endpoint, envelope, frames = outbox.popleft()
             endpoint.send(envelope, frames)

@@ -319,6 +319,7 @@ class FakeEndpoint:
 
     is_control = False
     max_frame_bytes = 1 << 20
+    post_answers = None
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
