@@ -121,8 +121,10 @@ format: $(READY) ## let ruff lay the code out and sort imports
 UNIVERSAL := --universal --python-version 3.10
 LOCK_dev := $(UNIVERSAL) --extra all --extra publish --group dev --no-emit-package edge-runtime pyproject.toml
 LOCK_docs := $(UNIVERSAL) --group pyproject.toml:docs
+# What CatBoost draws with, which converting never imports.
+CATBOOST_DRAWS_BY := contourpy cycler fonttools graphviz kiwisolver matplotlib plotly
 LOCK_convert := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --extra convert \
-  $(patsubst %,--no-emit-package %,edge-runtime torch nvidia-nccl-cu12) pyproject.toml requirements/convert.in
+  $(patsubst %,--no-emit-package %,edge-runtime torch nvidia-nccl-cu12 $(CATBOOST_DRAWS_BY)) pyproject.toml requirements/convert.in
 LOCK_tensorrt := $(UNIVERSAL) requirements/tensorrt.in
 LOCKS := dev docs convert tensorrt
 

@@ -1,7 +1,7 @@
 """A forest as ONNX: any library's trees in ONNX Runtime's operator for them, and what becomes of their sums.
 
 Owns: the writing of the graph. A library's own rules (which side a missing value takes, how a threshold is rounded,
-what an objective does with a sum) are its reader's, in onnx_from_xgboost.py and onnx_from_lightgbm.py.
+what an objective does with a sum) are its reader's: onnx_from_xgboost.py, onnx_from_lightgbm.py, onnx_from_catboost.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.tensors import Array
 from edge_runtime_converters.libraries import import_library
 from edge_runtime_converters.output_files import whole
 
@@ -41,7 +42,7 @@ _VIEWS: tuple[View, ...] = ("plain", "zero is missing", "floor", "truncated")
 Ending = Literal["none", "sigmoid", "exp", "softplus", "signed square", "step", "binary", "softmax", "each by itself"]
 """What becomes of the sums: the last three make a label and probabilities, the others an estimate."""
 
-_LABELLED = ("binary", "softmax", "each by itself")
+_CLASSIFYING = ("binary", "softmax", "each by itself")
 
 
 @dataclass(slots=True)
@@ -115,13 +116,14 @@ class Forest:
         *,
         base: Sequence[float],
         scale: float = 1.0,
-        classes: Sequence[str] = (),
+        classes: Sequence[str | int] = (),
         made_by: str,
     ) -> None:
         """Write the model, durably. base: what each target's sum begins with. scale: of sums before a sigmoid.
 
-        Input `features` FP32 [rows, n]. A classifier's outputs are `label` INT64 [rows] and `probabilities` FP32
-        [rows, classes], others' is `variable` FP32 [rows, targets]. Raises ConversionFailed.
+        classes: the labels in order, where they are not 0, 1 and so on. Input `features` FP32 [rows, n]. A classifier's
+        outputs are `label` INT64 or BYTES [rows] and `probabilities` FP32 [rows, classes], others' is `variable` FP32
+        [rows, targets]. Raises ConversionFailed.
         """
         if not self.trees:
             raise ConversionFailed("it has no trees; wanted a model that was trained")
@@ -139,7 +141,12 @@ class Forest:
             "TreeEnsembleRegressor", [columns], domain="ai.onnx.ml", n_targets=self.targets,
             base_values=[float(value) for value in base], **attributes,
         )  # fmt: skip
-        outputs = _ended(graph, sums, ending, scale, self.targets)
+        if scale != 1.0:
+            sums = graph.node("Mul", [sums, graph.number(scale)])
+        if ending in _CLASSIFYING:
+            outputs = _labelled(graph, sums, ending, self.targets, classes)
+        else:
+            outputs = _estimated(graph, sums, ending, self.targets)
         with whole(target) as output:
             output.write_bytes(graph.model(self.features, outputs, classes, made_by))
 
@@ -192,22 +199,26 @@ class _ForestGraph:
 
     def number(self, value: float) -> str:
         """Add a constant of one element; returns its name."""
-        name = f"number_{len(self._constants)}"
-        self._constants.append(self._onnx.numpy_helper.from_array(np.array([value], np.float32), name))
+        return self.constant(np.array([value], np.float32))
+
+    def constant(self, values: Array) -> str:
+        """Add a constant; returns its name."""
+        name = f"constant_{len(self._constants)}"
+        self._constants.append(self._onnx.numpy_helper.from_array(values, name))
         return name
 
-    def model(self, features: int, outputs: Mapping[str, int], classes: Sequence[str], made_by: str) -> bytes:
-        """The whole model. outputs: name -> columns, 0 for labels."""
+    def model(
+        self, features: int, outputs: Mapping[str, tuple[str, int]], classes: Sequence[str | int], made_by: str
+    ) -> bytes:
+        """The whole model. outputs: name -> type and columns, 0 for labels."""
         make, types = self._onnx.helper, self._onnx.TensorProto
         graph = make.make_graph(
             self._nodes,
             "forest",
             [make.make_tensor_value_info(INPUT, types.FLOAT, ["rows", features])],
             [
-                make.make_tensor_value_info(
-                    name, types.FLOAT if columns else types.INT64, ["rows", columns] if columns else ["rows"]
-                )
-                for name, columns in outputs.items()
+                make.make_tensor_value_info(name, getattr(types, kind), ["rows", columns] if columns else ["rows"])
+                for name, (kind, columns) in outputs.items()
             ],
             self._constants,
         )
@@ -221,23 +232,45 @@ class _ForestGraph:
         return found
 
 
-def _ended(graph: _ForestGraph, sums: str, ending: Ending, scale: float, targets: int) -> dict[str, int]:
-    """What becomes of the sums: outputs by name with their columns, 0 for labels. Raises ConversionFailed."""
-    if ending in ("binary", "sigmoid", "each by itself") and scale != 1.0:
-        sums = graph.node("Mul", [sums, graph.number(scale)])
-    if ending in _LABELLED:
-        if ending == "binary":
-            if targets != 1:
-                raise ConversionFailed(f"two classes have one sum, and this has {targets}; wanted one label a row")
-            second = graph.node("Sigmoid", [sums])
-            first = graph.node("Sub", [graph.number(1.0), second])
-            chances = graph.node("Concat", [first, second], output="probabilities", axis=1)
-        elif ending == "softmax":
-            chances = graph.node("Softmax", [sums], output="probabilities", axis=1)
-        else:
-            chances = graph.node("Sigmoid", [sums], output="probabilities")
+def label_array(classes: Sequence[str | int], places: Array) -> Array:
+    """The labels of classes by their places, as edge-runtime holds them: whole numbers, or bytes."""
+    if all(isinstance(name, int) for name in classes):
+        found: Array = np.array(classes, np.int64)[places]
+        return found
+    named = np.empty(len(classes), object)
+    named[:] = [str(name).encode() for name in classes]
+    labels: Array = named[places]
+    return labels
+
+
+def _labelled(
+    graph: _ForestGraph, sums: str, ending: Ending, targets: int, classes: Sequence[str | int]
+) -> dict[str, tuple[str, int]]:
+    """A classifier's outputs: name -> type and columns, 0 for labels. Raises ConversionFailed."""
+    if ending == "binary":
+        if targets != 1:
+            raise ConversionFailed(f"two classes have one sum, and this has {targets}; wanted one label a row")
+        second = graph.node("Sigmoid", [sums])
+        first = graph.node("Sub", [graph.number(1.0), second])
+        chances = graph.node("Concat", [first, second], output="probabilities", axis=1)
+    elif ending == "softmax":
+        chances = graph.node("Softmax", [sums], output="probabilities", axis=1)
+    else:
+        chances = graph.node("Sigmoid", [sums], output="probabilities")
+    count = max(targets, 2)
+    if classes and len(classes) != count:
+        raise ConversionFailed(f"it names {len(classes)} classes and has {count}; the file is damaged")
+    if not classes or list(classes) == list(range(count)):
         graph.node("ArgMax", [chances], output="label", axis=1, keepdims=0)
-        return {"label": 0, "probabilities": max(targets, 2)}
+        return {"label": ("INT64", 0), "probabilities": ("FLOAT", count)}
+    place = graph.node("ArgMax", [chances], axis=1, keepdims=0)
+    labels = label_array(classes, np.arange(count))
+    graph.node("Gather", [graph.constant(labels), place], output="label")
+    return {"label": ("INT64" if labels.dtype == np.int64 else "STRING", 0), "probabilities": ("FLOAT", count)}
+
+
+def _estimated(graph: _ForestGraph, sums: str, ending: Ending, targets: int) -> dict[str, tuple[str, int]]:
+    """The one output of what is no classifier: name -> type and columns."""
     if ending == "step":
         graph.node("Cast", [graph.node("Greater", [sums, graph.number(0.0)])], output="variable", to=1)
     elif ending == "signed square":
@@ -245,4 +278,4 @@ def _ended(graph: _ForestGraph, sums: str, ending: Ending, scale: float, targets
     else:
         operator = {"none": "Identity", "sigmoid": "Sigmoid", "exp": "Exp", "softplus": "Softplus"}[ending]
         graph.node(operator, [sums], output="variable")
-    return {"variable": targets}
+    return {"variable": ("FLOAT", targets)}

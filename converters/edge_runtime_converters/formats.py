@@ -23,6 +23,7 @@ class SourceFormat(Enum):
     SKLEARN = "scikit-learn (.skops)"
     XGBOOST = "XGBoost (.json, .ubj)"
     LIGHTGBM = "LightGBM (.txt)"
+    CATBOOST = "CatBoost (.cbm)"
     SAVED_MODEL = "TensorFlow SavedModel"
     TFLITE = "TensorFlow Lite (.tflite)"
     ONNX = "ONNX (.onnx)"
@@ -45,6 +46,7 @@ _FORMATS = {
     kinds.SKOPS: SourceFormat.SKLEARN,
     kinds.XGBOOST: SourceFormat.XGBOOST,
     kinds.LIGHTGBM: SourceFormat.LIGHTGBM,
+    kinds.CATBOOST: SourceFormat.CATBOOST,
     kinds.SAVED_MODEL: SourceFormat.SAVED_MODEL,
     kinds.LITERT: SourceFormat.TFLITE,
     kinds.ONNX: SourceFormat.ONNX,
@@ -97,12 +99,13 @@ _ONNX_BY = {
     SourceFormat.SKLEARN: "onnx_from_sklearn",
     SourceFormat.XGBOOST: "onnx_from_xgboost",
     SourceFormat.LIGHTGBM: "onnx_from_lightgbm",
+    SourceFormat.CATBOOST: "onnx_from_catboost",
 }
 _OPENVINO_BY = {
     SourceFormat.SAVED_MODEL: "openvino_from_saved_model",
     SourceFormat.TFLITE: "openvino_from_tflite",
 }
-TABULAR = frozenset((SourceFormat.SKLEARN, SourceFormat.XGBOOST, SourceFormat.LIGHTGBM))
+TABULAR = frozenset((SourceFormat.SKLEARN, SourceFormat.XGBOOST, SourceFormat.LIGHTGBM, SourceFormat.CATBOOST))
 """Formats whose models take a row of unrelated numbers; only ONNX Runtime has the operators of their ONNX."""
 
 _SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "ort": ".ort", "tensorrt": ".engine"}

@@ -137,11 +137,7 @@ XGBOOST_BINARY = FileKind(
     advice="in the XGBoost that made it, booster.save_model('model.json'), and put that here",
 )
 LIGHTGBM = FileKind("a LightGBM model", (".txt",), converts_to="onnx", extra="convert-lightgbm")
-CATBOOST = FileKind(
-    "a CatBoost model",
-    (".cbm",),
-    advice="where it was made, model.save_model('model.onnx', format='onnx'), and put that here",
-)
+CATBOOST = FileKind("a CatBoost model", (".cbm",), converts_to="onnx", extra="convert-catboost")
 SKOPS = FileKind(
     "a scikit-learn model (skops)", (".skops",), may_hold_code=True, converts_to="onnx", extra="convert-sklearn"
 )

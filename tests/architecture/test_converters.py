@@ -34,6 +34,7 @@ FENCES = {
     "skl2onnx": ("onnx_from_sklearn",),
     "xgboost": ("onnx_from_xgboost",),
     "lightgbm": ("onnx_from_lightgbm",),
+    "catboost": ("onnx_from_catboost",),
     "nncf": ("openvino_from_onnx",),
     "openvino": ("openvino_from_onnx",),
     "ai_edge_litert": ("openvino_from_tflite",),

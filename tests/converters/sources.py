@@ -120,12 +120,24 @@ def _lightgbm(folder: Path) -> Path:
     return path
 
 
+def _catboost(folder: Path) -> Path:
+    (catboost,) = needs("catboost")
+    digits = load_training()
+    path = folder / "boosted.cbm"
+    model = catboost.CatBoostClassifier(
+        iterations=5, depth=3, verbose=0, thread_count=1, allow_writing_files=False, random_seed=1
+    )
+    model.fit(digits.images.astype(np.float32), digits.labels.astype(int)).save_model(str(path))
+    return path
+
+
 _MAKERS: dict[SourceFormat, Callable[[Path], Path]] = {
     SourceFormat.PYTORCH: _pytorch,
     SourceFormat.TORCHSCRIPT: _torchscript,
     SourceFormat.SKLEARN: _sklearn,
     SourceFormat.XGBOOST: _xgboost,
     SourceFormat.LIGHTGBM: _lightgbm,
+    SourceFormat.CATBOOST: _catboost,
     SourceFormat.SAVED_MODEL: lambda _: TENSORFLOW / "saved_model",
     SourceFormat.TFLITE: lambda _: TENSORFLOW / "model.tflite",
     SourceFormat.ONNX: lambda _: DIGITS,
@@ -133,6 +145,7 @@ _MAKERS: dict[SourceFormat, Callable[[Path], Path]] = {
 
 INPUT = {
     SourceFormat.SKLEARN: "features", SourceFormat.XGBOOST: "features", SourceFormat.LIGHTGBM: "features",
+    SourceFormat.CATBOOST: "features",
 }  # fmt: skip
 """What the converted model's input is called; `image` where not said."""
 
@@ -142,6 +155,7 @@ MODULES = {
     SourceFormat.SKLEARN: ("skops", "skl2onnx"),
     SourceFormat.XGBOOST: ("xgboost",),
     SourceFormat.LIGHTGBM: ("lightgbm",),
+    SourceFormat.CATBOOST: ("catboost",),
 }
 """What a conversion from a format needs beyond what every checkout has."""
 

@@ -1,4 +1,4 @@
-"""Trees of XGBoost and LightGBM answer in ONNX as in their own library: at thresholds, beside them, without values."""
+"""Trees of XGBoost, LightGBM and CatBoost answer in ONNX as in their library: at thresholds, beside, without values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters import onnx_from_lightgbm, onnx_from_xgboost
+from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
 from edge_runtime_converters.original import Original, serve
 from tests.converters.sources import needs
 
@@ -304,3 +305,81 @@ def test_a_lightgbm_model_whose_loss_is_the_trainers_own_answers_its_sums(tmp_pa
     booster = lightgbm.train(settings, lightgbm.Dataset(rows, wanted(rows)), 5)
     original = onnx_from_lightgbm.convert_model(booster, tmp_path / "model.onnx")
     held(original, tmp_path / "model.onnx", edge_rows(rows, lightgbm_cuts(booster)))
+
+
+# ---- CatBoost -------------------------------------------------------------------------------------------------------
+
+CATBOOST = {
+    "two classes": ("Classifier", {}, 2),
+    "classes": ("Classifier", {}, 4),
+    "classes, each by itself": ("Classifier", {"loss_function": "MultiClassOneVsAll"}, 4),
+    "an estimate": ("Regressor", {}, 0),
+    "a count": ("Regressor", {"loss_function": "Poisson"}, 0),
+    "a quantile": ("Regressor", {"loss_function": "Quantile:alpha=0.9"}, 0),
+    "missing values are the largest": ("Regressor", {"nan_mode": "Max"}, 0),
+    "trees that are not symmetric": ("Regressor", {"grow_policy": "Lossguide"}, 0),
+    "several outputs": ("Regressor", {"loss_function": "MultiRMSE"}, -1),
+    "several outputs, not symmetric": ("Classifier", {"grow_policy": "Depthwise"}, 4),
+    "several labels": ("Classifier", {"loss_function": "MultiLogloss"}, -2),
+    "a rank": ("Ranker", {}, 3),
+}
+
+
+def catboost_trained(kind: str, settings: Mapping[str, Any], classes: int, names: Sequence[Any] = ()) -> Any:
+    (catboost,) = needs("catboost")
+    rows = table()
+    labels: npt.NDArray[Any] = wanted(rows, max(classes, 0))
+    if classes > 0:
+        labels = np.array(names)[labels.astype(int)] if len(names) else labels.astype(int)
+    elif classes < 0:
+        labels = np.stack([labels, -labels], axis=1) if classes == -1 else np.stack([labels > 1, labels > 2], 1) * 1
+    words = {"group_id": np.repeat(range(4), ROWS // 4)} if kind == "Ranker" else {}
+    fixed = {"iterations": 12, "depth": 4, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
+    return getattr(catboost, f"CatBoost{kind}")(**fixed, random_seed=1, **settings).fit(rows, labels, **words)
+
+
+def catboost_cuts(model: Any) -> dict[int, list[float]]:
+    """Thresholds by feature."""
+    found = {feature: list(values) for feature, values in model.get_borders().items() if len(values)}
+    return {feature: [value for value in values if abs(value) < 1e30] for feature, values in found.items()}
+
+
+@pytest.mark.parametrize("name", CATBOOST)
+def test_a_catboost_file_answers_as_catboost_at_its_thresholds_and_without_values(name: str, tmp_path: Path) -> None:
+    model = catboost_trained(*CATBOOST[name])
+    model.save_model(str(tmp_path / "model.cbm"))
+    original = onnx_from_catboost.convert(tmp_path / "model.cbm", tmp_path / "model.onnx", {})
+    rows = edge_rows(table(), catboost_cuts(model))
+    names = held(original, tmp_path / "model.onnx", rows)
+    is_labelled = CATBOOST[name][2] > 0 and CATBOOST[name][0] == "Classifier"
+    assert names == (["label", "probabilities"] if is_labelled else ["variable"])
+    got = original.run({"features": rows})[-1]
+    right = model.predict_proba(rows) if is_labelled else model.predict(rows)
+    if name != "several labels":  # its wrapper answers labels alone
+        np.testing.assert_allclose(got.reshape(right.shape), right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("names", [["cold", "mild", "hot"], [7, 2, -1], [False, True]])
+def test_catboosts_classes_keep_their_names(names: Sequence[Any], tmp_path: Path) -> None:
+    model = catboost_trained("Classifier", {}, len(names), names)
+    original = onnx_from_catboost.convert_model(model, tmp_path / "model.onnx")
+    rows = edge_rows(table(), catboost_cuts(model))
+    held(original, tmp_path / "model.onnx", rows)
+    served = serve(tmp_path / "model.onnx")
+    label, chances = served.run({"features": rows})
+    served.close()
+    said = [word.decode() if isinstance(word, bytes) else word for word in label.tolist()]
+    order = [str(name) if isinstance(name, str) else int(name) for name in model.classes_]
+    assert set(said) == set(order)
+    assert [order[place] for place in chances.argmax(axis=1)] == said
+    assert read_metadata(tmp_path / "model.onnx").names == tuple(map(str, order))
+
+
+def test_catboosts_categories_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    (catboost,) = needs("catboost")
+    rows = np.concatenate([table()[:, :2].astype(object), np.array([["red"], ["green"]] * (ROWS // 2))], axis=1)
+    settings = {"iterations": 2, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
+    model = catboost.CatBoostRegressor(**settings).fit(rows, wanted(table()), cat_features=[2])
+    with pytest.raises(ConversionFailed, match="features are categories"):
+        onnx_from_catboost.convert_model(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,182 @@
+"""CatBoost (its .cbm file, or a model in memory) to ONNX.
+
+Owns: what CatBoost's trees mean, by its JSON export (`x > border`, NaN to the side that the feature's mode says), and
+what each loss makes of their sums. CatBoost's own ONNX export leaves out Poisson's exponent, the sigmoids of one
+against all, several targets and trees that are not symmetric.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.errors import ConversionFailed
+from edge_runtime.tensors import Array
+from edge_runtime_converters.forest import Ending, Forest, label_array
+from edge_runtime_converters.libraries import failing_as, import_library
+from edge_runtime_converters.options import Shapes
+from edge_runtime_converters.original import Original, rows_first
+
+EXTRA = "convert-catboost"
+
+ENDINGS: Mapping[str, Ending] = {
+    "Logloss": "binary", "CrossEntropy": "binary", "MultiClass": "softmax", "MultiClassOneVsAll": "each by itself",
+    "MultiLogloss": "sigmoid", "MultiCrossEntropy": "sigmoid", "Poisson": "exp", "Tweedie": "exp",
+    **dict.fromkeys(
+        ("RMSE", "MAE", "MAPE", "Quantile", "MultiQuantile", "Huber", "Expectile", "Lq", "LogLinQuantile", "LogCosh",
+         "MultiRMSE", "MultiRMSEWithMissingValues", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy", "GroupQuantile",
+         "PairLogit", "PairLogitPairwise", "YetiRank", "YetiRankPairwise", "LambdaMart", "StochasticRank",
+         "StochasticFilter"), "none",
+    ),
+}  # fmt: skip
+"""What a loss makes of sums, as CatBoostClassifier and CatBoostRegressor predict. Source: catboost/core.py of 1.2."""
+
+_OTHER_FEATURES = {"categorical_features": "categories", "text_features": "text", "embedding_features": "embeddings"}
+
+
+class CatboostModel:
+    """A model. An `Original`."""
+
+    def __init__(self, catboost: Any, model: Any, ending: Ending, classes: Sequence[str | int]) -> None:
+        self.described = f"CatBoost {catboost.__version__}"
+        self._catboost = catboost
+        self._model = model
+        self._ending = ending
+        self._classes = classes
+
+    def run(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs in the converted model's order. Raises ConversionFailed."""
+        (features,) = inputs.values()
+        kind = {"none": "RawFormulaVal", "exp": "Exponent"}.get(self._ending, "Probability")
+        with failing_as("CatBoost cannot run it"):
+            predict = self._catboost.CatBoost.predict  # a wrapper's own answers in other shapes
+            found = np.asarray(predict(self._model, features, prediction_type=kind, thread_count=1))
+        if self._ending in ("none", "exp", "sigmoid"):
+            return rows_first([found])
+        return [label_array(self._classes, found.argmax(axis=1)), found]
+
+
+def convert(source: Path, target: Path, shapes: Shapes) -> Original:
+    """Write a CatBoost file as ONNX; returns the source, loaded. shapes: unused. Raises ConversionFailed."""
+    catboost = import_library("catboost", EXTRA)
+    model = catboost.CatBoost()
+    with failing_as(f"{source}: CatBoost {catboost.__version__} cannot read it"):
+        model.load_model(str(source))
+    return convert_model(model, target)
+
+
+def convert_model(model: Any, target: str | Path) -> Original:
+    """Write a CatBoost model in memory as ONNX; returns the source.
+
+    One input, `features` FP32 [rows, n]. A classifier's outputs are label, text where its classes are, and
+    probabilities. Raises ConversionFailed.
+    """
+    catboost = import_library("catboost", EXTRA)
+    with failing_as("this model is not as CatBoost's JSON export says"):
+        told = _told(model)
+        loss = str(told["model_info"]["params"]["loss_function"]["type"])
+        if loss not in ENDINGS:
+            raise ConversionFailed(
+                f"what the loss {loss!r} makes of its trees' sums is not known; known: {', '.join(sorted(ENDINGS))}"
+            )
+        ending = ENDINGS[loss]
+        scale, base = told["scale_and_bias"]
+        forest = _forest(told, len(base), float(scale))
+        classes = _classes(told["model_info"].get("class_params"), forest.targets, ending)
+    forest.write(Path(target), ending, base=base, classes=classes, made_by=f"CatBoost {catboost.__version__}, {loss}")
+    return CatboostModel(catboost, model, ending, classes)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _told(model: Any) -> Any:
+    """A model as JSON. Raises ConversionFailed: it takes more than numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        try:
+            model.save_model(str(path), format="json")
+        except Exception as error:
+            if not model.get_cat_feature_indices():
+                raise
+            raise ConversionFailed(_no_numbers("categories")) from error
+        told = json.loads(path.read_bytes())
+    for name, words in _OTHER_FEATURES.items():
+        if told["features_info"].get(name):
+            raise ConversionFailed(_no_numbers(words))
+    return told
+
+
+def _no_numbers(words: str) -> str:
+    return (
+        f"some of its features are {words}, which CatBoost turns into numbers by statistics of its training data, and "
+        "ONNX cannot; encode them before training (as numbers), or serve the model by a model.py with catboost"
+    )
+
+
+def _classes(params: Any, targets: int, ending: Ending) -> list[str | int]:
+    """The labels of classes in order: text, or whole numbers."""
+    if ending not in ("binary", "softmax", "each by itself"):
+        return []
+    named = (params or {}).get("class_names") or []
+    if all(isinstance(name, (int, bool)) or (isinstance(name, float) and name.is_integer()) for name in named):
+        return [int(name) for name in named] or list(range(max(targets, 2)))
+    return [str(name) for name in named]
+
+
+def _forest(told: Mapping[str, Any], targets: int, scale: float) -> Forest:
+    features = told["features_info"]["float_features"]
+    columns = {each["feature_index"]: each["flat_feature_index"] for each in features}
+    missing = {each["flat_feature_index"]: each.get("nan_value_treatment") == "AsTrue" for each in features}
+    forest = Forest(max(columns.values(), default=0) + 1, targets)
+
+    def branch(node: int, split: Mapping[str, Any], sides: tuple[int, int]) -> None:
+        if split.get("split_type", "FloatFeature") != "FloatFeature":
+            raise ConversionFailed(_no_numbers("categories"))
+        column = columns[split["float_feature_index"]]
+        forest.branch(node, "BRANCH_GT", column, split["border"], sides, missing=missing[column], view="plain")
+
+    for tree in told.get("oblivious_trees", ()):
+        forest.begin_tree()
+        splits, values = tree.get("splits") or [], tree["leaf_values"]
+        inner = (1 << len(splits)) - 1
+        for node in range(inner):  # numbered level by level; the last split is the highest bit of a leaf's number
+            level = (node + 1).bit_length() - 1
+            branch(node, splits[len(splits) - 1 - level], (2 * node + 2, 2 * node + 1))
+        for leaf in range(inner + 1):
+            weights = [(target, scale * values[leaf * targets + target]) for target in range(targets)]
+            forest.leaf(inner + leaf, weights)
+    for tree in told.get("trees", ()):
+        forest.begin_tree()
+        for node, part, children in _walked(tree):
+            if children is None:
+                found = part["value"] if isinstance(part["value"], list) else [part["value"]]
+                forest.leaf(node, [(target, scale * value) for target, value in enumerate(found)])
+            else:
+                branch(node, part["split"], children[::-1])
+    return forest
+
+
+def _walked(tree: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], tuple[int, int] | None]]:
+    """The nodes of a tree that is not symmetric, numbered, the root first; with the numbers left and right of each."""
+    waiting, spare = [(0, tree)], 1
+    while waiting:
+        node, part = waiting.pop()
+        if "split" not in part:
+            yield node, part, None
+            continue
+        yield node, part, (spare, spare + 1)
+        waiting += [(spare, part["left"]), (spare + 1, part["right"])]
+        spare += 2
+
+
+if __name__ == "__main__":
+    from edge_runtime_converters.command import main
+
+    sys.exit(main("onnx"))
