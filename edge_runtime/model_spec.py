@@ -11,11 +11,15 @@ DYNAMIC = -1
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open."""
+    """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open.
+
+    quantisation: scale and zero point, where integers stand for `scale * (integer - zero point)`.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    quantisation: tuple[float, int] | None = None
 
     @property
     def has_dynamic_axis_0(self) -> bool:

@@ -54,6 +54,8 @@ class LoadOptions:
     host_memory_bytes: int | None = None
     steps: ModelSteps | None = None
     declared: ModelSpec | None = None
+    delegate: str = ""
+    delegate_options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Bound(Protocol):

@@ -90,6 +90,10 @@ def import_backend(name: str) -> None:
                 from edge_runtime.backends import openvino_backend
 
                 openvino_backend.prepare_openvino()
+            case "litert":
+                from edge_runtime.backends import litert_backend
+
+                litert_backend.import_litert()
             case "tensorrt":
                 # Not TensorRT itself: CUDA, once it began, does not survive a fork.
                 from edge_runtime.backends import tensorrt_backend  # noqa: F401
@@ -172,7 +176,7 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[St
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
-    return tuple(TensorLine(spec.name, spec.datatype, spec.shape) for spec in specs)
+    return tuple(TensorLine(spec.name, spec.datatype, spec.shape, spec.quantisation) for spec in specs)
 
 
 class _EnginesOfDaemon:

@@ -994,4 +994,4 @@ def _not_loaded(report: NotLoaded) -> EdgeRuntimeError:
 
 
 def _specs(lines: Sequence[TensorLine]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(line.name, line.datatype, line.shape) for line in lines)
+    return tuple(TensorSpec(line.name, line.datatype, line.shape, line.quantisation) for line in lines)

@@ -98,11 +98,12 @@ class Hello(Struct, frozen=True, tag="hello"):
 
 
 class TensorLine(Struct, frozen=True, array_like=True):
-    """One input or output of a model."""
+    """One input or output of a model, as TensorSpec."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    quantisation: tuple[float, int] | None = None
 
 
 class FormLines(Struct, frozen=True, array_like=True):

@@ -160,11 +160,12 @@ class _Forker:
 
 
 def _confinement(parent: int, task: HostTask) -> Confinement:
-    """A host sees its version's folder, and may write where the model's options have OpenVINO keep its cache.
+    """A host sees its version's folder and its delegate, and may write where the model's options have OpenVINO keep its cache.
 
     One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
     """
-    cache = task.options.extra.get("CACHE_DIR", "")
+    cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
+    own = task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent)
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:
         with contextlib.suppress(OSError):  # the library says why it cannot be used
@@ -172,7 +173,7 @@ def _confinement(parent: int, task: HostTask) -> Confinement:
     return Confinement(
         parent,
         has_network=True,  # the parent's filter, which has none, is the host's already
-        reads=(task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent),),
+        reads=(own, *([delegate] if delegate.startswith("/") else [])),
         writes=(cache,) if cache else (),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
     )

@@ -17,9 +17,9 @@ from edge_runtime.errors import BackendUnavailable
 if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
 
-_BACKENDS = ("onnxruntime", "openvino", "tensorrt", "pytorch", "python")
+_BACKENDS = ("onnxruntime", "openvino", "litert", "tensorrt", "pytorch", "python")
 
-_MODULES = {"pytorch": "torch"}
+_MODULES = {"litert": "ai_edge_litert", "pytorch": "torch"}
 """The library of a backend, where it has another name."""
 
 
@@ -65,6 +65,10 @@ def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None
             from edge_runtime.backends.openvino_backend import OpenVinoBackend
 
             return OpenVinoBackend()
+        case "litert":
+            from edge_runtime.backends.litert_backend import LiteRtBackend
+
+            return LiteRtBackend()
         case "tensorrt":
             from edge_runtime.backends.tensorrt_backend import TensorRtBackend
 

@@ -125,7 +125,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Cores that one run takes. When absent: the measured layout."""
 
     backend: str | None = None
-    """`"onnxruntime"`, `"openvino"`, `"tensorrt"`, `"pytorch"` or `"python"`. When absent: the profile's order."""
+    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"` or `"python"`. When absent: the profile's order."""
 
     device: str | None = None
     """The backend's device, such as `"CPU"`, `"GPU"`, `"NPU"`, `"AUTO"`, `"CUDA"`, `"TENSORRT"`, `"OPENVINO"` or
@@ -622,7 +622,7 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """One backend to load models with; the entries are tried in their order and replace the profile's."""
 
     name: str
-    """`"onnxruntime"`, `"openvino"`, `"tensorrt"` or `"pytorch"`."""
+    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"` or `"pytorch"`."""
 
     device: str = ""
     """The backend's device; empty means the backend's own default."""
@@ -638,6 +638,12 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     extra: dict[str, str] = field(default_factory=dict)
     """Options in the backend's own words."""
+
+    delegate: str = ""
+    """Of `litert`: a library that takes operators to an accelerator, by path or name; code, so no model names it."""
+
+    delegate_options: dict[str, str] = field(default_factory=dict)
+    """The delegate's own options."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -234,7 +234,10 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
 
 def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
     """The profile that fits this host, with what the configuration lays over it. Raises ConfigError."""
-    backends = msgspec.convert(msgspec.to_builtins(config.backends), tuple[BackendChoice, ...])
+    try:
+        backends = msgspec.convert(msgspec.to_builtins(config.backends), tuple[BackendChoice, ...])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"backends: {error}") from None
     unknown = [each.name for each in backends if each.name not in known_backends()]
     if unknown:
         raise ConfigError(f"backends.name: got {unknown[0]!r}, wanted one of {', '.join(known_backends())}")

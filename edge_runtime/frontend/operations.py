@@ -306,4 +306,7 @@ class OperationHandlers:
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+    described: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+    if spec.quantisation is not None:
+        described["quantization"] = dict(zip(("scale", "zero_point"), spec.quantisation, strict=True))
+    return described

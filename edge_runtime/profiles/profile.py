@@ -45,7 +45,8 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One backend with its options; where it cannot load a model, the profile's next one is tried.
 
     precision "" and device "" are the backend's default. threads: cores that one run takes (None: the measured layout).
-    spin: threads wait by spinning. extra: options in the backend's own words.
+    spin: threads wait by spinning. extra: options in the backend's own words. delegate: of litert, a library that takes
+    operators to an accelerator, with its options. It is code, so no model.toml has it.
     """
 
     name: str
@@ -54,6 +55,14 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     threads: Positive | None = None
     spin: bool = False
     extra: dict[str, str] = field(default_factory=dict)
+    delegate: str = ""
+    delegate_options: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.delegate_options and not self.delegate:
+            raise ValueError("delegate_options are given without a delegate, the path of its library")
+        if self.delegate and self.name != "litert":
+            raise ValueError(f"delegate is an option of the backend litert, and this is {self.name}")
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

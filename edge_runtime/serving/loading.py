@@ -529,6 +529,8 @@ def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimi
         max_rows=settings.max_batch_rows,
         declared=_declared(settings),
         host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
+        delegate=choice.delegate,
+        delegate_options=choice.delegate_options,
     )
 
 

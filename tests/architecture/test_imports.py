@@ -28,6 +28,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime",),
     "openvino": ("backends.openvino",),
     "torch": ("backends.pytorch",),
+    "ai_edge_litert": ("backends.litert_backend",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
     "paho": ("transports.", "client."),

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_runtime.backends.base import Backend
 from edge_runtime.backends.registry import backend
-from tests.models import ir_models, onnx_models, python_models
+from tests.models import ir_models, litert_models, onnx_models, python_models
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ def _ir(model: str, folder: Path, **arguments: Any) -> Path:
     return ir_models.from_onnx(_onnx(model, folder / "onnx", **arguments), folder)
 
 
+def _litert(model: str, folder: Path, **arguments: Any) -> Path:
+    made: Path = getattr(litert_models, model)(folder, **arguments)
+    return made
+
+
 def _python(model: str, folder: Path, **arguments: Any) -> Path:
     made: Path = getattr(python_models, model)(folder, **arguments)
     return made
@@ -50,6 +55,14 @@ def all_kits() -> list[Kit]:
     """Every backend that the development extra installs; one that is missing is an error, never a skip."""
     onnx_corrupt = (b"", b"\x00", b"not a model at all", b"\x08\x08\x3a\xff\xff\xff\xff\x0f")
     ir_corrupt = (b"", b"<net>", b"<html></html>", b'<?xml version="1.0"?><net version="11"/>')
+    litert_head = b"\x1c\0\0\0TFL3"
+    litert_corrupt = (
+        b"",
+        litert_head,
+        bytes(64),
+        b"PK\3\4TFL3" + b"\xff" * 100,
+        litert_head + bytes(range(256)),
+    )
     python_corrupt = (
         b"",
         b"def infer(:",
@@ -60,5 +73,6 @@ def all_kits() -> list[Kit]:
         Kit("onnxruntime", backend("onnxruntime"), _onnx, onnx_corrupt, bytes_must_be_text=True),
         Kit("openvino-onnx", backend("openvino"), _onnx, onnx_corrupt, has_bytes=False),
         Kit("openvino-ir", backend("openvino"), _ir, ir_corrupt, has_bytes=False),
+        Kit("litert", backend("litert"), _litert, litert_corrupt, has_bound=False),
         Kit("python", backend("python", allow_python=True), _python, python_corrupt, has_bound=False),
     ]

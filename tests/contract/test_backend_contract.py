@@ -311,9 +311,9 @@ def test_a_binding_never_gives_other_rows_than_it_took(bound_kit: Kit, tmp_path:
         np.testing.assert_array_equal(bound.outputs[0], [[0, 0], [1, 1]])
 
 
-def test_python_models_decline_to_be_bound(tmp_path: Path) -> None:
-    python = next(kit for kit in KITS if not kit.has_bound)
-    with loaded(python.artifact("mlp", tmp_path), python) as instance:
+@pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.has_bound], ids=lambda kit: kit.label)
+def test_models_that_run_in_hosts_alone_decline_to_be_bound(kit: Kit, tmp_path: Path) -> None:
+    with loaded(kit.artifact("mlp", tmp_path), kit) as instance:
         assert instance.bind(4) is None
 
 

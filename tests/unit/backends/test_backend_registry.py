@@ -38,7 +38,7 @@ for name in known_backends():
         backend(name)
     except BackendUnavailable as error:  # what no development environment holds
         assert name in ("tensorrt", "pytorch"), error
-libraries = ("onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "torch", "onnx")
+libraries = ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "cuda", "torch", "onnx")
 print([name for name in libraries if name in sys.modules])
 """
     assert run_python(program) == "[]"
@@ -74,7 +74,7 @@ def test_a_missing_library_is_a_reason_with_what_to_install(tmp_path: Path) -> N
 import importlib.abc, sys
 class Nothing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name in ("onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "torch"):
+        if name in ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "torch"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Nothing())
 from edge_runtime.backends.registry import probe_all
@@ -86,17 +86,20 @@ for probe in probe_all():
         "onnxruntime False onnxruntime is not installed; install it with: pip install 'edge-runtime[onnxruntime]'"
     )
     assert lines[1] == "openvino False openvino is not installed; install it with: pip install 'edge-runtime[openvino]'"
-    assert lines[2] == "tensorrt False tensorrt is not installed; install it with: pip install 'edge-runtime[tensorrt]'"
-    assert lines[3] == (
+    assert lines[2] == (
+        "litert False ai_edge_litert is not installed; install it with: pip install 'edge-runtime[litert]'"
+    )
+    assert lines[3] == "tensorrt False tensorrt is not installed; install it with: pip install 'edge-runtime[tensorrt]'"
+    assert lines[4] == (
         "pytorch False torch is not installed; install it with: pip install torch --index-url "
         "https://download.pytorch.org/whl/cpu"
     )
-    assert lines[4].startswith("python True")
+    assert lines[5].startswith("python True")
 
 
 def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> None:
     with pytest.raises(
-        BackendUnavailable, match="no backend 'abacus'; known: onnxruntime, openvino, tensorrt, pytorch, python"
+        BackendUnavailable, match="no backend 'abacus'; known: onnxruntime, openvino, litert, tensorrt, pytorch"
     ):
         backend("abacus")
 

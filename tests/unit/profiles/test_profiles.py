@@ -322,6 +322,7 @@ def test_a_shipped_profile_ends_on_the_cpu(shipped: Profile) -> None:
     if shipped.name.startswith("jetson"):
         assert order[:3] == [("tensorrt", "GPU"), ("onnxruntime", "CUDA"), ("onnxruntime", "CPU")]
     assert order[-1] == ("pytorch", "CPU")
+    assert ("litert", "CPU") in order
     assert ("onnxruntime", "CPU") in order
 
 
