@@ -8,7 +8,6 @@ which needs no package but numpy: `CompiledModel` knows fewer datatypes, and com
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
-from edge_runtime.backends.model_files import open_artifact
+from edge_runtime.backends.model_files import check_tflite_files
+from edge_runtime.backends.tflite_names import DEFAULT_SIGNATURE, without_ports
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
@@ -32,12 +32,6 @@ _DATATYPES = {
     "float64": "FP64", "bfloat16": "BF16", "bytes_": "BYTES",
 }  # fmt: skip
 """By the name of the scalar type that the library gives."""
-
-_IDENTIFIER = b"TFL3"
-"""From byte 4 of the file on (schema.fbs, `file_identifier`)."""
-
-_DEFAULT_SIGNATURE = "serving_default"
-"""TensorFlow's key of the signature to serve; its converter keeps it."""
 
 _COMPUTE_OPERATORS = frozenset(
     ("BATCH_MATMUL", "CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "LSTM", "SVDF", "TRANSPOSE_CONV",
@@ -230,16 +224,12 @@ class _Interpreters:
 
 
 def _content(artifact: Path) -> bytes:
-    """Read a file. Raises LoadFailed unless it is a regular one and begins as a model of LiteRT does."""
-    descriptor, status = open_artifact(artifact)
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read()
-    if content[4:8] != _IDENTIFIER:
-        raise LoadFailed(
-            f"{artifact.name} is no LiteRT model: its {status.st_size} bytes have {content[4:8]!r} at byte 4, wanted "
-            f"{_IDENTIFIER!r}; copy the .tflite file again"
-        )
-    return content
+    """Read a file. Raises LoadFailed unless it is a regular one and begins as a TensorFlow Lite file does."""
+    check_tflite_files(artifact)
+    try:
+        return artifact.read_bytes()
+    except OSError as error:
+        raise LoadFailed(f"cannot read {artifact}: {error.strerror}") from error
 
 
 def _check_options(options: LoadOptions) -> None:
@@ -263,7 +253,7 @@ def _graph_of(interpreter: Any, name: str, wanted: str) -> _Graph:
     signatures: Mapping[str, Any] = interpreter._get_full_signature_list()  # noqa: SLF001  the public one has no indices
     if wanted and wanted not in signatures:
         raise LoadFailed(f"{name} has no signature {wanted!r}; it has {', '.join(sorted(signatures)) or 'none'}")
-    key = wanted or (_DEFAULT_SIGNATURE if _DEFAULT_SIGNATURE in signatures else next(iter(signatures), ""))
+    key = wanted or (DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in signatures else next(iter(signatures), ""))
     native = interpreter._interpreter  # noqa: SLF001  the public calls know the first subgraph alone
     sides: list[tuple[_GraphTensor, ...]] = []
     try:
@@ -288,7 +278,7 @@ def _in_order(named: Mapping[str, int], subgraph: int, order: Sequence[int]) -> 
 
 def _by_tensor(native: Any, order: Sequence[int]) -> list[tuple[str, int]]:
     """Names of tensors, which may be empty or come twice: then the place is added."""
-    names = [str(native.TensorName(int(index), 0)) for index in order]
+    names = without_ports([str(native.TensorName(int(index), 0)) for index in order])
     return [
         (name if name and names.count(name) == 1 else f"{name or 'tensor'}_{place}", int(index))
         for place, (name, index) in enumerate(zip(names, order, strict=True))

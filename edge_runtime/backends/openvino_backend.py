@@ -30,7 +30,7 @@ from edge_runtime.backends.model_files import (
 )
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.backends.row_buffers import bound_buffers
-from edge_runtime.backends.tflite_names import signature_names
+from edge_runtime.backends.tflite_names import signature_names, without_ports
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
@@ -413,13 +413,8 @@ def _declared_names(model: Any, artifact: Path) -> tuple[list[str], list[str]]:
         inputs = [named.inputs.get(name, name) for name in inputs]
         outputs = [named.outputs.get(name, name) for name in outputs]
     if artifact.suffix in (".tflite", ".pb"):
-        inputs, outputs = _without_ports(inputs), _without_ports(outputs)
+        inputs, outputs = without_ports(inputs), without_ports(outputs)
     return inputs, outputs
-
-
-def _without_ports(names: list[str]) -> list[str]:
-    short = [name.removesuffix(":0") for name in names]
-    return short if len(set(short)) == len(names) else names
 
 
 def _declared_name(port: Any) -> str:

@@ -50,6 +50,12 @@ def signature_names(artifact: Path) -> SignatureNames:
         os.close(descriptor)
 
 
+def without_ports(names: list[str]) -> list[str]:
+    """Return TensorFlow's names of tensors without `:0`, the number of an operator's first output; all, or none."""
+    short = [name.removesuffix(":0") for name in names]
+    return short if len(set(short)) == len(names) else names
+
+
 class _Tables:
     """Tables of one open file. Positions are bytes from its beginning."""
 

@@ -55,8 +55,8 @@ def test_names_come_of_the_signature_and_without_one_of_the_tensors(tmp_path: Pa
     with loaded(litert_models.added(tmp_path / "with")) as instance:
         assert [spec.name for spec in (*instance.spec.inputs, *instance.spec.outputs)] == ["x", "y"]
     with loaded(litert_models.unsigned(tmp_path / "without")) as instance:
-        assert [spec.name for spec in (*instance.spec.inputs, *instance.spec.outputs)] == ["input:0", "output:0"]
-        (y,) = instance.run({"input:0": np.zeros((2, 2), np.float32)})
+        assert [spec.name for spec in (*instance.spec.inputs, *instance.spec.outputs)] == ["input", "output"]
+        (y,) = instance.run({"input": np.zeros((2, 2), np.float32)})
         np.testing.assert_array_equal(y, np.ones((2, 2)))
 
 
