@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from edge_runtime.errors import EdgeRuntimeError
 from tests.contract.running_daemon import RawClient, running_daemon
 from tests.models import litert_models, onnx_models
 from tests.models.onnx_models import mlp_weights
+
+TENSORFLOW = Path(__file__).parents[1] / "models" / "tensorflow"
 
 
 @contextmanager
@@ -58,6 +61,25 @@ def test_the_settings_of_a_model_choose_its_signature_and_never_a_library(tmp_pa
         told = {each["name"]: each for each in runtime.models()}
         assert runtime.infer("good", {"x": np.ones((1, 2), np.float32)}).outputs["product"].tolist() == [[3.0, 3.0]]
         assert (told["bad"]["state"], "names a library, which is code" in told["bad"]["reason"]) == ("failed", True)
+
+
+def test_litert_and_openvino_answer_alike_for_a_file_of_tensorflows_converter(tmp_path: Path) -> None:
+    for name in ("litert", "openvino"):
+        folder = tmp_path / "models" / name / "1"
+        folder.mkdir(parents=True)
+        shutil.copy(TENSORFLOW / "model.tflite", folder)
+        (folder.parent / "model.toml").write_text(f'backend = "{name}"\n')
+    with running_daemon(tmp_path / "models", tmp_path / "run"), RawClient(f"ipc://{tmp_path}/run/infer.sock") as client:
+        told = [client.result("metadata", model=name) for name in ("litert", "openvino")]
+    assert [each["platform"] for each in told] == ["litert", "openvino"]
+    assert [(each["inputs"], each["outputs"]) for each in told[:1]] == [(told[1]["inputs"], told[1]["outputs"])]
+    with serving(tmp_path) as runtime:
+        (spec,) = told[0]["inputs"]
+        x = np.random.default_rng(0).random((3, *spec["shape"][1:]), np.float32)
+        ours, theirs = (
+            next(iter(runtime.infer(name, {spec["name"]: x}).outputs.values())) for name in ("litert", "openvino")
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

@@ -102,6 +102,7 @@ def test_a_tflite_file_without_a_signature_has_its_tensors_names_without_their_p
 @pytest.mark.parametrize("isolation", ["auto", "never"])
 def test_a_daemon_serves_it_in_a_host_whatever_its_isolation(kind: str, isolation: str, tmp_path: Path) -> None:
     MAKERS[kind](tmp_path / "models" / "m" / "1")
+    (tmp_path / "models" / "m" / "model.toml").write_text('backend = "openvino"\n')
     inputs, wanted = expected(kind)
     config = Config(watch=False, calibrate=False, state=str(tmp_path / "state"), isolation=isolation)
     with Runtime(tmp_path / "models", config=config) as runtime:
