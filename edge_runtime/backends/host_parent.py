@@ -160,7 +160,7 @@ class _Forker:
 
 
 def _confinement(parent: int, task: HostTask) -> Confinement:
-    """A host sees its version's folder and its delegate, and may write where the model's options have OpenVINO keep its cache.
+    """A host sees its version's folder and its delegate, and may write where OpenVINO is to keep its cache.
 
     One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
     """

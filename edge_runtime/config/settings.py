@@ -125,7 +125,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Cores that one run takes. When absent: the measured layout."""
 
     backend: str | None = None
-    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"` or `"python"`. When absent: the profile's order."""
+    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"` or `"python"`. When absent: the
+    profile's order."""
 
     device: str | None = None
     """The backend's device, such as `"CPU"`, `"GPU"`, `"NPU"`, `"AUTO"`, `"CUDA"`, `"TENSORRT"`, `"OPENVINO"` or
