@@ -365,13 +365,13 @@ def _with_learnt_outputs(runner: _Runner) -> _Graph:
     outputs = tuple(
         each
         if DYNAMIC in each.spec.shape or len(two) != len(three)
-        else replace(each, spec=replace(each.spec, shape=_common(two, three)))
+        else replace(each, spec=replace(each.spec, shape=_where_equal(two, three)))
         for each, two, three in zip(graph.outputs, *found, strict=True)
     )
     return replace(graph, outputs=outputs)
 
 
-def _common(two: Sequence[int], three: Sequence[int]) -> tuple[int, ...]:
+def _where_equal(two: Sequence[int], three: Sequence[int]) -> tuple[int, ...]:
     return tuple(one if one == other else DYNAMIC for one, other in zip(two, three, strict=True))
 
 
@@ -398,7 +398,7 @@ def _precision_run(interpreter: Any, options: LoadOptions) -> str:
     Raises LoadFailed: it is not quantised, and int8 is wanted. BackendUnavailable: another one is wanted.
     """
     kinds = Counter(_kinds(interpreter))
-    name, count = kinds.most_common(1)[0] if kinds else ("f32", 0)
+    name, count = kinds.most_where_equal(1)[0] if kinds else ("f32", 0)
     held = name if len(kinds) < 2 or (name == "int8" and count >= _INT8_SHARE * kinds.total()) else "mixed"
     if options.precision in ("", "f32", held) or (options.precision == "int8" and kinds.keys() & {"int8", "mixed"}):
         return held
