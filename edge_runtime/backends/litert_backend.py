@@ -398,7 +398,7 @@ def _precision_run(interpreter: Any, options: LoadOptions) -> str:
     Raises LoadFailed: it is not quantised, and int8 is wanted. BackendUnavailable: another one is wanted.
     """
     kinds = Counter(_kinds(interpreter))
-    name, count = kinds.most_where_equal(1)[0] if kinds else ("f32", 0)
+    name, count = kinds.most_common(1)[0] if kinds else ("f32", 0)
     held = name if len(kinds) < 2 or (name == "int8" and count >= _INT8_SHARE * kinds.total()) else "mixed"
     if options.precision in ("", "f32", held) or (options.precision == "int8" and kinds.keys() & {"int8", "mixed"}):
         return held
