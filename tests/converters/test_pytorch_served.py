@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import warnings
@@ -18,7 +19,7 @@ import edge_runtime
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.model_spec import TensorSpec
 from tests.contract.running_daemon import running_daemon
-from tests.converters.pytorch_models import Identity, Mlp, TwoInTwoOut, save_program, save_script
+from tests.converters.pytorch_models import Identity, Mlp, TwoInTwoOut, Wide, save_program, save_script
 from tests.converters.sources import images, network
 
 DAMAGED = 8
@@ -89,6 +90,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         scripted(name, Reader(path), SHAPE)
     (folder / "reads-beside" / "1" / "beside.txt").write_bytes(b"1234")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save_script(Reader(folder / "traced" / "1" / "model.pt"), folder, FOUR, name="loose.pt")
+    scripted("wide", Wide(), "threads = 2\n[input.x]\nshape = [-1, 1024]\n")
     scripted("writes", Writer(folder / "writes" / "1" / "written"), SHAPE)
     (folder / "pickled" / "1").mkdir(parents=True)
     torch.save(network(torch).state_dict(), folder / "pickled" / "1" / "model.pt")
@@ -151,6 +156,21 @@ def test_a_scripted_module_takes_its_shapes_from_the_settings(client: edge_runti
     assert client.infer("scripted", {"x": np.ones((3, 16), np.float32)})["y"].shape == (3, 4)
 
 
+@pytest.mark.parametrize(("model", "threads"), [("wide", 2), ("scripted", 1)])
+def test_a_forked_host_has_the_threads_of_its_runs_and_no_more(
+    client: edge_runtime.Client, model: str, threads: int
+) -> None:
+    """OpenMP's pools do not survive a fork, so the parent starts none; nor does a run take more cores than it counts."""
+    width = 1024 if model == "wide" else 16
+    for rows in (1, 64, 8):
+        x = np.full((rows, width), rows, np.float32)
+        assert np.isfinite(client.infer(model, {"x": x})["y"]).all()
+    (entry,) = [each for each in client.models() if each["name"] == model]
+    runners = max(len(os.sched_getaffinity(0)) // threads, 1)
+    kept = 2  # one listens to the daemon; PyTorch has one of its own since its import
+    assert sum(1 for _ in Path(f"/proc/{entry['host']['pid']}/task").iterdir()) <= runners * threads + kept
+
+
 def test_inputs_are_named_as_triton_names_them_and_outputs_by_the_keys_of_a_dictionary(
     client: edge_runtime.Client,
 ) -> None:
@@ -203,7 +223,7 @@ def test_code_in_torchscript_reads_its_own_file(client: edge_runtime.Client) -> 
     )
 
 
-@pytest.mark.parametrize("model", ["reads-beside", "reads-other", "reads-secret"])
+@pytest.mark.parametrize("model", ["reads-beside", "reads-other", "reads-secret", "loose"])
 def test_code_in_torchscript_reads_no_other_file_of_the_disk(client: edge_runtime.Client, model: str) -> None:
     state, why = told(client, model)
     assert (state, "Permission denied" in why) == ("failed", True), why
