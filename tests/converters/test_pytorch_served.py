@@ -160,7 +160,7 @@ def test_a_scripted_module_takes_its_shapes_from_the_settings(client: edge_runti
 def test_a_forked_host_has_the_threads_of_its_runs_and_no_more(
     client: edge_runtime.Client, model: str, threads: int
 ) -> None:
-    """OpenMP's pools do not survive a fork, so the parent starts none; nor does a run take more cores than it counts."""
+    """OpenMP's pools survive no fork, so the parent starts none; nor does a run take more cores than it counts."""
     width = 1024 if model == "wide" else 16
     for rows in (1, 64, 8):
         x = np.full((rows, width), rows, np.float32)
