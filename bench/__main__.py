@@ -20,6 +20,7 @@ import psutil
 import zmq
 
 from bench import (
+    drop_scenarios,
     fairness_scenarios,
     frigate_scenarios,
     host_scenarios,
@@ -51,6 +52,7 @@ SCENARIOS = {
     **mqtt_scenarios.SCENARIOS,
     **oip_scenarios.SCENARIOS,
     **picture_scenarios.SCENARIOS,
+    **drop_scenarios.SCENARIOS,
     **frigate_scenarios.SCENARIOS,
     **UPDATES,
     **tune_scenarios.SCENARIOS,
