@@ -81,11 +81,12 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         found = artifact_candidates(version.files, name)
         if len(found) > 1:
             return f"{version.path} holds {' and '.join(found)}; which one is the artifact? Name it {name}"
-    for name in sorted(version.files):
-        lack = what_it_lacks(str(version.files[name]))
+    lacks = {name: what_it_lacks(str(version.files[name])) for name in sorted(version.files)}
+    is_all_said = all(lacks[name] is not None for name in lacks if suffix_of(name) in LOOSE_SUFFIXES)
+    for name, lack in lacks.items():
         if lack is not None:
-            files = ", ".join(sorted(version.files))
-            return f"{version.path} holds {files}; wanted {' or '.join(wanted)}; {name} {lack}"
+            there = f"{version.path} holds {', '.join(lacks)}; wanted {' or '.join(wanted)}; "
+            return f"{'' if is_all_said else there}{name} {lack}"
     if not version.files and version.problems:
         return "; ".join(map(str, version.problems))
     there = ", ".join(sorted(version.files)) or "nothing"

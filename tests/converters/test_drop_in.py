@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.contract.test_drop_in import BAR_S
 from tests.converters.sources import present
 from tests.fakes.daemon_process import DaemonProcess
@@ -17,6 +19,7 @@ def test_trees_and_pipelines_are_converted_one_at_a_time_within_the_promised_tim
     _drop(tmp_path, tuple(kind for kind in REAL if kind not in NEEDS_TORCH), BAR_S)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace warns that it goes
 def test_pytorchs_files_are_served_where_pytorch_is(tmp_path: Path) -> None:
     present("torch")
     _drop(tmp_path, tuple(NEEDS_TORCH), None)

@@ -41,7 +41,7 @@ SAYS: Mapping[str, str] = {
     "keras": "is a Keras model",
     "h5": "is a Keras model",
     "pickle": "is a pickle",
-    "pickled_pt": "is weights or a pickled module of PyTorch",
+    "pickled_pt": "pickle",
     "mar": "is a TorchServe archive (.mar)",
 }
 """What is said of the kinds that nothing serves."""

@@ -5,7 +5,6 @@ And which of those that were passed over a healthy model's owner is told of.
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -96,7 +95,16 @@ def test_a_file_that_no_backend_loads_is_named_with_what_it_lacks(
     file = tmp_path / "m" / "1" / name
     file.write_bytes(content)
     folder = scan(tmp_path).models["m"]
-    with pytest.raises(LoadFailed, match=rf"1 holds {re.escape(name)}; wanted .*; {said.replace('{file}', str(file))}"):
+    with pytest.raises(LoadFailed, match=f"^model m version 1: {said.replace('{file}', str(file))}"):
+        loader().plans(folder, folder.versions[1])
+
+
+def test_a_file_beside_the_artifact_is_not_blamed_alone(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "a.xml").write_bytes(b"<net>")
+    (tmp_path / "m" / "1" / "scaler.pkl").write_bytes(b"\x80\x04\x95")
+    folder = scan(tmp_path).models["m"]
+    with pytest.raises(LoadFailed, match=r"1 holds a\.xml, scaler\.pkl; wanted .*; scaler\.pkl is a pickle"):
         loader().plans(folder, folder.versions[1])
 
 
