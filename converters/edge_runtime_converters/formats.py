@@ -24,6 +24,7 @@ class SourceFormat(Enum):
     XGBOOST = "XGBoost (.json, .ubj)"
     LIGHTGBM = "LightGBM (.txt)"
     CATBOOST = "CatBoost (.cbm)"
+    KERAS = "Keras (.keras, .h5)"
     SAVED_MODEL = "TensorFlow SavedModel"
     TFLITE = "TensorFlow Lite (.tflite)"
     ONNX = "ONNX (.onnx)"
@@ -35,11 +36,6 @@ _PICKLE_ADVICE = (
     "skops.io.dump(model, 'model.skops'), XGBoost's save_model('model.json'), LightGBM's save_model('model.txt'); or "
     "convert it in the program that has it, with edge_runtime_converters"
 )
-_KERAS_ADVICE = (
-    "is a Keras file, whose layers may hold Python code. Nothing was read. Where it was made, do: "
-    "model.export('folder'), which writes a SavedModel, and convert that"
-)
-
 _FORMATS = {
     kinds.PYTORCH_PROGRAM: SourceFormat.PYTORCH,
     kinds.TORCHSCRIPT: SourceFormat.TORCHSCRIPT,
@@ -47,6 +43,7 @@ _FORMATS = {
     kinds.XGBOOST: SourceFormat.XGBOOST,
     kinds.LIGHTGBM: SourceFormat.LIGHTGBM,
     kinds.CATBOOST: SourceFormat.CATBOOST,
+    kinds.KERAS: SourceFormat.KERAS,
     kinds.SAVED_MODEL: SourceFormat.SAVED_MODEL,
     kinds.LITERT: SourceFormat.TFLITE,
     kinds.ONNX: SourceFormat.ONNX,
@@ -54,7 +51,6 @@ _FORMATS = {
 _REFUSED = {
     kinds.PICKLE: _PICKLE_ADVICE,
     kinds.PYTORCH_WEIGHTS: _PICKLE_ADVICE,
-    kinds.KERAS: _KERAS_ADVICE,
 }
 
 
@@ -100,6 +96,7 @@ _ONNX_BY = {
     SourceFormat.XGBOOST: "onnx_from_xgboost",
     SourceFormat.LIGHTGBM: "onnx_from_lightgbm",
     SourceFormat.CATBOOST: "onnx_from_catboost",
+    SourceFormat.KERAS: "onnx_from_keras",
 }
 _OPENVINO_BY = {
     SourceFormat.SAVED_MODEL: "openvino_from_saved_model",

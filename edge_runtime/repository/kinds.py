@@ -145,10 +145,8 @@ KERAS = FileKind(
     "a Keras model",
     (".keras", ".h5", ".hdf5"),
     may_hold_code=True,
-    advice=(
-        "its layers may hold Python code, so nothing here reads it; where it was made, model.export('FOLDER') writes a "
-        "SavedModel, and that folder is served with edge-runtime[openvino]"
-    ),
+    converts_to="onnx",
+    extra="convert-keras",
 )
 PICKLE = FileKind(
     "a pickle (of scikit-learn?), which holds code",

@@ -27,8 +27,9 @@ SCREEN = ("command", "edge_runtime.cli.screen.Screen")
 """The one import from above: the verb `convert` prints as every verb does."""
 
 FENCES = {
+    **dict.fromkeys(("keras", "h5py"), ("onnx_from_keras", "keras_files")),
     "torch": ("onnx_from_pytorch", "onnx_from_torchscript"),
-    "onnxscript": ("onnx_from_pytorch",),
+    "onnxscript": ("onnx_from_pytorch", "onnx_from_keras"),
     "skops": ("onnx_from_sklearn",),
     "sklearn": ("onnx_from_sklearn",),
     "skl2onnx": ("onnx_from_sklearn",),
@@ -38,7 +39,7 @@ FENCES = {
     "nncf": ("openvino_from_onnx",),
     "openvino": ("openvino_from_onnx",),
     "ai_edge_litert": ("openvino_from_tflite",),
-    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript", "forest"),
+    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript", "onnx_from_keras", "forest"),
     "onnxruntime": ("int8_from_onnx", "f16_from_onnx", "ort_from_onnx"),
 }
 """Library -> the files that may import it."""

@@ -138,6 +138,7 @@ _MAKERS: dict[SourceFormat, Callable[[Path], Path]] = {
     SourceFormat.XGBOOST: _xgboost,
     SourceFormat.LIGHTGBM: _lightgbm,
     SourceFormat.CATBOOST: _catboost,
+    SourceFormat.KERAS: lambda _: TENSORFLOW / "digits.keras",
     SourceFormat.SAVED_MODEL: lambda _: TENSORFLOW / "saved_model",
     SourceFormat.TFLITE: lambda _: TENSORFLOW / "model.tflite",
     SourceFormat.ONNX: lambda _: DIGITS,
@@ -152,6 +153,7 @@ INPUT = {
 MODULES = {
     SourceFormat.PYTORCH: ("torch", "onnxscript"),
     SourceFormat.TORCHSCRIPT: ("torch",),
+    SourceFormat.KERAS: ("keras", "h5py", "torch", "onnxscript"),
     SourceFormat.SKLEARN: ("skops", "skl2onnx"),
     SourceFormat.XGBOOST: ("xgboost",),
     SourceFormat.LIGHTGBM: ("lightgbm",),

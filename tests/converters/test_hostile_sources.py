@@ -111,10 +111,6 @@ def test_a_pickled_pytorch_module_is_refused_with_advice() -> None:
     refused(pickled(Path("model.pt"), "model/data.pkl"), r"torch\.export\.save")
 
 
-def test_a_keras_file_with_a_layer_of_python_is_refused_unread() -> None:
-    refused(TENSORFLOW / "lambda.keras", r"model\.export", "openvino")
-
-
 def test_a_saved_model_that_calls_python_is_refused_by_the_operators_name() -> None:
     refused(TENSORFLOW / "py_function", "EagerPyFunc", "openvino")
 

@@ -33,6 +33,8 @@ def archive(*names: str) -> bytes:
         (b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner{", SourceFormat.XGBOOST),
         (b"tree\nversion=v4\n", SourceFormat.LIGHTGBM),
         ((TENSORFLOW / "model.tflite").read_bytes(), SourceFormat.TFLITE),
+        (b"\x89HDF\r\n\x1a\n", SourceFormat.KERAS),
+        (archive("config.json", "metadata.json", "model.weights.h5"), SourceFormat.KERAS),
     ],
 )
 def test_a_format_is_told_by_bytes_whatever_the_name(tmp_path: Path, content: bytes, wanted: SourceFormat) -> None:
@@ -53,8 +55,6 @@ def test_onnx_and_saved_models_are_told_by_their_names(tmp_path: Path) -> None:
         ("model.joblib", b"\x78\x9c\x00", "pickle"),
         ("model.pt", b"\x80\x02\x8a\x0alF", "pickle"),
         ("model.pt", archive("m/data.pkl", "m/data/0", "m/version"), "state_dict"),
-        ("model.h5", b"\x89HDF\r\n\x1a\n", "Keras"),
-        ("model.keras", archive("config.json", "metadata.json", "model.weights.h5"), "Keras"),
         ("model.zip", archive("a", "b"), "zip archive"),
         ("model.pt2", b"PK\x03\x04 and no more", "damaged"),
         ("model.bin", b"", "empty"),

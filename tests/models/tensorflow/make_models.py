@@ -5,7 +5,7 @@
 A convolution and a dense layer over 8x8 pixels, weights of a fixed seed: `saved_model/`, `model.tflite`, and
 `expected.npz` with inputs and what TensorFlow and TensorFlow Lite answer. `py_function/` is a SavedModel that calls
 Python, `lambda.keras` a Keras file whose layer is Python code; both would make a file called `canary`. `digits.keras`
-and `digits.h5` are one Keras model in both formats, and `digits.npz` what it answers.
+and `digits.h5` are one Keras model, the second as a Sequential, and `digits.npz` what it answers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _touch(x: tf.Tensor) -> tf.Tensor:
 
 
 def write_keras() -> None:
-    """Write a Keras model over the same pixels, in both of its formats."""
+    """Write a Keras model over the same pixels, in both formats: of layers called by hand, and as a Sequential."""
     keras = tf.keras
     keras.utils.set_random_seed(5)
     image = keras.Input((64,), name="image")
@@ -59,7 +59,7 @@ def write_keras() -> None:
     found = keras.layers.Flatten()(keras.layers.MaxPooling2D()(keras.layers.BatchNormalization()(edges)))
     model = keras.Model(image, keras.layers.Dense(10, activation="softmax", name="chances")(found))
     model.save(HERE / "digits.keras")
-    model.save(HERE / "digits.h5")
+    keras.Sequential([image, *model.layers[1:]]).save(HERE / "digits.h5")
     rows = np.random.default_rng(6).uniform(0, 1, (8, 64)).astype(np.float32)
     np.savez_compressed(HERE / "digits.npz", image=rows, chances=model(rows).numpy())
 
