@@ -43,6 +43,7 @@ MADE = {"onnx": "model.onnx", "openvino": "model.xml"}
 
 LIBRARIES = {
     "convert-pytorch": ("torch", "onnx", "onnxscript", "onnxruntime"),
+    "convert-keras": ("keras", "torch", "onnx", "onnxscript", "onnxruntime"),
     "convert-sklearn": ("sklearn", "skops", "skl2onnx", "onnx", "onnxruntime"),
     "convert-xgboost": ("xgboost", "onnx", "onnxruntime"),
     "convert-lightgbm": ("lightgbm", "onnx", "onnxruntime"),

@@ -33,6 +33,8 @@ SERVED_WITH: Mapping[str, tuple[str, ...]] = {
     "xgboost": ("xgboost",),
     "lightgbm": ("lightgbm",),
     "skops": ("skops",),
+    "keras": ("keras",),
+    "h5": ("keras",),
 }
 """Kinds of `mutated_files.REAL` that are served, as they are or converted, where one of these modules is installed."""
 
@@ -44,7 +46,7 @@ SAYS: Mapping[str, str] = {
     "pickled_pt": "pickle",
     "mar": "is a TorchServe archive (.mar)",
 }
-"""What is said of the kinds that nothing serves."""
+"""What is said of the kinds that nothing serves here."""
 
 STAND_INS: Mapping[str, tuple[str, bytes, str]] = {
     "pt": ("pt.pt", b"PK\x03\x04" + bytes(40), "is a damaged zip archive"),
@@ -95,7 +97,7 @@ def is_served(kind: str) -> bool:
     return any(importlib.util.find_spec(module) is not None for module in SERVED_WITH.get(kind, ()))
 
 
-NEEDS_TORCH = frozenset(("pt", "pt2"))
+NEEDS_TORCH = frozenset(("pt", "pt2", "keras", "h5"))
 """Kinds whose library alone takes seconds to import: the promised time is without them."""
 
 

@@ -11,6 +11,7 @@ import io
 import random
 import re
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,7 +88,9 @@ def _made(source_format: str, name: str) -> Callable[[Path], None]:
         from edge_runtime_converters.formats import SourceFormat
         from tests.converters.sources import source_of
 
-        source_of(SourceFormat[source_format], folder).rename(folder / name)
+        with warnings.catch_warnings():  # PyTorch's about TorchScript
+            warnings.simplefilter("ignore")
+            source_of(SourceFormat[source_format], folder).rename(folder / name)
 
     return make
 
