@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.repository.folder import VersionFolder
-from edge_runtime.repository.kinds import kind_of, what_it_lacks
+from edge_runtime.repository.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     VARIANTS,
@@ -60,11 +60,24 @@ def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path
 
 def _choose(version: VersionFolder, want: Want) -> Path | None:
     for name in want.names():
-        found = artifact_candidates(version.files, name)
+        found = artifact_candidates(version.files, name) or _of_kind(version, name)
         path = version.files[found[0]] if len(found) == 1 else None
         if path is not None and not _is_fault(path):
             return path
     return None
+
+
+def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
+    """Return the files whose bytes say that they are of the kind of `wanted`, where it usually has another suffix.
+
+    `best.torchscript` stands for `model.pt`.
+    """
+    found = []
+    for name, path in version.files.items():
+        kind = kind_of(path) if may_be_model(name) and suffix_of(name) not in LOOSE_SUFFIXES else None
+        if kind is not None and kind.is_model and f"model{kind.suffixes[0]}" == wanted:
+            found.append(name)
+    return tuple(sorted(found))
 
 
 def _is_fault(path: Path) -> bool:

@@ -101,7 +101,7 @@ PADDLE_PIR = FileKind(
 )
 TORCHSCRIPT = FileKind(
     "a TorchScript program of PyTorch",
-    (".pt", ".pth", ".torchscript", ".ts"),
+    (".pt", ".pth", ".torchscript"),
     may_hold_code=True,
     served_with="torch",
     converts_to="onnx",
@@ -122,13 +122,16 @@ PYTORCH_WEIGHTS = FileKind(
     advice=(
         "reading its pickle runs code, so nothing here reads it; where it was made, "
         "torch.export.save(torch.export.export(model, (example,)), 'model.pt2') (Ultralytics: "
-        "yolo export model=best.pt format=onnx)"
+        "yolo export model=best.pt format=onnx); a state dict may lie beside a model.py (docs/python-models.md)"
     ),
 )
 SAFETENSORS = FileKind(
     "weights without a program (safetensors)",
     (".safetensors",),
-    advice="where it was made, load them into the module, and torch.export.save(program, 'model.pt2')",
+    advice=(
+        "put it beside a model.py that builds the module (docs/python-models.md), or where it was made, load it into "
+        "the module, and torch.export.save(program, 'model.pt2')"
+    ),
 )
 XGBOOST = FileKind("an XGBoost model", (".json", ".ubj"), converts_to="onnx", extra="convert-xgboost")
 XGBOOST_BINARY = FileKind(
@@ -205,7 +208,7 @@ KINDS = (
     OTHER_ZIP, LFS_POINTER, WEB_PAGE, EMPTY, CUT, NOT_AS_NAMED,
 )  # fmt: skip
 
-TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".model", ".deprecated"))
+TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".ckpt", ".model", ".deprecated"))
 """Suffixes that other files have too: such a file is a model only where its bytes say so."""
 
 SUFFIXES = frozenset(suffix for kind in KINDS for suffix in kind.suffixes)

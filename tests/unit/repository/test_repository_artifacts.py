@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,13 @@ def test_what_is_chosen_is_there_and_of_a_kind_the_backend_loads(names: list[str
     for backend, file in chosen:
         assert file.name in names
         assert file.suffix in {Path(wanted).suffix for wanted in dict(backends)[backend]}
+
+
+def test_a_file_of_the_kind_under_another_usual_suffix_stands_for_the_artifact(tmp_path: Path) -> None:
+    for name, member in (("best.torchscript", "best/code/x.py"), ("weights.pth", "weights/data.pkl")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, b"")
+    files = {path.name: path for path in tmp_path.iterdir()}
+    wants = [Want("pytorch", ("model.pt", "model.pt2")), Want("onnxruntime", ("model.onnx",))]
+    found = choose_artifacts(VersionFolder("m", 1, tmp_path, files, ()), wants)
+    assert found == [tmp_path / "best.torchscript", None]
