@@ -30,6 +30,9 @@ COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode",
 CELL_CHARACTERS = 60
 """A longer reason would make every line of the table wider than a terminal: it stands below."""
 
+_ERRORS = ("max_error", "mean_error", "agreement")
+"""Of an output in a conversion's report."""
+
 BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone"}
 
 
@@ -117,6 +120,26 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.line()
     screen.table(("", "name", "datatype", "shape"), rows)
     pictures.print_steps(metadata, screen)
+    _print_conversion(metadata.get("conversion"), screen)
+
+
+def _print_conversion(report: dict[str, Any] | None, screen: Screen) -> None:
+    """Tell what the model's file was converted from, and how near the two are."""
+    if not report:
+        return
+    screen.line()
+    screen.fields(
+        {
+            "converted from": f"{report.get('source')}, {report.get('source_format')}",
+            "compared with": f"{report.get('compared_with')}, on {report.get('compared_on')}",
+            "tolerance": str(report.get("tolerance")),
+        }
+    )
+    outputs = [
+        [str(each["name"]), *("" if (found := each.get(key)) is None else f"{found:.2g}" for key in _ERRORS)]
+        for each in report.get("outputs", ())
+    ]
+    screen.table(("output", "largest error", "mean error", "same answer"), outputs)
 
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.repository.kinds import kind_of
 from edge_runtime.repository.manifest import read_release_settings
 from edge_runtime.repository.names import (
     NAME_RULE,
@@ -93,8 +95,9 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
     names = _plain_names(found.path)
     onnx, ir = _one_of(names, "model.onnx", found.path), _one_of(names, "model.xml", found.path)
     if onnx is None and ir is None:
+        ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(found.path / name)))
         raise PublishError(
-            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, or .xml and .bin"
+            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, or .xml and .bin{ways}"
         )
     graphs = [name for name in (onnx, ir) if name is not None]
     for precision in VARIANTS:
@@ -139,7 +142,10 @@ class _Found:
 def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
     folder = path.resolve()
     if not folder.is_dir():
-        raise PublishError(f"{path}: is no folder; wanted a model's folder, for example models/digits")
+        way = _way_to_publish(folder)
+        raise PublishError(
+            f"{path}: is no folder; wanted a model's folder, for example models/digits{f'; {way}' if way else ''}"
+        )
     own_number = parse_version(folder.name)
     inside = sorted(number for entry in folder.iterdir() if entry.is_dir() and (number := parse_version(entry.name)))
     if inside:
@@ -168,14 +174,27 @@ def _plain_names(folder: Path) -> list[str]:
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
                 raise PublishError(f"{entry.path}: is no plain file; copy its content there")
             if is_code(entry.name):
+                way = _way_to_publish(Path(entry.path)) or "convert the model to ONNX"
                 raise PublishError(
-                    f"{entry.path}: is code, or compiled for one machine; an update carries neither: convert the model "
-                    "to ONNX, or put it on devices by other means"
+                    f"{entry.path}: is code, or compiled for one machine; an update carries neither: {way}, or put it "
+                    "on devices by other means"
                 )
             names.append(entry.name)
             if len(names) > MAX_VERSION_FILES:
                 raise PublishError(f"{folder}: holds more than {MAX_VERSION_FILES} files; is it the right folder?")
     return sorted(names)
+
+
+def _way_to_publish(path: Path) -> str:
+    """Return what a file is that has to be converted, and the command that does; "" for any other file."""
+    kind = kind_of(path)
+    if kind is None or not kind.converts_to:
+        return ""
+    source = path.parent if path.name == "saved_model.pb" else path
+    return (
+        f"{path.name} is {kind.name}, and a release carries what is made of it: edge-runtime convert "
+        f"{shlex.quote(str(source))} --to {kind.converts_to} --output {shlex.quote(f'{path.parent}/')}"
+    )
 
 
 def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:

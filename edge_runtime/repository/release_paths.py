@@ -32,6 +32,10 @@ _CODE = re.compile(
     r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
     re.IGNORECASE,
 )
+_SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
+"""Files that are converted before a backend loads them; .json and .txt are not among them, because labels and data are
+called so too: a device loads neither."""
+
 _OWNER = re.compile(r"[a-z0-9-]{1,64}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -49,6 +53,11 @@ def is_file_name(text: str) -> bool:
 def is_code(name: str) -> bool:
     """Return whether a file is code, or was compiled for one machine: no release carries either."""
     return _CODE.fullmatch(name) is not None
+
+
+def is_source(name: str) -> bool:
+    """Return whether a file is converted before it is served: a release carries what was made of it, never the file."""
+    return _SOURCE.fullmatch(name) is not None
 
 
 def team_role(team: str) -> str:

@@ -47,6 +47,7 @@ LIBRARIES = {
     "convert-sklearn": ("sklearn", "skops", "skl2onnx", "onnx", "onnxruntime"),
     "convert-xgboost": ("xgboost", "onnx", "onnxruntime"),
     "convert-lightgbm": ("lightgbm", "onnx", "onnxruntime"),
+    "convert-catboost": ("catboost", "onnx", "onnxruntime"),
     "convert-openvino": ("openvino",),
 }
 """The modules that each extra's converters import. With another version of one, a file is converted anew."""

@@ -45,6 +45,7 @@ from edge_runtime.repository.release_paths import (
     MANIFEST_FILE,
     RESERVED_FILES,
     is_code,
+    is_source,
     parse_release_file,
 )
 from edge_runtime.update.download import ExpectedFile
@@ -131,9 +132,12 @@ def why_not_fit(manifest: Manifest, device: DeviceTraits) -> str | None:
     if needed > device.runtime:
         return f"{name} needs edge-runtime {manifest.min_runtime}; this is {'.'.join(map(str, device.runtime))}"
     names = [artifact.path.rpartition("/")[2] for artifact in manifest.artifacts]
-    code = [file for file in names if is_code(file)]
-    if code:
-        return f"{name} carries {code[0]}; an update never brings code, nor what was compiled for another machine"
+    refused = [file for file in names if is_code(file) or is_source(file)]
+    if refused:
+        return (
+            f"{name} carries {refused[0]}; an update never brings code, what was compiled for another machine, "
+            "nor what is still to be converted"
+        )
     if not any(file.endswith(tuple(device.suffixes)) for file in names):
         return f"{name} has {', '.join(sorted(names))}; backends here load {', '.join(sorted(device.suffixes))}"
     if manifest.peak_memory_bytes > device.memory_bytes:
@@ -175,8 +179,10 @@ def check_served(manifest: Manifest, source: str) -> ModelSettings:
     """
     names = [file_name(artifact.path) for artifact in manifest.artifacts]
     for name in names:
-        if is_code(name) or name in RESERVED_FILES or names.count(name) > 1:
-            raise UpdateError(f"{source}: names {name}, which is code, or a name that is taken; it is not served")
+        if is_code(name) or is_source(name) or name in RESERVED_FILES or names.count(name) > 1:
+            raise UpdateError(
+                f"{source}: names {name}, which is code, or to be converted, or a name that is taken; it is not served"
+            )
     if file_name(manifest.golden.path) != GOLDEN_FILE:
         raise UpdateError(f"{source}: its golden file is {manifest.golden.path}, wanted {GOLDEN_FILE}")
     if manifest.golden.length > MAX_GOLDEN_BYTES:

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_runtime.cli.main import main
+from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotReady
@@ -21,6 +23,7 @@ from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.conversions import plan_conversion
 from edge_runtime.serving.model_table import VersionState
 from tests.contract.release_kits import Hammer, answer_of, put_adder, runtime, states
+from tests.contract.running_daemon import running_daemon
 from tests.fakes.odd_converter_child import convert_oddly, write_source
 
 MADE = "is (waiting to be|being) converted"
@@ -80,11 +83,19 @@ def test_a_file_is_converted_and_served_and_a_restart_does_not_convert_it_again(
         assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 3))
 
 
-def test_the_converters_report_is_in_the_models_metadata(tmp_path):
+def test_models_show_and_metadata_have_the_converters_report(tmp_path, capsys):
     source = put_source(tmp_path, "adding")
-    with runtime(tmp_path / "models", tmp_path) as rt:
-        finish(rt, tmp_path)
-        assert rt.core.table.resolve("m", None).conversion.report == {"source": str(source), "rows": 64, "faults": []}
+    endpoint = f"ipc://{tmp_path}/infer.sock"
+    with running_daemon(tmp_path / "models", tmp_path, calibrate=False) as daemon:
+        assert daemon._core.builds.wait(key_of(tmp_path), threading.Event())
+        with Client(endpoint) as client:
+            while client.models()[0]["state"] == "converting":
+                pass
+            assert client.metadata("m")["conversion"]["compared_on"] == "64 made-up rows"
+        assert main(["models", "show", "m", "--connect", endpoint]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"converted from {source}, an odd one compared with Odd 1.0, on 64 made-up rows" in shown
+    assert "y 0.00025 1" in shown
 
 
 def test_a_file_that_changed_is_converted_again_while_the_old_one_answers(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,24 @@ def test_code_is_refused_wherever_it_lies(name: str, folder: RepositoryFolder, d
     (digits / "2" / name).write_bytes(b"")
     with pytest.raises(PublishError, match="is code, or compiled for one machine"):
         take_in(folder, digits)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("model.ubj", b"{L\0\0\0\0\0\0\0\x07learner{"), ("model.txt", b"tree\nversion=v4\n"), ("model.cbm", b"CBM1")],
+)
+def test_a_source_alone_is_refused_with_the_command_that_makes_a_release_of_it(
+    name: str, content: bytes, folder: RepositoryFolder, tmp_path: Path
+) -> None:
+    version = tmp_path / "models" / "churn" / "1"
+    version.mkdir(parents=True)
+    (version / name).write_bytes(content)
+    command = f"edge-runtime convert {version / name} --to onnx --output {version}/"
+    for place in (version.parent, version / name):
+        with pytest.raises(PublishError, match=re.escape(command)):
+            take_in(folder, place)
+    mlp(version)
+    assert take_in(folder, version.parent).left_out == (name,)
 
 
 def linked_model(version: Path) -> None:

@@ -279,9 +279,20 @@ def test_settings_of_a_release_are_those_of_model_toml(releases: Releases, store
 
 
 @pytest.mark.parametrize(
-    "name", ["model.py", "ops.so", "model.pt", "saved_model.pb", "model.plan", "manifest.json", "golden.bin"]
+    "name",
+    [
+        "model.py",
+        "ops.so",
+        "model.pt",
+        "saved_model.pb",
+        "model.plan",
+        "m.ubj",
+        "m.skops",
+        "manifest.json",
+        "golden.bin",
+    ],
 )
-def test_code_and_names_that_are_taken_are_refused(releases: Releases, store: ArtifactStore, name: str) -> None:
+def test_code_sources_and_names_that_are_taken_are_refused(releases: Releases, store: ArtifactStore, name: str) -> None:
     made = make_release({"model.onnx": GRAPH, name: GRAPH})
     store.adopt(ExpectedFile.of(len(GRAPH[1]), {"sha256": sha256(GRAPH[1])}), [GRAPH[1]])
     with pytest.raises(UpdateError, match=f"names {name}"):
