@@ -31,6 +31,7 @@ from bench import (
     restart_scenarios,
     scenarios,
     swap_scenarios,
+    torch_scenarios,
     tune_scenarios,
     update_scenarios,
 )
@@ -55,6 +56,7 @@ SCENARIOS = {
     **drop_scenarios.SCENARIOS,
     **frigate_scenarios.SCENARIOS,
     **UPDATES,
+    **torch_scenarios.SCENARIOS,
     **tune_scenarios.SCENARIOS,
 }
 QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *UPDATES)

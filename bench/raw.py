@@ -4,8 +4,8 @@
 
 Layouts: `all` one session with every core, as the library sets it up (ONNX Runtime then spins); `all-quiet` the same
 without spinning; `callers` one session with intra-op 1 (OpenVINO: one stream a core) called from as many threads as
-there are cores; `one` one core, one caller. A process of its own each time, so that no thread pool is left over from
-another layout. Prints one line of JSON.
+there are cores; `one` one core, one caller. PyTorch runs the quickest form of its module. A process of its own each
+time, so that no thread pool is left over from another layout. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(run: RawRun) -> RawResult:
     """Measure in this process."""
     cores = len(os.sched_getaffinity(0))
     callers = cores if run.layout == "callers" else 1
-    make = {"onnxruntime": _onnxruntime_calls, "openvino": _openvino_calls}[run.backend]
+    make = {"onnxruntime": _onnxruntime_calls, "openvino": _openvino_calls, "pytorch": _pytorch_calls}[run.backend]
     batch = np.random.default_rng(0).random((run.rows, *run.row_shape), np.float32)
     calls, precision = make(run, batch, callers, cores)
     for call in calls:
@@ -109,6 +109,53 @@ def _openvino_calls(
         return lambda: request.infer({"x": batch}, share_inputs=True, share_outputs=True)
 
     return [call_for(compiled.create_infer_request()) for _ in range(callers)], read_back
+
+
+def _pytorch_calls(
+    run: RawRun, batch: np.ndarray[Any, Any], callers: int, cores: int
+) -> tuple[list[Callable[[], Any]], str]:
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    threads = 1 if run.layout in ("callers", "one") else cores
+    torch.set_num_interop_threads(1)
+    torch.set_num_threads(threads)
+    given, here = torch.from_numpy(batch), threading.local()
+
+    def call_for(form: Any, tensor: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            if not hasattr(here, "is_bound"):  # the number of threads is each calling thread's own
+                torch.set_num_threads(threads)
+                here.is_bound = True
+            with torch.inference_mode():
+                return form(tensor)
+
+        return call
+
+    def seconds(call: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    def saved(*, channels_last: bool = False) -> Any:
+        module = torch.jit.load(run.model).eval()
+        return module.to(memory_format=torch.channels_last) if channels_last else module
+
+    last = given.contiguous(memory_format=torch.channels_last)
+    forms = [
+        (saved(), given),
+        (torch.jit.freeze(saved()), given),
+        (torch.jit.optimize_for_inference(torch.jit.freeze(saved())), given),
+        (torch.jit.freeze(saved(channels_last=True)), last),
+        (torch.jit.optimize_for_inference(torch.jit.freeze(saved(channels_last=True))), last),
+    ]
+    best = min((call_for(*each) for each in forms), key=seconds)
+    return [best] * callers, "f32"
 
 
 def _call_from_threads(calls: list[Callable[[], Any]], seconds: float) -> list[float]:

@@ -124,7 +124,7 @@ class Daemon:
         for name, (model, settings) in models.items():
             version = self._folder / "models" / name / "1"
             version.mkdir(parents=True)
-            shutil.copyfile(model.path, version / "model.onnx")
+            shutil.copyfile(model.path, version / f"model{model.path.suffix}")
             if settings:
                 (version.parent / "model.toml").write_text(settings)
         self.models = self._folder / "models"
