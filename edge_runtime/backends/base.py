@@ -37,17 +37,19 @@ class LoadOptions:
     threads: cores that one `run` may use (intra-op). concurrency: runs at the same time; OpenVINO makes that many
     streams of `threads` each, ONNX Runtime allows any number. precision: "f32", "bf16", "f16", "int8" (which the
     artifact must hold: no backend quantises) or "" for the backend's default. device: "CPU", "GPU", "NPU", "AUTO",
-    "CUDA", "TENSORRT" …; "" is the backend's default. extra: options in the library's own words, passed through.
-    max_rows: most rows of one run, where the configuration says it; engines are built for that range.
-    host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared with the model, which
-    its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a file that does not say
-    them.
+    "CUDA", "TENSORRT" …; "" is the backend's default. spin: threads wait by spinning, between runs too; spins_in_runs:
+    only while a run is on, for one that has all cores (ONNX Runtime; others choose themselves). extra: options in the
+    library's own words, passed through. max_rows: most rows of one run, where the configuration says it; engines are
+    built for that range. host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared
+    with the model, which its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a
+    file that does not say them.
     """
 
     threads: int = 1
     precision: str = ""
     device: str = ""
     spin: bool = False
+    spins_in_runs: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
     max_rows: int | None = None

@@ -334,7 +334,11 @@ def _session_options(library: ModuleType, options: LoadOptions, provider: str) -
     # took 12 MiB either way.
     settings.enable_cpu_mem_arena = options.extra.get("arena", "1") != "0"
     settings.add_session_config_entry("session.load_model_format", "ONNX")
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spin else "0")
+    settings.add_session_config_entry(
+        "session.intra_op.allow_spinning", "1" if options.spin or options.spins_in_runs else "0"
+    )
+    if options.spins_in_runs and not options.spin:
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
     if options.precision == "bf16" and provider == PROVIDERS["CPU"]:
         settings.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     if provider != PROVIDERS["CPU"] and options.extra.get("allow_cpu_nodes", "0") != "1":

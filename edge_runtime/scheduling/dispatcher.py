@@ -37,6 +37,9 @@ LONELY_RUNS = 8
 """Runs in a row that ended with nothing else waiting or running before the next takes all cores: with two or more
 callers at once, narrow runs side by side serve more, and each sooner."""
 
+WIDE_AGAIN_RUNS = 16
+"""Where all cores together are slower than one, since other processes have them, they are tried again this often."""
+
 TIMER_STEP_S = 0.0005
 """The timer never sleeps less: deadlines are given in milliseconds, and a finer step only burns a core."""
 
@@ -779,7 +782,8 @@ class Dispatcher:
         if batch[0].shape is policy.ALONE:
             model.runs_alone = True
         elif wide is not None and is_alone and not wide.is_down:
-            layout = wide
+            is_quicker = wide.run_times.mean_s(rows) <= layout.run_times.mean_s(rows)
+            layout = wide if is_quicker or model.lonely_runs % WIDE_AGAIN_RUNS == 0 else layout
         if model is not self._last:
             self._last, self._disturbed_s = model, now_s
         ends_s = now_s + layout.run_times.mean_s(rows)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, Draining, QueueFull, RunFailed
-from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, WIDE_AGAIN_RUNS, Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
@@ -294,6 +294,22 @@ def test_a_lone_request_on_an_idle_machine_takes_the_wide_layout(clock, ends):
 
     assert alone.layout is wide
     assert first.layout is model.layout
+
+
+def test_the_wide_layout_is_left_while_it_is_slower_and_tried_again_now_and_then(clock, ends):
+    wide = Layout(run_of(double), threads=2, concurrency=1, run_times=LatencyModel({1: 0.020}))
+    dispatcher, model = Dispatcher(clock, cores=2), scheduled(wide=wide, run_s=0.010)
+    tried = 0
+    for tag in range(10 * WIDE_AGAIN_RUNS):
+        dispatcher.admit(model, ends.request(tag, clock))
+        job, _ = take(dispatcher)
+        tried += job.layout is wide
+        dispatcher.finish(job, 0.020 if job.layout is wide else 0.010)
+    assert tried == 10
+
+    wide.run_times = LatencyModel({1: 0.005})
+    dispatcher.admit(model, ends.request("quiet again", clock))
+    assert take(dispatcher)[0].layout is wide
 
 
 @pytest.fixture
