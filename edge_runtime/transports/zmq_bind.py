@@ -21,8 +21,8 @@ import zmq
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.transports.unsent_replies import TRACKED_BYTES
 from edge_runtime.transports.zmq_connections import Connections
-from edge_runtime.transports.zmq_transport import TRACKED_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -56,10 +56,10 @@ class ZmqConnection:
         self.unread_since_s: float | None = None
         self.is_suspect = False
 
-    def look(self, now_s: float) -> None:
-        """See whether its peer reads."""
+    def look(self, now_s: float, *, has_read: bool) -> None:
+        """See whether its peer reads. has_read: it does; a buffer that was filled again looks as before."""
         unread_bytes = _ioctl(self.fd, TIOCOUTQ)
-        if not unread_bytes or unread_bytes != self.unread_bytes:
+        if has_read or not unread_bytes or unread_bytes != self.unread_bytes:
             self.unread_since_s = now_s if unread_bytes else None
         self.unread_bytes = unread_bytes
 
@@ -144,10 +144,10 @@ class Connections:
         self.known[identity] = connection
         return True
 
-    def look(self, now_s: float) -> None:
-        """See which peers read."""
+    def look(self, now_s: float, readers: Container[bytes | None] = ()) -> None:
+        """See which peers read. readers: those that are known to have read something."""
         for connection in self._by_fd.values():
-            connection.look(now_s)
+            connection.look(now_s, has_read=connection.identity in readers)
 
     def unread(self) -> list[ZmqConnection]:
         """Connections whose peers do not read, the longest first."""

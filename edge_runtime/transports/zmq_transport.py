@@ -23,7 +23,8 @@ from zmq.backend import Socket as RawSocket
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.growth_watch import GrowthWatch
-from edge_runtime.transports.zmq_connections import Connections, ZmqConnection
+from edge_runtime.transports.unsent_replies import TRACKED_BYTES, UnsentReplies
+from edge_runtime.transports.zmq_connections import Connections
 
 log = logging.getLogger(__name__)
 
@@ -52,21 +53,11 @@ SKIPPED_FRAMES = 4096
 SKIPPED_BYTES = 64 << 20
 """Read in one go of a message that is dropped: a few milliseconds."""
 
-REPLY_BYTES = 512
-"""A small reply's cost in libzmq beside its bytes: a message of 64 bytes a frame, and what each refers to."""
-
 LOOK_S = 1.0
 """Between two looks at which peers read."""
 
-UNREAD_S = 30.0
-"""A peer that reads nothing of its replies for so long is closed: longer than a client that is stopped for a moment, or
-a slow link, and no client waits longer for a reply unless it asked for that."""
-
 FLUSHED_REPLIES = 64
 """Replies sent between two looks at the clock."""
-
-TRACKED_BYTES = 4096
-"""Replies from here on are tracked, which costs about 10 us each; smaller ones are bounded by libzmq's mark."""
 
 _receive = RawSocket.recv
 _send = RawSocket.send
@@ -138,104 +129,6 @@ class Peer:
         self.envelope: tuple[bytes, ...] = (identity, b"") if has_delimiter else (identity,)
 
 
-class Tracker(Protocol):
-    """Says when libzmq has released a buffer."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the buffer was sent, or dropped with its connection."""
-        ...
-
-
-class UnsentReplies:
-    """Bytes handed to libzmq for each peer and not sent yet: the bound in memory on replies to one that does not read.
-
-    total: of all peers.
-
-    libzmq bounds messages, not bytes, and lowering its mark on a live connection wedges it (the writer counts reads in
-    steps of half the old mark), so replies that are large beside a message's own cost are tracked here. Thread: I/O.
-    """
-
-    def __init__(self, bound_bytes: int) -> None:
-        self._bound_bytes = bound_bytes
-        self.total = 0
-        self._replies: dict[bytes, deque[tuple[Tracker, int]]] = {}
-        self._nbytes: dict[bytes, int] = {}
-
-    def has_room(self, peer: bytes, nbytes: int) -> bool:
-        """Whether one more reply of `nbytes` may be handed over; a first one always may."""
-        waiting = self._replies.get(peer)
-        if not waiting:
-            return True
-        while waiting and waiting[0][0].done:
-            sent = waiting.popleft()[1]
-            self._nbytes[peer] -= sent
-            self.total -= sent
-        return not waiting or self._nbytes[peer] + nbytes <= self._bound_bytes
-
-    def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
-        """Count a buffer that was handed over."""
-        self._replies.setdefault(peer, deque()).append((tracker, nbytes))
-        self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
-        self.total += nbytes
-
-    def of(self, peer: bytes) -> int:
-        """Bytes handed over and not sent, of one peer."""
-        return self._nbytes.get(peer, 0)
-
-    def sweep(self) -> None:
-        """Forget buffers that were sent, and peers without any."""
-        for peer in list(self._replies):
-            if self.has_room(peer, 0) and not self._replies[peer]:
-                del self._replies[peer], self._nbytes[peer]
-
-
-class UnreadReplies:
-    """Bytes of replies to peers that do not read, and which connections to close for them. Thread: I/O.
-
-    of: bytes handed over since a peer was found not to read, by identity; empty while all read.
-    """
-
-    def __init__(self, bound_bytes: int, total_bytes: int) -> None:
-        self.of: dict[bytes, int] = {}
-        self._bound_bytes = bound_bytes
-        self._total_bytes = total_bytes
-        self._total = 0
-
-    def add(self, peer: bytes, nbytes: int) -> bool:
-        """Count one more reply to such a peer; False when there is no room, and it is to be dropped."""
-        nbytes += REPLY_BYTES
-        if self.of[peer] + nbytes > self._bound_bytes or self._total + nbytes > self._total_bytes:
-            return False
-        self.of[peer] += nbytes
-        self._total += nbytes
-        return True
-
-    def look(
-        self, unread: Sequence[ZmqConnection], now_s: float, unsent: Callable[[bytes], int]
-    ) -> list[ZmqConnection]:
-        """Take in which peers do not read, the longest first; return the connections to close.
-
-        unsent: bytes of large replies to one peer that were handed over before.
-        """
-        of: dict[bytes, int] = {}
-        nbytes = {}
-        for each in unread:
-            nbytes[each] = each.unread_bytes
-            if each.identity is not None:
-                of[each.identity] = self.of.get(each.identity, 0)
-                nbytes[each] += max(of[each.identity], unsent(each.identity))
-        self.of, self._total = of, sum(nbytes.values())
-        closed = []
-        for each in unread:
-            assert each.unread_since_s is not None
-            if now_s - each.unread_since_s < UNREAD_S and self._total <= self._total_bytes:
-                break
-            closed.append(each)
-            self._total -= nbytes[each]
-        return closed
-
-
 class Endpoint:
     """One bound ROUTER socket. Thread: the I/O thread, except `post`."""
 
@@ -258,8 +151,6 @@ class Endpoint:
         send_bound_bytes: of replies to one peer that does not read; total_send_bound_bytes: to all such peers.
         """
         self.heard: set[bytes | None] | None = None
-        self._unread = UnreadReplies(send_bound_bytes, total_send_bound_bytes)
-        self._total_send_bound_bytes = total_send_bound_bytes
         self.socket = socket
         self.max_frame_bytes = max_frame_bytes
         self._message_frames = message_frames
@@ -271,7 +162,7 @@ class Endpoint:
         self._known = connections.known
         self.connections = connections
         connections.ended = self._gone
-        self._unsent = UnsentReplies(send_bound_bytes)
+        self._unsent = UnsentReplies(send_bound_bytes, total_send_bound_bytes)
         self._bound = 1
         self._has_messages = True
         # Invariant: set by everything done to the socket but a receive that found nothing. A send may take in libzmq's
@@ -428,10 +319,10 @@ class Endpoint:
             for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
                 self.send((identity,), (header, request_id, *frames))
             return
-        unread = self._unread
+        unread = self._unsent.unread
         for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
-            if identity in unread.of and not unread.add(identity, reply_bytes):
-                self._dropped()
+            if identity in unread:
+                self.send((identity,), (header, request_id, *frames))
                 continue
             try:
                 _send(socket, identity, MORE_NOBLOCK)
@@ -449,18 +340,12 @@ class Endpoint:
 
     def send(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
         """Send one reply, or drop and count it when its peer is gone or does not read. Thread: I/O."""
-        socket, last, peer = self.socket, len(frames) - 1, envelope[0]
+        socket, unsent, last, peer = self.socket, self._unsent, len(frames) - 1, envelope[0]
         self._is_unsure = True
         nbytes = sum(map(len, frames))
-        is_tracked = nbytes >= TRACKED_BYTES
-        if is_tracked:
-            # Known exactly: what a reading peer has taken since the last look must not count against it.
-            has_room = self._unsent.has_room(peer, nbytes) and (
-                peer not in self._unread.of or self._unsent.total + nbytes <= self._total_send_bound_bytes
-            )
-        else:
-            has_room = peer not in self._unread.of or self._unread.add(peer, nbytes)
-        if not has_room:
+        is_large = nbytes >= TRACKED_BYTES
+        is_unread = peer in unsent.unread
+        if (is_large or is_unread) and not unsent.has_room(peer, nbytes):
             self._dropped()
             return
         try:
@@ -468,15 +353,19 @@ class Endpoint:
         except zmq.ZMQError as error:
             self._undelivered(peer, error)
             return
+        is_marked = is_unread and not is_large and unsent.needs_mark(peer, nbytes)
         try:
             for part in envelope[1:]:
                 _send(socket, part, MORE)
             for index, frame in enumerate(frames):
                 flags = MORE if index < last else 0
-                if is_tracked and len(frame) >= TRACKED_BYTES:
+                counted = nbytes if index == last else len(frame)
+                if counted >= TRACKED_BYTES or (is_marked and index == last):
+                    # Of small frames the last is tracked, which leaves after all others.
                     tracked = zmq.Frame(frame, track=True, copy=False)
                     _send(socket, tracked, flags, False)
-                    self._unsent.add(peer, tracked.tracker, len(frame))
+                    unsent.add(peer, tracked.tracker, 0 if is_marked else counted)
+                    nbytes -= counted
                 else:
                     _send(socket, frame, flags)
         except Exception:  # a frame that is no plain buffer: the message ends here, or the next one would be its rest
@@ -588,8 +477,8 @@ class Endpoint:
             return
         self._look_due_s = now_s + LOOK_S
         connections = self.connections
-        connections.look(now_s)
-        closed = self._unread.look(connections.unread(), now_s, self._unsent.of)
+        connections.look(now_s, self._unsent.take_readers())
+        closed = self._unsent.look(connections.unread(), now_s)
         for connection in closed:
             if connection.close():
                 self._loop.counters.count("connections_closed_unread")

@@ -11,8 +11,9 @@ import zmq
 
 from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.unsent_replies import TRACKED_BYTES
 from edge_runtime.transports.zmq_bind import bind_router, new_context
-from edge_runtime.transports.zmq_transport import TRACKED_BYTES, Endpoint, Entry, IoLoop
+from edge_runtime.transports.zmq_transport import Endpoint, Entry, IoLoop
 
 GONE: list[Entry] = [(b"gone", b"1", b""), (b"gone", b"2", b"")]
 
