@@ -39,7 +39,7 @@ SETTLE_S = 180.0
 
 ASK_MS = 3_000.0
 
-ASKED = (EdgeRuntimeError, ConnectionError)
+ASKED = (EdgeRuntimeError, ConnectionError, TimeoutError)
 
 
 class GoodModel(threading.Thread):

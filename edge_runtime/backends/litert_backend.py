@@ -20,6 +20,7 @@ import numpy as np
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import check_tflite_files
+from edge_runtime.backends.open_rows import answers_alike, made_up_row
 from edge_runtime.backends.tflite_names import DEFAULT_SIGNATURE, without_ports
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -300,11 +301,7 @@ def _graph_tensor(interpreter: Any, subgraph: int, name: str, index: int, file: 
 
 
 def _with_open_rows(runner: _Runner) -> _Graph | None:
-    """Open axis 0 of a graph of one row, where two rows in one run answer as each alone; None where they do not.
-
-    Converters fix the batch at 1 unless they are told otherwise. A graph may reshape to one row, which fails, or add up
-    over rows, which a comparison shows.
-    """
+    """Open axis 0 of a graph of one row, where two rows in one run answer as each alone; None where they do not."""
     graph = runner.graph
     shapes = [each.spec.shape for each in (*graph.inputs, *graph.outputs)]
     if not graph.inputs or any(DYNAMIC in shape or shape[:1] != (1,) for shape in shapes):
@@ -312,14 +309,10 @@ def _with_open_rows(runner: _Runner) -> _Graph | None:
     random = np.random.default_rng(0)
     rows = [[_made_up(each, random) for each in graph.inputs] for _ in range(2)]
     try:
-        alone = [runner.run(row) for row in rows]
-        together = runner.run([np.concatenate(each) for each in zip(*rows, strict=True)])
+        if not answers_alike(runner.run, rows):
+            return None
     except _ERRORS:
         return None
-    for index, both in enumerate(together):
-        each = [results[index] for results in alone]
-        if both.shape != (2, *each[0].shape[1:]) or not _agree(both, np.concatenate(each)):
-            return None
     return replace(graph, inputs=_opened(graph.inputs), outputs=_opened(graph.outputs))
 
 
@@ -328,25 +321,11 @@ def _opened(tensors: Sequence[_GraphTensor]) -> tuple[_GraphTensor, ...]:
 
 
 def _made_up(tensor: _GraphTensor, random: np.random.Generator) -> Array:
-    """One row of input: small numbers, which indices may be; the whole range of what is quantised."""
+    """One row of an input."""
     if tensor.spec.datatype == "BYTES":
         return np.full(tensor.size, b"a", dtype=object)
-    dtype = np.dtype(tensor.dtype)
-    if dtype.kind in "iu" and tensor.spec.quantisation is not None:
-        return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, tensor.size, dtype, endpoint=True)
-    if dtype.kind in "iub":
-        return random.integers(0, 2, tensor.size).astype(dtype)
-    made: Array = random.random(tensor.size).astype(dtype)
+    made = made_up_row(tensor.size, tensor.dtype, random, is_quantised=tensor.spec.quantisation is not None)
     return made.view(np.uint16) if tensor.spec.datatype == "BF16" else made
-
-
-def _agree(one: Array, other: Array) -> bool:
-    """Whether two results are equal but for rounding: kernels of other sizes add in another order."""
-    if one.dtype.kind not in "fiu":
-        return bool((one == other).all())
-    values, wanted = one.astype(np.float64), other.astype(np.float64)
-    slack = 1.0 if one.dtype.kind in "iu" else 1e-3 * float(np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
-    return bool(np.allclose(values, wanted, rtol=1e-3, atol=slack, equal_nan=True))
 
 
 def _with_learnt_outputs(runner: _Runner) -> _Graph:

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from edge_runtime.backends.model_files import (
     check_tflite_files,
 )
 from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.open_rows import answers_alike, made_up_row
 from edge_runtime.backends.row_buffers import bound_buffers
 from edge_runtime.backends.tflite_names import signature_names, without_ports
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
@@ -103,6 +104,8 @@ class OpenVinoBackend:
             model = core.read_model(str(artifact.parent if artifact.name == SAVED_MODEL_FILE else artifact))
             inputs, outputs = _declared_names(model, artifact)
             compiled = core.compile_model(model, device, properties)
+            if artifact.suffix == ".tflite":
+                compiled = _with_open_rows(library, core, model, device, properties) or compiled
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO cannot load {artifact.name} on {device}: {_reason(error)}") from error
         del model
@@ -384,6 +387,42 @@ def _device_run(compiled: Any, asked: str) -> str:
     return str(devices or asked)
 
 
+def _with_open_rows(library: ModuleType, core: Any, model: Any, device: str, properties: Mapping[str, Any]) -> Any:
+    """Compile a graph of one row for any number of them, where it answers each as alone; None where it does not.
+
+    Reshapes `model`, which was compiled as it is before.
+    """
+    ports = [*model.inputs, *model.outputs]
+    shapes = [port.get_partial_shape() for port in ports]
+    if not model.inputs or not all(shape.is_static and len(shape) and shape[0] == 1 for shape in shapes):
+        return None
+    inner = [[length.get_length() for length in list(shape)[1:]] for shape in shapes]
+    try:
+        count = len(model.inputs)
+        model.reshape({port: [DYNAMIC, *rest] for port, rest in zip(model.inputs, inner, strict=False)})
+        if any(
+            port.get_partial_shape() != library.PartialShape([DYNAMIC, *rest])
+            for port, rest in zip(ports, inner, strict=True)
+        ):
+            return None
+        opened = core.compile_model(model, device, properties)
+        request = opened.create_infer_request()
+        random = np.random.default_rng(0)
+        kinds = [port.get_element_type().to_dtype() for port in model.inputs]
+        rows = [
+            [made_up_row((1, *rest), kind, random) for rest, kind in zip(inner, kinds, strict=False)] for _ in range(2)
+        ]
+
+        def run(arrays: list[Array]) -> list[Array]:
+            for index, array in enumerate(arrays):
+                request.set_input_tensor(index, library.Tensor(array, shared_memory=True))
+            return _run_and_copy(request, len(ports) - count)
+
+        return opened if answers_alike(run, rows) else None
+    except _ERRORS:
+        return None
+
+
 def _property(compiled: Any, name: str) -> Any:
     """Read a property back; None where the device does not know it."""
     try:
@@ -427,8 +466,9 @@ def _tensor_spec(port: Any, name: str, direction: str, artifact: Path) -> Tensor
     """Describe an input or output. Raises LoadFailed for element types without a wire datatype."""
     element: str = port.get_element_type().get_type_name()
     if element not in _DATATYPES:
+        shown = "untyped or string" if element == "dynamic" else element  # frontends leave text untyped
         raise LoadFailed(
-            f"{artifact.name}: {direction} {name!r} is {element}, which cannot be sent; wanted one of "
+            f"{artifact.name}: {direction} {name!r} is {shown}, which cannot be sent; wanted one of "
             f"{', '.join(_DATATYPES)}"
         )
     partial = port.get_partial_shape()

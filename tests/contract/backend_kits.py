@@ -17,6 +17,7 @@ class Kit:
     """One backend with one kind of artifact.
 
     make: (model's function name, folder, its arguments) -> artifact. corrupt: bytes that the artifact must not load.
+    lacks: datatypes of which no such artifact loads.
     """
 
     label: str
@@ -26,6 +27,7 @@ class Kit:
     has_bytes: bool = True
     bytes_must_be_text: bool = False
     has_bound: bool = True
+    lacks: tuple[str, ...] = ()
 
     def artifact(self, model: str, folder: Path, **arguments: Any) -> Path:
         """Make one of the test models."""
@@ -73,6 +75,7 @@ def all_kits() -> list[Kit]:
         Kit("onnxruntime", backend("onnxruntime"), _onnx, onnx_corrupt, bytes_must_be_text=True),
         Kit("openvino-onnx", backend("openvino"), _onnx, onnx_corrupt, has_bytes=False),
         Kit("openvino-ir", backend("openvino"), _ir, ir_corrupt, has_bytes=False),
+        Kit("openvino-tflite", backend("openvino"), _litert, litert_corrupt, has_bytes=False, lacks=("BF16",)),
         Kit("litert", backend("litert"), _litert, litert_corrupt, has_bound=False),
         Kit("python", backend("python", allow_python=True), _python, python_corrupt, has_bound=False),
     ]

@@ -20,7 +20,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import VersionFolder
-from tests.models import ir_models, onnx_models, paddle_models
+from tests.models import ir_models, litert_models, onnx_models, paddle_models
 
 TENSORFLOW = Path(__file__).parents[1] / "models" / "tensorflow"
 
@@ -96,6 +96,28 @@ def test_a_tflite_file_without_a_signature_has_its_tensors_names_without_their_p
     instance.close()
     assert [each.name for each in instance.spec.inputs] == ["serving_default_image"]
     assert [each.name for each in instance.spec.outputs] == ["StatefulPartitionedCall"]
+
+
+def test_a_tflite_file_of_one_row_takes_any_number_where_each_is_answered_as_alone(tmp_path: Path) -> None:
+    instance = load(litert_models.mlp(tmp_path, rows=1))
+    try:
+        inputs, wanted = numbers()
+        assert instance.spec.may_batch
+        np.testing.assert_allclose(instance.run(inputs)[0], wanted, rtol=1e-4, atol=1e-5)
+    finally:
+        instance.close()
+
+
+@pytest.mark.parametrize("model", ["running_sum", "reshaped", "shared_maximum"])
+def test_a_tflite_file_of_one_row_that_would_mix_rows_keeps_to_one(model: str, tmp_path: Path) -> None:
+    instance = load(getattr(litert_models, model)(tmp_path, rows=1))
+    try:
+        assert instance.spec.inputs[0].shape == (1, 4)
+        (got,) = instance.run({"x": np.array([[1, 2, 3, 4]], np.float32)})
+        wanted = [0, 0, 0, 0] if model == "shared_maximum" else [1, 2, 3, 4]
+        np.testing.assert_array_equal(got.ravel(), wanted)
+    finally:
+        instance.close()
 
 
 @pytest.mark.parametrize("kind", MAKERS)
