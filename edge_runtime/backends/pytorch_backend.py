@@ -277,8 +277,12 @@ def _load_script(torch: ModuleType, artifact: Path, options: LoadOptions, device
     within = _wanted_dtype(torch, options.precision, held, artifact)
     arguments, examples = _runnable(torch, _caller(module, arguments), arguments, device, artifact)
     with torch.inference_mode():
-        first, second = ([*_leaves(_caller(module, arguments)(*each), "OUTPUT")] for each in examples)
-    spec = ModelSpec(tuple(each.spec for each in arguments), _outputs(first, second, declared.outputs, artifact))
+        first, second = (_caller(module, arguments)(*(one.clone() for one in each)) for each in examples)
+    try:
+        leaves = [*_leaves(first, "OUTPUT")], [*_leaves(second, "OUTPUT")]
+    except RunFailed as error:
+        raise LoadFailed(f"{artifact.name} cannot be served: {error.message}") from error
+    spec = ModelSpec(tuple(each.spec for each in arguments), _outputs(*leaves, declared.outputs, artifact))
     if within is not None:
         module = module.to(within)
         held = options.precision
