@@ -32,6 +32,7 @@ from bench import (
     scenarios,
     swap_scenarios,
     torch_scenarios,
+    tree_scenarios,
     tune_scenarios,
     update_scenarios,
 )
@@ -58,6 +59,7 @@ SCENARIOS = {
     **UPDATES,
     **torch_scenarios.SCENARIOS,
     **tune_scenarios.SCENARIOS,
+    **tree_scenarios.SCENARIOS,
 }
 QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *UPDATES)
 

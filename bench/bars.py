@@ -153,6 +153,18 @@ def _host_bars() -> list[Bar]:
     ]
 
 
+def _tree_bars() -> list[Bar]:
+    what = "XGBoost of 500 trees, 64 in flight, one row each"
+    return [
+        Bar("trees.ratio", f"{what}: rate ÷ XGBoost's predict of 32 rows, its best threads", "≥", 0.8),
+        Bar("trees.rate", f"{what}: rate", unit="/s"),
+        Bar("trees.raw", "XGBoost's predict of 32 rows in process: rows", unit="/s"),
+        Bar("trees.callers_ratio", f"{what}: rate ÷ XGBoost's, called by a thread for each core"),
+        Bar("trees.operator_ratio", "the same trees in ONNX Runtime ÷ XGBoost, 32 unlike rows, one core: rows"),
+        Bar("trees.p99_ms", f"{what}: p99", unit="ms"),
+    ]
+
+
 def _tune_bars() -> list[Bar]:
     bars = []
     for name in ("mobilenetv2", "resnet18"):
@@ -395,6 +407,7 @@ BARS: tuple[Bar, ...] = (
         "cold.mobilenetv2.cached_s", "cold start to first answer, mobilenetv2, calibration cached", "≤", 0.5, None, "s"
     ),
     *_tune_bars(),
+    *_tree_bars(),
     Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
     Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
     Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),
