@@ -232,6 +232,13 @@ class _ForestGraph:
         return found
 
 
+def float32_below(threshold: float) -> float:
+    """The largest float32 that is at most a double: a float32 is at most the one exactly where it is the other."""
+    with np.errstate(over="ignore"):
+        near = np.float32(threshold)
+    return float(near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf)))
+
+
 def label_array(classes: Sequence[str | int], places: Array) -> Array:
     """The labels of classes by their places, as edge-runtime holds them: whole numbers, or bytes."""
     if all(isinstance(name, int) for name in classes):

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.tensors import Array
-from edge_runtime_converters.forest import LARGEST_ZERO, Ending, Forest
+from edge_runtime_converters.forest import LARGEST_ZERO, Ending, Forest, float32_below
 from edge_runtime_converters.libraries import failing_as, import_library
 from edge_runtime_converters.options import Shapes
 from edge_runtime_converters.original import Original, rows_first
@@ -159,7 +159,7 @@ def _add_tree(forest: Forest, tree: _Section, target: int, weight: float) -> Non
             continue
         missing_kind, is_left = kinds[node] >> _MISSING_SHIFT & 3, bool(kinds[node] & _DEFAULT_LEFT)
         forest.branch(
-            node, "BRANCH_LEQ", features[node], float32_below(thresholds[node]), sides,
+            node, "BRANCH_LEQ", features[node], _cut(thresholds[node]), sides,
             # Where nothing counts as missing, LightGBM takes NaN for 0.
             missing=thresholds[node] >= 0 if missing_kind == _MISSING_NONE else is_left,
             view="zero is missing" if missing_kind == _MISSING_ZERO else "plain",
@@ -168,18 +168,13 @@ def _add_tree(forest: Forest, tree: _Section, target: int, weight: float) -> Non
         forest.leaf(inner + leaf, [(target, weight * value)])
 
 
-def float32_below(threshold: float) -> float:
-    """The largest float32 that is at most a double: a float32 is at most the one exactly where it is the other.
-
-    LightGBM takes a value near 0 for 0, so no threshold lies among those.
-    """
+def _cut(threshold: float) -> float:
+    """A threshold for float32. LightGBM takes a value near 0 for 0, so no threshold lies among those."""
     if 0 <= threshold <= LARGEST_ZERO:
         return LARGEST_ZERO
     if -LARGEST_ZERO <= threshold < 0:
         return float(np.nextafter(np.float32(-LARGEST_ZERO), np.float32(-np.inf)))
-    with np.errstate(over="ignore"):
-        near = np.float32(threshold)
-    return float(near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf)))
+    return float32_below(threshold)
 
 
 def _members(words: Sequence[int]) -> list[int]:

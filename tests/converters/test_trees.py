@@ -16,6 +16,7 @@ from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
+from edge_runtime_converters.forest import float32_below
 from edge_runtime_converters.original import Original, serve
 from tests.converters.sources import needs
 
@@ -277,7 +278,7 @@ def test_a_lightgbm_threshold_between_two_float32_keeps_both_sides(tmp_path: Pat
 
 @pytest.mark.parametrize("threshold", [0.1, -0.1, 1 / 3, 1e300, -1e300, 1e-30, -1e-30, 0.5])
 def test_a_double_threshold_becomes_the_float32_that_divides_float32_alike(threshold: float) -> None:
-    below = np.float32(onnx_from_lightgbm.float32_below(threshold))
+    below = np.float32(float32_below(threshold))
     with np.errstate(over="ignore"):
         above = np.nextafter(below, np.float32(np.inf))
     assert float(below) <= threshold
