@@ -51,6 +51,7 @@ from edge_runtime_converters.samples import (
     rows_of,
     spread,
 )
+from edge_runtime_converters.tree_rows import tree_runs
 
 _FULL_BYTES = 1 << 16
 """Free space below which a disk counts as full: every single write of a conversion is larger."""
@@ -221,7 +222,7 @@ class _Conversion:
             check_shapes(self._shapes, plain.spec)
             # All of a person's files are read before the long part.
             calibration = self._calibration(plain.spec)
-            runs, compared_on = self._runs(plain.spec)
+            runs, compared_on = self._runs(plain.spec, base, reference)
             labels = self._labels(runs)
             made_of = self._refine(base, calibration)
             result, notes = self._result(made_of)
@@ -269,15 +270,25 @@ class _Conversion:
         check_finite(runs, path)
         return runs
 
-    def _runs(self, spec: ModelSpec) -> tuple[list[Run], str]:
+    def _runs(self, spec: ModelSpec, base: Path, reference: Original) -> tuple[list[Run], str]:
         given = self._options.data or self._options.calibration
         if given:
             runs = read_runs(Path(given), spec, RUN_ROWS)
             return runs, f"{sum(map(rows_of, runs))} rows of {Path(given).name}"
         if self._options.labels:
             raise ConversionFailed("labels are given without their inputs; give those with --data")
+        if hasattr(reference, "made_up") and (texts := reference.made_up()):
+            return texts, f"{sum(map(rows_of, texts))} made-up texts"
         runs = made_up_runs(spec, self._shapes, is_tabular=self._format in TABULAR)
-        return runs, f"{sum(map(rows_of, runs))} made-up rows"
+        if self._format not in TABULAR:
+            return runs, f"{sum(map(rows_of, runs))} made-up rows"
+        at_cuts = tree_runs(base, spec, missing=False)
+        missing = _answered(reference, tree_runs(base, spec, missing=True))
+        runs += [*at_cuts, *missing]
+        told = [f"{sum(map(rows_of, runs))} made-up rows"]
+        told += [f"{sum(map(rows_of, at_cuts + missing))} of them in the range of its trees"] if at_cuts else []
+        told += [f"{sum(map(rows_of, missing))} with missing values"] if missing else []
+        return runs, ", ".join(told)
 
     def _labels(self, runs: Sequence[Run]) -> Array | None:
         return read_labels(Path(self._options.labels), sum(map(rows_of, runs))) if self._options.labels else None
@@ -379,6 +390,16 @@ class _Conversion:
             from edge_runtime_converters.f16_from_onnx import convert as to_f16
 
             to_f16(base, made)
+
+
+def _answered(reference: Original, runs: list[Run]) -> list[Run]:
+    """Runs that the source takes; none where it wants every value."""
+    try:
+        for run in runs[:1]:
+            reference.run(run)
+    except ConversionFailed:
+        return []
+    return runs
 
 
 def _load(artifact: Path) -> Any:

@@ -1,7 +1,7 @@
 """Rows that reach both sides of a model's splits: made of the thresholds that stand in its ONNX form.
 
-Owns: which columns of the input a tree looks at, and the choice of values. Rows of any other making may all fall into one
-leaf, and then a comparison proves nothing.
+Owns: which columns of the input a tree looks at, and the choice of values. Rows of any other making may all fall into
+one leaf, and then a comparison proves nothing.
 """
 
 from __future__ import annotations
