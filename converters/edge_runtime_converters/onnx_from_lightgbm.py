@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.tensors import Array
-from edge_runtime_converters.forest import LARGEST_ZERO, Ending, Forest, float32_below
+from edge_runtime_converters.forest import LARGEST_ZERO, Ending, Forest, float32_below, label_array
 from edge_runtime_converters.libraries import failing_as, import_library
 from edge_runtime_converters.options import Shapes
 from edge_runtime_converters.original import Original, rows_first
@@ -39,10 +39,11 @@ _MISSING_NONE, _MISSING_ZERO, _MISSING_NAN = 0, 1, 2
 class LightgbmModel:
     """A booster. An `Original`."""
 
-    def __init__(self, lightgbm: Any, booster: Any, ending: Ending) -> None:
+    def __init__(self, lightgbm: Any, booster: Any, ending: Ending, classes: Sequence[str | int]) -> None:
         self.described = f"LightGBM {lightgbm.__version__}"
         self._booster = booster
         self._ending = ending
+        self._classes = classes
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs in the converted model's order. Raises ConversionFailed."""
@@ -53,7 +54,7 @@ class LightgbmModel:
             found = np.stack([1 - found, found], axis=1)
         elif self._ending not in ("softmax", "each by itself"):
             return rows_first([found])
-        return [found.argmax(axis=1).astype(np.int64), found]
+        return [label_array(self._classes or range(found.shape[1]), found.argmax(axis=1)), found]
 
 
 def convert(source: Path, target: Path, shapes: Shapes) -> Original:
@@ -67,7 +68,8 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
 def convert_model(model: Any, target: str | Path) -> Original:
     """Write a `lightgbm.Booster` (or a wrapper that has one) as ONNX; returns the source.
 
-    One input, `features` FP32 [rows, n]. A classifier's outputs are label and probabilities. Raises ConversionFailed.
+    One input, `features` FP32 [rows, n]. A classifier's outputs are label and probabilities; only a wrapper knows names
+    of classes. Raises ConversionFailed.
     """
     lightgbm = import_library("lightgbm", EXTRA)
     booster = model if isinstance(model, lightgbm.Booster) else model.booster_
@@ -76,11 +78,13 @@ def convert_model(model: Any, target: str | Path) -> Original:
         objective, words = _objective(head.get("objective", ""))
         ending = _ending(objective, words)
         forest = _forest(head, trees)
+        named = getattr(model, "classes_", None)  # of a wrapper: numbers or text
+        classes = [] if named is None else [name if isinstance(name, int) else str(name) for name in named.tolist()]
     forest.write(
-        Path(target), ending, base=[0.0] * forest.targets, scale=float(words.get("sigmoid", 1.0)),
+        Path(target), ending, base=[0.0] * forest.targets, scale=float(words.get("sigmoid", 1.0)), classes=classes,
         made_by=f"LightGBM {lightgbm.__version__}, {objective or 'an objective of its trainer'}",
     )  # fmt: skip
-    return LightgbmModel(lightgbm, booster, ending)
+    return LightgbmModel(lightgbm, booster, ending, classes)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

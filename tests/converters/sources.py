@@ -125,7 +125,7 @@ def _catboost(folder: Path) -> Path:
     digits = load_training()
     path = folder / "boosted.cbm"
     model = catboost.CatBoostClassifier(
-        iterations=5, depth=3, verbose=0, thread_count=1, allow_writing_files=False, random_seed=1
+        iterations=10, depth=4, verbose=0, thread_count=1, allow_writing_files=False, random_seed=1
     )
     model.fit(digits.images.astype(np.float32), digits.labels.astype(int)).save_model(str(path))
     return path

@@ -16,9 +16,12 @@ from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
+from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.forest import float32_below
+from edge_runtime_converters.formats import SourceFormat
+from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import Original, serve
-from tests.converters.sources import needs
+from tests.converters.sources import needs, source_of, write_held_out
 
 ROWS = 600
 CATEGORIES = 40
@@ -308,6 +311,19 @@ def test_a_lightgbm_model_whose_loss_is_the_trainers_own_answers_its_sums(tmp_pa
     held(original, tmp_path / "model.onnx", edge_rows(rows, lightgbm_cuts(booster)))
 
 
+def test_the_names_of_classes_of_lightgbms_scikit_learn_interface_are_kept(tmp_path: Path) -> None:
+    lightgbm, _ = needs("lightgbm", "sklearn")
+    rows = np.nan_to_num(table())
+    names = np.array(["cold", "mild", "hot"])[wanted(rows, 3).astype(int)]
+    model = lightgbm.LGBMClassifier(n_estimators=5, num_leaves=7, n_jobs=1, verbose=-1).fit(rows, names)
+    original = onnx_from_lightgbm.convert_model(model, tmp_path / "model.onnx")
+    held(original, tmp_path / "model.onnx", edge_rows(rows, lightgbm_cuts(model.booster_)))
+    served = serve(tmp_path / "model.onnx")
+    assert [word.decode() for word in served.run({"features": rows})[0]] == model.predict(rows).tolist()
+    served.close()
+    assert read_metadata(tmp_path / "model.onnx").names == tuple(model.classes_)
+
+
 # ---- CatBoost -------------------------------------------------------------------------------------------------------
 
 CATBOOST = {
@@ -384,3 +400,22 @@ def test_catboosts_categories_are_refused_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(ConversionFailed, match="features are categories"):
         onnx_from_catboost.convert_model(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- real data ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source", [SourceFormat.XGBOOST, SourceFormat.LIGHTGBM, SourceFormat.CATBOOST, SourceFormat.SKLEARN]
+)
+def test_trees_of_the_digits_are_as_accurate_as_their_source(source: SourceFormat, tmp_path: Path) -> None:
+    model = source_of(source, tmp_path)
+    data, truth = write_held_out(tmp_path, "features")
+    options = ConversionOptions(
+        source=str(model), target="onnx", output=str(tmp_path / "model.onnx"), data=str(data), labels=str(truth)
+    )
+    report = convert(options)
+    assert report.is_near_enough, report.faults
+    assert report.accuracy == report.source_accuracy
+    assert report.accuracy is not None
+    assert report.accuracy > 0.7
