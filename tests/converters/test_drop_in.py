@@ -10,7 +10,7 @@ from tests.contract.test_drop_in import BAR_S
 from tests.converters.sources import present
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models
-from tests.models.dropped_files import NEEDS_TORCH, STEADY, check, drop_in, write_dropped
+from tests.models.dropped_files import NEEDS_TORCH, STEADY, check, drop_in, most_together, write_dropped
 from tests.models.mutated_files import REAL
 
 
@@ -33,5 +33,6 @@ def _drop(folder: Path, kinds: tuple[str, ...], bar_s: float | None) -> None:
     with DaemonProcess(folder) as daemon:
         daemon.wait_ready()
         dropped = drop_in(daemon.endpoint, models, files, wanted)
+        assert most_together(daemon.log()) == 1, "conversions run, and one at a time"
     check(dropped, wanted)
     assert bar_s is None or dropped.took_s <= bar_s
