@@ -9,7 +9,7 @@ from tests.models import onnx_models
 from tests.models.dropped_files import SILENT, STEADY, check, drop_in, write_dropped
 
 BAR_S = 3 * 60.0
-"""Until everything is decided, without the imports of torch: three times what `python -m bench --only drop_in` holds."""
+"""Until all is decided, without the imports of torch: three times what `python -m bench --only drop_in` holds."""
 
 
 def test_each_kind_whose_library_is_here_is_served_and_only_the_rest_is_named_with_its_reason(tmp_path: Path) -> None:
