@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
 
 CELL_CHARACTERS = 60
-"""A longer reason would make every line of the table wider than a terminal: it stands below."""
+"""A longer reason would make the table wider than a terminal: its beginning stands there, the whole below."""
 
 _ERRORS = ("max_error", "mean_error", "agreement")
 """Of an output in a conversion's report."""
@@ -72,7 +72,7 @@ def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
         right=("version", "memory", "host", "restarts"),
     )
     for entry in models:
-        reason = str(entry.get("reason") or "")
+        reason = _reason(entry)
         if not _fits(reason):
             what = str(entry.get("path") or f"{entry['name']} {entry.get('version') or ''}".rstrip())
             screen.line()
@@ -187,6 +187,11 @@ def _connected_to_change(arguments: argparse.Namespace, action: str) -> Abstract
     return connected_over_zmq(arguments, f"models {action}")
 
 
+def _reason(entry: Mapping[str, Any]) -> str:
+    """Return an entry's reason, without the model and version that stand beside it."""
+    return str(entry.get("reason") or "").removeprefix(f"model {entry.get('name')} version {entry.get('version')}: ")
+
+
 def _fits(reason: str) -> bool:
     return len(reason) <= CELL_CHARACTERS and "\n" not in reason
 
@@ -200,6 +205,7 @@ def _cell(entry: Mapping[str, Any], column: str) -> str:
         value = host.get("pid" if column == "host" else "restarts")
         return str(value) if value else ""
     value = entry.get(column)
-    if column == "reason" and not _fits(str(value or "")):
-        return "below"
+    if column == "reason":
+        reason = _reason(entry)
+        return reason if _fits(reason) else f"{reason.splitlines()[0][: CELL_CHARACTERS - 1].rstrip()}…"
     return "" if value is None else str(value)

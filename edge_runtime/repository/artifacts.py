@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.repository.folder import VersionFolder
-from edge_runtime.repository.kinds import kind_of, may_be_model, what_it_lacks
+from edge_runtime.repository.kinds import TENSORRT, kind_of, may_be_model, what_it_lacks
 from edge_runtime.repository.names import (
     LOOSE_SUFFIXES,
     VARIANTS,
@@ -45,6 +45,15 @@ class Want:
                     yield variant_name(name, self.precision)
         yield from self.artifacts
 
+    def find(self, version: VersionFolder) -> Path | None:
+        """Return the first of its artifacts that the version has; None where it has none, or several and no name."""
+        for name in self.names():
+            found = artifact_candidates(version.files, name) or _of_kind(version, name)
+            path = version.files[found[0]] if len(found) == 1 else None
+            if path is not None and not _is_no_model(path):
+                return path
+        return None
+
 
 def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path | None]:
     """Return for each want the first of its artifacts that the version has; None where it has none.
@@ -52,19 +61,10 @@ def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path
     A file of the right kind under another name stands for the canonical one when it is the only one. Raises LoadFailed,
     naming the files there and those wanted, where none is found at all.
     """
-    chosen = [_choose(version, want) for want in wants]
+    chosen = [want.find(version) for want in wants]
     if not any(chosen):
         raise LoadFailed(f"model {version.model} version {version.number}: {_why_none(version, wants)}")
     return chosen
-
-
-def _choose(version: VersionFolder, want: Want) -> Path | None:
-    for name in want.names():
-        found = artifact_candidates(version.files, name) or _of_kind(version, name)
-        path = version.files[found[0]] if len(found) == 1 else None
-        if path is not None and not _is_fault(path):
-            return path
-    return None
 
 
 def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
@@ -80,10 +80,10 @@ def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _is_fault(path: Path) -> bool:
-    """Return whether a file is no model, whatever its name says: a Git LFS pointer, a web page, an empty file."""
+def _is_no_model(path: Path) -> bool:
+    """Return whether a file is none, whatever its name says: a Git LFS pointer, a web page, a pickle, an empty file."""
     kind = kind_of(path)
-    return kind is not None and kind.is_fault
+    return kind is not None and not kind.is_model and kind is not TENSORRT  # that backend says why it refuses one
 
 
 def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:

@@ -24,7 +24,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.names import artifact_candidates, suffix_of
+from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
@@ -536,9 +536,7 @@ def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimi
 
 def _is_read_by(backend: str, version: VersionFolder) -> bool:
     """Return whether a version has a file that a backend, which may not be installed, would load."""
-    return backend in known_backends() and any(
-        artifact_candidates(version.files, name) for name in artifact_names(backend)
-    )
+    return backend in known_backends() and Want(backend, artifact_names(backend)).find(version) is not None
 
 
 def _declared(settings: ModelSettings) -> ModelSpec | None:
