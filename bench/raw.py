@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +53,13 @@ def measure(run: RawRun) -> RawResult:
     """Measure in this process."""
     cores = len(os.sched_getaffinity(0))
     callers = cores if run.layout == "callers" else 1
-    make = {"onnxruntime": _onnxruntime_calls, "openvino": _openvino_calls, "pytorch": _pytorch_calls}[run.backend]
+    makers = {
+        "onnxruntime": _onnxruntime_calls,
+        "openvino": _openvino_calls,
+        "litert": _litert_calls,
+        "pytorch": _pytorch_calls,
+    }
+    make = makers[run.backend]
     batch = np.random.default_rng(0).random((run.rows, *run.row_shape), np.float32)
     calls, precision = make(run, batch, callers, cores)
     for call in calls:
@@ -156,6 +163,31 @@ def _pytorch_calls(
     ]
     best = min((call_for(*each) for each in forms), key=seconds)
     return [best] * callers, "f32"
+
+
+def _litert_calls(
+    run: RawRun, batch: np.ndarray[Any, Any], callers: int, cores: int
+) -> tuple[list[Callable[[], Any]], str]:
+    """An interpreter for each caller, since one has one run at a time."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    content = Path(run.model).read_bytes()
+
+    def call_for() -> Callable[[], Any]:
+        threads = cores if run.layout in ("all", "all-quiet") else 1
+        interpreter = Interpreter(model_content=content, num_threads=threads)
+        (source,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
+        interpreter.resize_tensor_input(source["index"], batch.shape)
+        interpreter.allocate_tensors()
+
+        def call() -> Any:
+            interpreter.set_tensor(source["index"], batch)
+            interpreter.invoke()
+            return interpreter.get_tensor(result["index"])
+
+        return call
+
+    return [call_for() for _ in range(callers)], "as converted"
 
 
 def _call_from_threads(calls: list[Callable[[], Any]], seconds: float) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
+from edge_runtime.backends.host_instance import HostedBackend
+from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
@@ -132,6 +136,45 @@ def test_a_delegate_that_cannot_be_loaded_is_unavailable_with_its_path(tmp_path:
     artifact = litert_models.mlp(tmp_path)
     with pytest.raises(BackendUnavailable, match=r"cannot load the delegate /nowhere/libnpu\.so: .*No such file"):
         backend("litert").load(artifact, LoadOptions(delegate="/nowhere/libnpu.so"))
+
+
+@pytest.fixture(scope="module")
+def delegate(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A delegate's library, compiled here."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc) to make a delegate with")
+    library = tmp_path_factory.mktemp("delegate") / "libownnpu.so.1"
+    source = Path(__file__).parents[2] / "fakes" / "litert_delegate.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source], check=True, timeout=60)
+    return str(library)
+
+
+def test_a_delegate_that_took_the_graph_is_the_device_that_is_read_back(tmp_path: Path, delegate: str) -> None:
+    """In a host, which sees the library beside its model's folder, and has one run at a time for one accelerator."""
+    hosts = Hosts()
+    options = LoadOptions(delegate=delegate, concurrency=4)
+    instance = HostedBackend(backend("litert"), hosts).load(litert_models.added(tmp_path), options)
+    try:
+        assert (instance.device, instance.concurrency) == ("OWNNPU", 1)
+        assert instance.run({"x": np.ones((2, 2), np.float32)})[0].shape == (2, 2)
+    finally:
+        instance.close()
+        hosts.close()
+
+
+def test_a_delegate_that_took_nothing_is_unavailable_so_that_the_next_backend_is_tried(
+    tmp_path: Path, delegate: str
+) -> None:
+    options = LoadOptions(delegate=delegate, delegate_options={"take": "nothing"})
+    with pytest.raises(BackendUnavailable, match=r"libownnpu\.so\.1 took no operator of this model"):
+        backend("litert").load(litert_models.added(tmp_path), options)
+
+
+def test_what_a_delegate_says_of_its_accelerator_is_the_reason(tmp_path: Path, delegate: str) -> None:
+    options = LoadOptions(delegate=delegate, delegate_options={"device": "usb:1"})
+    with pytest.raises(BackendUnavailable, match="there is no accelerator at this place"):
+        backend("litert").load(litert_models.added(tmp_path), options)
 
 
 def test_its_models_always_run_in_a_host(tmp_path: Path) -> None:
