@@ -27,6 +27,7 @@ from edge_runtime import Runtime
 from edge_runtime.cli.main import main
 from edge_runtime.tuning import trial
 from tests.contract.running_daemon import running_daemon
+from tests.models import litert_models
 from tests.models.onnx_models import colours, endless, mlp
 
 DIGITS = Path(__file__).parents[2] / "demo" / "models" / "digits"
@@ -302,3 +303,13 @@ def test_a_model_is_tuned_on_pictures_as_it_declares_them(site: Path, capsys: py
     assert not [note for note in found["notes"] if "pixels / 255" in note]
     assert found["choice"]["rate"] > 0
     assert 'labels = "labels.txt"' in (folder / "model.toml").read_text()
+
+
+def test_a_tflite_file_is_tuned_and_served_by_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    litert_models.mlp(tmp_path / "models" / "m" / "1")
+    status, found = tune(tmp_path, capsys, *WIDE, model="m")
+    assert status == 0
+    assert found["choice"]["backend"] in ("litert", "openvino")
+    with Runtime(tmp_path / "models") as runtime:
+        (served,) = runtime.models()
+        assert (served["state"], served["backend"]) == ("ready", found["choice"]["backend"])

@@ -21,11 +21,12 @@ from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
 from edge_runtime.tuning.applying import check_can_apply, place
 from edge_runtime.tuning.artifacts import make_int8, offers_of, recipe_for
-from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way
+from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way, ways
 from edge_runtime.tuning.options import Objective, TunedDevice, TuneOptions
 from edge_runtime.tuning.results import FullMeasurement
 from edge_runtime.tuning.trial import write_arrays
 from edge_runtime.tuning.tune import open_tune
+from tests.models import litert_models
 from tests.models.ir_models import from_onnx
 from tests.models.onnx_models import mlp, mlp_int8
 
@@ -88,6 +89,16 @@ def test_what_can_be_tried_of_a_version_is_known_by_its_files(tmp_path: Path) ->
     offers, _ = offers_of(model.versions[1], _device(tmp_path).profile.backends)
     assert offers["openvino"].has_plain
     assert "int8" in offers["openvino"].variants
+
+
+def test_litert_and_openvino_are_tried_on_the_same_file(tmp_path: Path) -> None:
+    litert_models.mlp(tmp_path / "net" / "1")
+    shutil.copy(litert_models.mlp_int8(tmp_path / "quantised"), tmp_path / "net" / "1" / "model.int8.tflite")
+    shutil.rmtree(tmp_path / "quantised")
+    version, device = scan(tmp_path).models["net"].versions[1], _device(tmp_path)
+    offers, _ = offers_of(version, device.profile.backends)
+    tried = {(way.backend, way.precision) for way in ways(device.profile.backends, offers, device.facts)}
+    assert tried >= {("litert", ""), ("litert", "int8"), ("openvino", "")}
 
 
 def test_a_variant_is_whole_or_not_there(tmp_path: Path) -> None:
