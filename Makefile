@@ -147,7 +147,7 @@ deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble (
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist
 
-image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64 FLAVOUR=onnxruntime|openvino|jetson)
+image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64 FLAVOUR=onnxruntime|litert|openvino|jetson)
 	@$(RUN) -m cross.build_image --arch $(ARCH) --flavour $(FLAVOUR) $(BASE:%=--base %) $(WHEELS:%=--wheel %)
 
 image-lock: $(READY) # choose the newest Debian packages for images (maintainers)

@@ -31,6 +31,7 @@ ALWAYS = ("http", "grpc", "mqtt", "pictures", "prometheus", "update")
 FLAVOURS = {
     "onnxruntime": ("onnxruntime", *ALWAYS),
     "openvino": ("openvino", *ALWAYS),
+    "litert": ("onnxruntime", "litert", *ALWAYS),
     "jetson": ("onnxruntime", *ALWAYS),
 }
 """Extras of each. The openvino flavour runs ONNX files as well, by OpenVINO."""

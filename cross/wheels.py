@@ -45,10 +45,15 @@ LEFT_OUT = (
     "onnxruntime/transformers/*",
     "PIL/_avif*", "PIL/_imagingcms*", "PIL/_imagingtk*", "pillow.libs/libavif*", "pillow.libs/liblcms2*",
     "openvino/tools/*", "openvino/include/*", "openvino/cmake/*", "openvino/frontend/*/*",
+    "ai_edge_litert/libLiteRt*", "ai_edge_litert/aot/*", "ai_edge_litert/tflite/*", "ai_edge_litert/tools/*",
+    "ai_edge_litert/vendors/*", "ai_edge_litert/*_pb2.py", "ai_edge_litert/schema_py_generated.py",
 )  # fmt: skip
 """Tests, headers, types, converters: files for building, not for serving; and what no picture that is taken needs."""
 
 NOT_NEEDED = {
+    "backports-strenum": "ai-edge-litert's converter imports it",
+    "ml-dtypes": "ai-edge-litert imports it for inputs and outputs of BF16, which no converter writes",
+    "tqdm": "ai-edge-litert's converter imports it",
     "coloredlogs": "onnxruntime 1.23 imports it in its tools alone",
     "sympy": "onnxruntime 1.23 imports it in its tools alone",
 }
