@@ -163,9 +163,9 @@ class Daemon:
         if self._zap is not None:
             self._loop.call(self._reload_keys)
         if self.http is not None:
-            self.http.reload_tokens()
+            self.http.reload()
         if self.grpc is not None:
-            self.grpc.reload_tokens()
+            self.grpc.reload()
         self._core.loader.rescan()
         log.info("configuration reloaded")
         self._notifier.ready()

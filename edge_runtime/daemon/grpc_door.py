@@ -38,8 +38,9 @@ class GrpcDoor:
         methods = GrpcFrontend(frontend, protocol, access, max_message_bytes=settings.max_body_bytes)
         tls = access.tls_files()
         self._transport = GrpcTransport(
-            [GrpcListener(str(each), each, tls if each.is_tls else None) for each in access.addresses],
+            [GrpcListener(str(each), each, is_tls=each.is_tls) for each in access.addresses],
             methods,
+            tls,
             max_message_bytes=settings.max_body_bytes,
             max_connections=settings.max_connections,
         )
@@ -62,12 +63,18 @@ class GrpcDoor:
                 self.endpoints.append(f"{scheme}://{replace(address, port=port)}")
         log.info("grpc", extra={"endpoints": " ".join(self.endpoints)})
 
-    def reload_tokens(self) -> None:
-        """Read the tokens again; a broken file keeps the old ones."""
+    def reload(self) -> None:
+        """Read the tokens and the certificate again; a broken file keeps the old ones."""
         try:
             self._access.reload_tokens()
         except ConfigError as error:
             log.error("the tokens of grpc are as before", extra={"reason": error.message})
+        try:
+            tls = self._access.tls_files()
+        except ConfigError as error:
+            log.error("the certificate of grpc is as before", extra={"reason": error.message})
+        else:
+            self._transport.use_tls(tls)
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse new requests for inference, and wait until its thread does. Health is answered on."""

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
@@ -79,14 +80,23 @@ class HttpDoor:
             self.endpoints.append(str(each.place) if each.place.path is not None else f"{scheme}://{each.place}")
         log.info("http", extra={"endpoints": " ".join(self.endpoints)})
 
-    def reload_tokens(self) -> None:
-        """Read the tokens again; a broken file keeps the old ones."""
+    def reload(self) -> None:
+        """Read the tokens and the certificate again; a broken file keeps the old ones."""
         try:
             self._access.reload_tokens()
         except ConfigError as error:
             log.error("the tokens of http are as before", extra={"reason": error.message})
-        if self._transport is not None:
-            self._transport.call(self._transport.forget_heads)
+        transport = self._transport
+        if transport is None:
+            return
+        transport.call(transport.forget_heads)
+        try:
+            context = self._access.ssl_context()
+        except ConfigError as error:
+            log.error("the certificate of http is as before", extra={"reason": error.message})
+        else:
+            if context is not None:
+                transport.call(partial(transport.use_tls, context))
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse new requests for inference, and wait until its thread does. Health is answered on."""

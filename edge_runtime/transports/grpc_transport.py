@@ -112,21 +112,32 @@ class GrpcMethods(Protocol):
         ...
 
 
+Tls = tuple[bytes, bytes, bytes | None]
+"""PEM bytes of certificate, key, and clients' authorities."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcListener:
-    """An address, `host:port` or `unix:/path`. place: what its calls carry. tls: PEM certificate, key, clients' CA."""
+    """An address, `host:port` or `unix:/path`. place: what its calls carry."""
 
     address: str
     place: Any
-    tls: tuple[bytes, bytes, bytes | None] | None = None
+    is_tls: bool = False
 
 
 class GrpcTransport:
     """The servers of one door."""
 
     def __init__(
-        self, listeners: Sequence[GrpcListener], methods: GrpcMethods, *, max_message_bytes: int, max_connections: int
+        self,
+        listeners: Sequence[GrpcListener],
+        methods: GrpcMethods,
+        tls: Tls | None,
+        *,
+        max_message_bytes: int,
+        max_connections: int,
     ) -> None:
+        self._tls = tls
         self.ports: list[int] = []
         self._listeners = listeners
         self._methods = methods
@@ -162,6 +173,10 @@ class GrpcTransport:
         if self._failed is not None:
             self._thread.join()
             raise self._failed
+
+    def use_tls(self, tls: Tls | None) -> None:
+        """Show new connections another certificate. Whether clients need one stays as it was. Thread: any."""
+        self._tls = tls
 
     @property
     def is_own_thread(self) -> bool:
@@ -205,7 +220,7 @@ class GrpcTransport:
                 server = aio.server(options=self._options)
                 servers.append(server)
                 server.add_generic_rpc_handlers((_Handlers(self._methods, listener.place),))
-                self.ports.append(_bind(server, listener))
+                self.ports.append(self._bind(server, listener))
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             for server in servers:
                 await server.start()
@@ -218,6 +233,27 @@ class GrpcTransport:
         finally:
             for server in servers:
                 await server.stop(FLUSH_S)
+
+    def _bind(self, server: Any, listener: GrpcListener) -> int:
+        """The bound port, 1 for a Unix socket. Raises OSError."""
+        try:
+            if not listener.is_tls:
+                port: int = server.add_insecure_port(listener.address)
+            else:
+                assert self._tls is not None
+                made = grpc.dynamic_ssl_server_credentials(
+                    self._certificates(), self._certificates, require_client_authentication=self._tls[2] is not None
+                )
+                port = server.add_secure_port(listener.address, made)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+        return port
+
+    def _certificates(self) -> Any:
+        """What a new connection is shown. Thread: any of the library's."""
+        assert self._tls is not None
+        certificate, key, ca = self._tls
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
     def _run_posted(self) -> None:
         self._is_woken = False
@@ -260,17 +296,3 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a path; None: the library answers UNIMPLEMENTED."""
         return self._found.get(handler_call_details.method)
-
-
-def _bind(server: Any, listener: GrpcListener) -> int:
-    """The bound port, 1 for a Unix socket. Raises OSError."""
-    try:
-        if listener.tls is None:
-            port: int = server.add_insecure_port(listener.address)
-        else:
-            certificate, key, ca = listener.tls
-            made = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=ca is not None)
-            port = server.add_secure_port(listener.address, made)
-    except RuntimeError as error:
-        raise OSError(str(error)) from None
-    return port

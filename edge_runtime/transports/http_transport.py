@@ -36,6 +36,7 @@ from edge_runtime.transports.http_head import (
     parse_head,
     too_large,
 )
+from edge_runtime.transports.zmq_connections import unread_of
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +155,8 @@ class HttpConnection:
 
     __slots__ = (
         "began_s", "body", "chunked", "fd", "filled", "interest", "is_closing", "is_dirty", "is_lingering", "is_open",
-        "is_shaking", "is_tls", "listener", "request", "rest", "socket", "unsent", "unsent_bytes", "used_s",
-        "waiting",
+        "is_shaking", "is_tls", "listener", "request", "rest", "socket", "unread_bytes", "unsent", "unsent_bytes",
+        "used_s", "waiting",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, listener: HttpListener, now_s: float) -> None:
@@ -170,7 +171,7 @@ class HttpConnection:
         self.filled = 0
         self.waiting: deque[HttpRequest] = deque()
         self.unsent: deque[memoryview] = deque()
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.unread_bytes = 0
         self.began_s: float | None = now_s if self.is_tls else None
         self.used_s = now_s
         self.interest = _READ
@@ -430,6 +431,9 @@ class HttpTransport:
                 self._epoll.modify(fd, select.EPOLLIN)
         now_s = self._now_s
         for connection in list(self._connections.values()):
+            # A slow peer reads long before the kernel has room for more.
+            if connection.unsent and (unread_bytes := unread_of(connection.fd)) != connection.unread_bytes:
+                connection.unread_bytes, connection.used_s = unread_bytes, now_s
             idle_s = now_s - connection.used_s
             if connection.is_lingering:
                 if idle_s >= LINGER_S:
@@ -536,6 +540,12 @@ class HttpTransport:
         self._heads[raw] = head
         self._head_bytes += len(raw)
         return head
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Show new connections another certificate."""
+        for each in self._listeners.values():
+            if each.context is not None:
+                each.context = context
 
     def forget_heads(self) -> None:
         """Understand every head anew from now on: who may do what has changed."""

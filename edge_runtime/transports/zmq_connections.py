@@ -58,7 +58,7 @@ class ZmqConnection:
 
     def look(self, now_s: float, *, has_read: bool) -> None:
         """See whether its peer reads. has_read: it does; a buffer that was filled again looks as before."""
-        unread_bytes = _ioctl(self.fd, TIOCOUTQ)
+        unread_bytes = unread_of(self.fd)
         if has_read or not unread_bytes or unread_bytes != self.unread_bytes:
             self.unread_since_s = now_s if unread_bytes else None
         self.unread_bytes = unread_bytes
@@ -194,6 +194,11 @@ class Connections:
         self.known.pop(identity, None)
         if identity[0] == AUTOMATIC:
             self.untold.append(identity)
+
+
+def unread_of(fd: int) -> int:
+    """Bytes that were sent on a socket and not read by its peer, as far as the kernel knows; 0 for a closed one."""
+    return _ioctl(fd, TIOCOUTQ)
 
 
 def _nobody(identity: bytes) -> None:

@@ -108,3 +108,43 @@ def test_our_own_client_comes_by_tls_with_its_token_and_trusts_nobody_else(site,
             client.unload("mlp")
     with OipClient(url, token_file=str(tmp_path / "token")) as trusting_others, pytest.raises(ConnectionError):
         trusting_others.infer("mlp", {"x": floats(2, 16)}, timeout_ms=2_000)
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_a_renewed_certificate_is_shown_after_a_reload_and_no_connection_is_lost(tmp_path, door):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    old, new = (tmp_path / name for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+    shown, renewed = Certificates(old), Certificates(new)
+    trusted_before = tmp_path / "before.pem"
+    trusted_before.write_bytes(shown.ca.read_bytes())
+    said = {
+        "endpoint": "127.0.0.1:0",
+        "cert_file": str(shown.server),
+        "key_file": str(shown.server_key),
+        "client_ca_file": str(shown.ca),
+        "insecure": True,
+    }
+    settings = {"http": HttpSettings, "grpc": GrpcSettings}[door](**said)
+    with running_daemon(tmp_path / "models", tmp_path / "run", **{door: settings}) as daemon:
+        served = getattr(daemon, door)
+        url, rows = served.endpoints[0], {"x": floats(2, 16)}
+
+        def connected(ca, made):
+            return OipClient(url, ca_file=str(ca), cert_file=str(made.client), key_file=str(made.client_key))
+
+        with connected(trusted_before, shown) as early:
+            assert early.infer("mlp", rows)["y"].shape == (2, 4)
+            shown.server_key.write_bytes(b"broken")
+            served.reload()
+            with connected(trusted_before, shown) as beside:
+                assert beside.infer("mlp", rows)["y"].shape == (2, 4)
+            for name in ("server", "server_key", "ca"):
+                getattr(shown, name).write_bytes(getattr(renewed, name).read_bytes())
+            served.reload()
+            assert early.infer("mlp", rows)["y"].shape == (2, 4)
+            with connected(renewed.ca, renewed) as late:
+                assert late.infer("mlp", rows)["y"].shape == (2, 4)
+            with connected(trusted_before, shown) as stranger, pytest.raises(ConnectionError):
+                stranger.infer("mlp", rows, timeout_ms=2_000)

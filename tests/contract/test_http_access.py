@@ -66,7 +66,7 @@ def test_a_token_that_was_withdrawn_is_refused_after_a_reload(models, tmp_path):
     with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
         assert raw.ask("GET", "/v2", authorization=bearer["asker"]).status == 200
         Path(path).write_text(TokenFile().with_token("other", ("infer",))[0].text())
-        daemon.http.reload_tokens()
+        daemon.http.reload()
         assert raw.ask("GET", "/v2", authorization=bearer["asker"]).status == 401
 
 
