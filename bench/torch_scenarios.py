@@ -1,7 +1,8 @@
 """TorchScript beside raw PyTorch: what the daemon, its host and its messages cost a ResNet-18 that PyTorch runs.
 
 Raw is PyTorch in inference mode, in the quickest form of the module and the best layout (raw.py). It runs where torch
-is installed, the converters' environment: `build/convert/venv/bin/python -m bench --only torchscript`.
+can be imported: `PYTHONPATH=$PWD/build/convert/venv/lib/python3.11/site-packages .venv/bin/python -m bench --only
+torchscript`, after `make test-converters`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ IN_FLIGHT = 16
 
 def missing() -> str:
     """Why it cannot be measured here; "" where it can."""
-    return "" if find_spec("torch") else "was not measured: torch is not installed (make test-converters has it)"
+    return (
+        ""
+        if find_spec("torch")
+        else "was not measured: torch is not installed (bench/torch_scenarios.py says how it comes)"
+    )
 
 
 def torchscript(bench: Bench) -> None:

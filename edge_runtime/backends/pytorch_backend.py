@@ -95,7 +95,7 @@ class PyTorchBackend:
         growth = watch_growth(size)
         threads = _Threads(torch, options.threads)
         threads.bound()
-        with _quiet():
+        with _quiet(), _failing(f"PyTorch {torch.__version__} cannot load {artifact.name}"):
             loader = _load_script if is_script else _load_program
             found = loader(torch, artifact, options, device)
         if not found.spec.outputs:

@@ -122,6 +122,18 @@ def test_what_this_pytorch_or_file_has_not_is_a_reason(
         loaded(save_script(Identity(), tmp_path), TensorSpec("x", "FP32", (-1, 2)), **options)
 
 
+@pytest.mark.parametrize("member", ["traced_inputs.pkl", "data.pkl", "constants.pkl"])
+def test_a_whole_archive_with_a_broken_part_is_a_reason(tmp_path: Path, member: str) -> None:
+    artifact = save_script(network(torch), tmp_path / "sound", torch.zeros(2, 64))
+    changed = tmp_path / "model.pt"
+    with zipfile.ZipFile(artifact) as archive, zipfile.ZipFile(changed, "w") as copied:
+        for each in archive.infolist():
+            is_it = each.filename.endswith(member)
+            copied.writestr(each.filename, b"\x80\x02\xff" if is_it else archive.read(each))
+    with pytest.raises(LoadFailed, match=r"cannot load model\.pt"):
+        loaded(changed)
+
+
 # ---- exported programs ----------------------------------------------------------------------------------------------
 
 
