@@ -128,8 +128,9 @@ class Connections:
         if fd < 0:  # in this process
             self.known[identity] = None
             return True
-        if fd not in self._by_fd:
-            self._take_in()  # the monitor tells of a connection before it brings a message
+        # The monitor tells of a connection before it brings a message, and of the end before that of one with this
+        # descriptor: who is not known yet must not be taken for that one, whose end would cancel its requests.
+        self._take_in()
         connection = self._by_fd.get(fd)
         if connection is None:
             return identity[0] != AUTOMATIC
