@@ -53,6 +53,8 @@ class SklearnModel:
         self.described = f"scikit-learn {import_library('sklearn', EXTRA).__version__}"
         self._model = model
         self._calls = list(_calls(model))
+        self.ranks: list[int] = []
+        """Axes of the converted model's outputs, once it is there."""
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs in the converted model's order. Raises ConversionFailed."""
@@ -64,6 +66,9 @@ class SklearnModel:
         if len(found) == 1:
             return rows_first(found)
         label, scores = found
+        if not _is_classifier(self._model):  # skl2onnx gives some of these an axis more
+            pairs = zip(found, self.ranks, strict=True)
+            return [each.reshape(-1, 1) if rank > each.ndim else each for each, rank in pairs]
         if scores.ndim == 1:
             # Of two classes scikit-learn returns only the second's scores, skl2onnx both.
             scores = np.stack([-scores, scores], axis=1)
@@ -156,6 +161,7 @@ def convert_model(model: Any, target: str | Path) -> Original:
         if isinstance(classes, np.ndarray) and classes.ndim == 1 and _is_classifier(model):
             made.metadata_props.add(key=NAMES, value=repr([str(name) for name in classes]))
         output.write_bytes(made.SerializeToString())
+    original.ranks = [len(each.type.tensor_type.shape.dim) for each in made.graph.output]
     return original
 
 
@@ -289,13 +295,20 @@ def _calls(model: Any) -> Iterator[Any]:
                 yield getattr(model, scores)
                 return
         raise ConversionFailed(f"{type(model).__name__} gives neither chances nor a decision function beside its label")
+    elif import_library("sklearn.base", EXTRA).is_outlier_detector(model):
+        yield from (model.predict, model.decision_function)
     elif hasattr(model, "predict") and import_library("sklearn.base", EXTRA).is_regressor(model):
         yield model.predict
+    elif hasattr(model, "predict") and hasattr(model, "transform"):  # a cluster, and the distances to all
+        yield from (model.predict, model.transform)
+    elif hasattr(model, "predict") and hasattr(model, "predict_proba"):  # a part of a mixture, and the chances of all
+        yield from (model.predict, model.predict_proba)
     elif hasattr(model, "transform"):
         yield model.transform
     else:
         raise ConversionFailed(
-            f"{type(model).__name__} neither classifies, estimates nor transforms; wanted one of these"
+            f"{type(model).__name__} neither classifies, estimates, finds outliers, clusters nor transforms; wanted one "
+            "of these"
         )
 
 

@@ -87,6 +87,37 @@ def test_several_labels_a_row_are_refused_with_what_to_do(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        ("sklearn.ensemble.IsolationForest", {"n_estimators": 10, "random_state": 1}),
+        ("sklearn.svm.OneClassSVM", {}),
+        ("sklearn.linear_model.SGDOneClassSVM", {}),
+        ("sklearn.cluster.KMeans", {"n_clusters": 3, "n_init": 1, "random_state": 1}),
+        ("sklearn.mixture.GaussianMixture", {"n_components": 2, "random_state": 1}),
+    ],
+)
+def test_outliers_clusters_and_mixtures_are_found_as_scikit_learn_does(
+    where: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    skops, _ = needs("skops.io", "skl2onnx")
+    module, _, kind = where.rpartition(".")
+    rows = np.nan_to_num(table()) / np.float32((1, 100, 1e-3, 10))
+    model = getattr(importlib.import_module(module), kind)(**settings).fit(rows)
+    original = convert_model(model, tmp_path / "model.onnx")
+    served = serve(tmp_path / "model.onnx")
+    right, got = original.run({"features": rows}), served.run({"features": rows})
+    served.close()
+    assert [each.shape for each in got] == [each.shape for each in right]
+    assert (got[0] == right[0]).mean() > 0.99
+    np.testing.assert_allclose(got[1], right[1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(right[0].reshape(-1), model.predict(rows))
+    if kind != "GaussianMixture":  # skops does not know its types
+        skops.dump(model, tmp_path / "model.skops")
+        report = convert(ConversionOptions(source=str(tmp_path / "model.skops"), target="onnx", overwrite=True))
+        assert report.is_near_enough, report.faults
+
+
 @pytest.mark.parametrize("settings", [{}, {"ngram_range": (1, 2)}, {"lowercase": False}, {"stop_words": ["dog"]}])
 @pytest.mark.parametrize("vectorizer", ["TfidfVectorizer", "CountVectorizer"])
 def test_a_pipeline_of_texts_takes_texts(vectorizer: str, settings: dict[str, Any], tmp_path: Path) -> None:
