@@ -307,8 +307,8 @@ def _calls(model: Any) -> Iterator[Any]:
         yield model.transform
     else:
         raise ConversionFailed(
-            f"{type(model).__name__} neither classifies, estimates, finds outliers, clusters nor transforms; wanted one "
-            "of these"
+            f"{type(model).__name__} neither classifies, estimates, finds outliers, clusters nor transforms; wanted "
+            "one of these"
         )
 
 
