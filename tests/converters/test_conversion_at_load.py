@@ -36,10 +36,16 @@ def _labels_of_lightgbm(source: Path, images: Any) -> Any:
     return lightgbm.Booster(model_file=source).predict(images).argmax(axis=1)
 
 
+def _labels_of_catboost(source: Path, images: Any) -> Any:
+    (catboost,) = needs("catboost")
+    return catboost.CatBoost().load_model(str(source)).predict(images, prediction_type="Class").reshape(-1)
+
+
 LABELS: dict[SourceFormat, Callable[[Path, Any], Any]] = {
     SourceFormat.SKLEARN: _labels_of_skops,
     SourceFormat.XGBOOST: _labels_of_xgboost,
     SourceFormat.LIGHTGBM: _labels_of_lightgbm,
+    SourceFormat.CATBOOST: _labels_of_catboost,
 }
 """What each library itself says of images."""
 

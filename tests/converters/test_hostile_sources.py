@@ -189,7 +189,8 @@ def test_a_damaged_xgboost_file_is_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize(
-    "source", [SourceFormat.XGBOOST, SourceFormat.LIGHTGBM, SourceFormat.SKLEARN, SourceFormat.PYTORCH]
+    "source",
+    [SourceFormat.XGBOOST, SourceFormat.LIGHTGBM, SourceFormat.CATBOOST, SourceFormat.SKLEARN, SourceFormat.PYTORCH],
 )
 def test_a_truncated_file_of_any_library_is_refused(source: SourceFormat, share: float, tmp_path: Path) -> None:
     whole = source_of(source, tmp_path)
