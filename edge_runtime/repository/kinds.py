@@ -116,13 +116,14 @@ PYTORCH_PROGRAM = FileKind(
     extra="convert-pytorch",
 )
 PYTORCH_WEIGHTS = FileKind(
-    "weights or a pickled module of PyTorch, without a program",
+    "a pickle of PyTorch (torch.save), weights or a module, without a program",
     (".pt", ".pth", ".bin", ".ckpt"),
     may_hold_code=True,
     advice=(
-        "reading its pickle runs code, so nothing here reads it; where it was made, "
+        "reading one can run code, so it is never loaded; where it was made, "
         "torch.export.save(torch.export.export(model, (example,)), 'model.pt2') (Ultralytics: "
-        "yolo export model=best.pt format=onnx); a state dict may lie beside a model.py (docs/python-models.md)"
+        "yolo export model=best.pt format=onnx), or its weights as safetensors beside a model.py that builds the module "
+        "(docs/python-models.md)"
     ),
 )
 SAFETENSORS = FileKind(
