@@ -122,8 +122,8 @@ PYTORCH_WEIGHTS = FileKind(
     advice=(
         "reading one can run code, so it is never loaded; where it was made, "
         "torch.export.save(torch.export.export(model, (example,)), 'model.pt2') (Ultralytics: "
-        "yolo export model=best.pt format=onnx), or its weights as safetensors beside a model.py that builds the module "
-        "(docs/python-models.md)"
+        "yolo export model=best.pt format=onnx), or its weights as safetensors beside a model.py that builds the "
+        "module (docs/python-models.md)"
     ),
 )
 SAFETENSORS = FileKind(
