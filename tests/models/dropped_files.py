@@ -31,6 +31,8 @@ SERVED_WITH: Mapping[str, tuple[str, ...]] = {
     "pt": ("torch",),
     "pt2": ("torch",),
     "xgboost": ("xgboost",),
+    "ubj": ("xgboost",),
+    "cbm": ("catboost",),
     "lightgbm": ("lightgbm",),
     "skops": ("skops",),
     "keras": ("keras",),
@@ -52,14 +54,14 @@ STAND_INS: Mapping[str, tuple[str, bytes, str]] = {
     "pt": ("pt.pt", b"PK\x03\x04" + bytes(40), "is a damaged zip archive"),
     "pt2": ("pt2.pt2", b"PK\x03\x04" + bytes(40), "is a damaged zip archive"),
     "xgboost": ("xgboost.json", b'{"learner":{"attributes":{}},"version":[3,2,0]}', "is an XGBoost model"),
+    "ubj": ("ubj.ubj", b"{L\0\0\0\0\0\0\0\x07learner{", "is an XGBoost model"),
+    "cbm": ("cbm.cbm", b"CBM1\x10\0\0\0", "is a CatBoost model"),
     "lightgbm": ("lightgbm.txt", b"tree\nversion=v4\nnum_class=1\n", "is a LightGBM model"),
     "skops": ("skops.skops", b"PK\x05\x06" + bytes(18), "is a zip archive that is no model known here"),
 }
 """Files in place of real ones that only their own libraries can write: name, bytes, and what is said of them."""
 
 OTHERS: Mapping[str, tuple[bytes, str]] = {
-    "ubj.ubj": (b"{L\0\0\0\0\0\0\0\x07learner{", "XGBoost"),
-    "cat.cbm": (b"CBM1\x10\0\0\0", "CatBoost"),
     "forest.joblib": (b"\x78\x9c\x03\x00", "is a pickle"),
     "weights.safetensors": (struct.pack("<Q", 16) + b'{"w":{}}        ', "is weights without a program (safetensors)"),
     "pointer.onnx": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is a Git LFS pointer"),

@@ -95,6 +95,14 @@ def _made(source_format: str, name: str) -> Callable[[Path], None]:
     return make
 
 
+def _ubj(folder: Path) -> None:
+    import xgboost
+
+    _made("XGBOOST", "made.json")(folder)
+    xgboost.Booster(model_file=folder / "made.json").save_model(folder / "model.ubj")
+    (folder / "made.json").unlink()
+
+
 REAL: Mapping[str, Callable[[Path], None]] = {
     "onnx": _onnx,
     "xml": _ir,
@@ -110,11 +118,21 @@ REAL: Mapping[str, Callable[[Path], None]] = {
     "pt": _made("TORCHSCRIPT", "model.pt"),
     "pt2": _made("PYTORCH", "model.pt2"),
     "xgboost": _made("XGBOOST", "model.json"),
+    "ubj": _ubj,
+    "cbm": _made("CATBOOST", "model.cbm"),
     "lightgbm": _made("LIGHTGBM", "model.txt"),
     "skops": _made("SKLEARN", "model.skops"),
 }
 
-NEEDS = {"pt": "torch", "pt2": "torch", "xgboost": "xgboost", "lightgbm": "lightgbm", "skops": "skops"}
+NEEDS = {
+    "pt": "torch",
+    "pt2": "torch",
+    "xgboost": "xgboost",
+    "ubj": "xgboost",
+    "cbm": "catboost",
+    "lightgbm": "lightgbm",
+    "skops": "skops",
+}
 
 MISSING = {kind: module for kind, module in NEEDS.items() if importlib.util.find_spec(module) is None}
 """Kinds that cannot be made here, and what each needs."""
