@@ -22,7 +22,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.manifest import TensorForm
 from edge_runtime.sandbox.child import run_child
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.serving.warmup import warm_up
+from edge_runtime.serving.warmup import read_sample, warm_up
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Way
 from edge_runtime.tuning.options import TunedDevice
@@ -45,6 +45,12 @@ class WayTask(Struct, frozen=True):
     settings: ModelSettings
     inputs: str = ""
     outputs: str = ""
+
+    def samples(self) -> list[Path]:
+        """The files of `warmup.inputs`: beside `model.toml` or the artifact."""
+        name, version = self.settings.warmup.inputs, Path(self.artifact).parent
+        places = [] if name is None else [version / name, version.parent / name]
+        return [path for path in places if path.is_file()]
 
 
 class WayFinding(Struct, frozen=True):
@@ -111,7 +117,7 @@ class WayTrials:
             try_way,
             task,
             limit_s=limit_s,
-            reads=[Path(task.artifact).parent, *([Path(task.inputs)] if task.inputs else [])],
+            reads=[Path(task.artifact).parent, *task.samples(), *([Path(task.inputs)] if task.inputs else [])],
             writes=[Path(task.outputs).parent] if task.outputs else [],
         )
         return ending.result or WayFinding(fault=ending.reason)
@@ -136,7 +142,9 @@ def try_way(task: WayTask, _progress: ShowProgress) -> WayFinding:
     options = LoadOptions(threads=task.threads, precision=task.precision, device=task.device, extra=settings.options)
     instance = backend(task.backend).load(Path(task.artifact), options)
     try:
-        first = warm_up(instance, settings)
+        name, version = settings.warmup.inputs, Path(task.artifact).parent
+        sample = None if name is None else read_sample(name, instance.spec, (version, version.parent))
+        first = warm_up(instance, settings, sample)
         if task.inputs:
             _run_all(instance, task)
         return WayFinding(

@@ -22,6 +22,7 @@ from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
 from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.serving.declared_steps import declared_steps
+from edge_runtime.serving.warmup import read_sample
 from edge_runtime.steps import ModelSteps
 from edge_runtime.tuning.applying import Value, apply_choice, with_choice
 from edge_runtime.tuning.artifacts import (
@@ -140,7 +141,7 @@ class Tune:
     def _prepare(self) -> Space:
         self._show("looking at the model", "", 0.0)
         found = self._find_ways()
-        self._copy.fill(self._label_files())
+        self._copy.fill(self._files_beside())
         trials = WayTrials(self.device, self._model.settings, self._began_s + self.options.time_s)
         described = self._describe(trials, found[0])
         self.samples = samples = self._read_samples(described, self._own_graph(found[0]))
@@ -196,10 +197,14 @@ class Tune:
         assert graph is not None, "a way leads only where the version has its file"
         return graph
 
-    def _label_files(self) -> list[Path]:
-        """Files beside `model.toml` that it names; others lie in the version's folder."""
-        named = [each.labels for each in self._model.settings.output.values() if isinstance(each.labels, str)]
-        return [path for name in named if (path := self._model.path / Path(name).name).is_file()]
+    def _files_beside(self) -> list[Path]:
+        """Files that `model.toml` names: labels beside it, since others lie in the version's folder, and the sample."""
+        settings = self._model.settings
+        named = [each.labels for each in settings.output.values() if isinstance(each.labels, str)]
+        places = [self._model.path / Path(name).name for name in named]
+        if (sample := settings.warmup.inputs) is not None:
+            places += [self._model.path / Path(sample).name, self.version.path / Path(sample).name]
+        return [path for path in places if path.is_file()]
 
     def _read_samples(self, described: WayFinding, graph: Path) -> Samples:
         options = self.options
@@ -208,6 +213,9 @@ class Tune:
             return read_samples(options.data, described.spec, options.labels, self._note_once, steps)
         if options.labels is not None:
             raise ConfigError("--labels says what inputs show; give them with --data")
+        if (name := self._model.settings.warmup.inputs) is not None:
+            self.notes.append(f"inputs are those of {name}: what they say of accuracy is little; give more with --data")
+            return Samples((read_sample(name, described.spec, (self._copy.folder.parent,)),))
         self.notes.append("inputs were made up: what they say of accuracy holds for noise only; give some with --data")
         shapes = self._model.settings.warmup.shapes
         return make_samples(described.spec, described.length, shapes, batches=described.batches)
