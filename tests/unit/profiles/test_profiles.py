@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.config.settings import LimitSettings
+from edge_runtime.config.settings import Config, LimitSettings
+from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts, facts_as_json, facts_from_json
@@ -392,3 +393,18 @@ def test_a_wrong_profile_is_an_error_naming_file_and_key(text: str, said: str, t
 def test_a_folder_without_profiles_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no device profiles"):
         load_profiles(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"name": "onnxruntime", "delegate": "/opt/libnpu.so"}, "delegate is an option of the backend litert"),
+        ({"name": "litert", "delegate_options": {"device": "0"}}, "without a delegate"),
+    ],
+)
+def test_a_delegate_is_litert_s_and_its_options_need_one(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.convert(row, BackendChoice)
+    config = msgspec.convert({"backends": [row]}, Config)
+    with pytest.raises(ConfigError, match=f"backends: .*{words}"):
+        effective_profile(config, BOARD)
