@@ -689,8 +689,10 @@ def _failing(text: str) -> Iterator[None]:
     """Turn any exception of the library into LoadFailed."""
     try:
         yield
-    except (EdgeRuntimeError, MemoryError):
+    except EdgeRuntimeError:
         raise
+    except MemoryError as error:
+        raise LoadFailed(f"{text}: it asks for more memory than it may have") from error
     except Exception as error:
         raise LoadFailed(f"{text}: {last_words(error)}") from error
 
