@@ -112,8 +112,10 @@ class _Build:
         """Its progress, for people."""
         if not self.has_begun:
             return self.kind.waits.format(name=self.name)
-        phase = f", {self.phase.lower()}" if self.phase else ""
-        return f"{self.kind.runs.format(name=self.name)} ({self.share:.0%}{phase})"
+        how_far = [f"{self.share:.0%}"] if self.share or not self.phase else []  # not every phase tells a share
+        if self.phase:
+            how_far.append(self.phase[:1].lower() + self.phase[1:])
+        return f"{self.kind.runs.format(name=self.name)} ({', '.join(how_far)})"
 
 
 class BuildStore:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from functools import partial
 from pathlib import Path
@@ -328,6 +330,26 @@ def test_a_disk_that_cannot_be_written_is_the_reason_and_leaves_nothing(tmp_path
         finish(rt, tmp_path)
         assert states(rt) == {1: "failed"}
         assert "conversions" in entry(rt)["reason"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
+def test_a_full_disk_is_the_reason_leaves_no_half_and_is_forgotten_by_a_restart(tmp_path):
+    put_source(tmp_path, "filling")
+    folder = tmp_path / "state" / "conversions"
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this place lets nobody mount")
+    try:
+        with runtime(tmp_path / "models", tmp_path) as rt:
+            finish(rt, tmp_path)
+            assert states(rt) == {1: "failed"}
+            assert entry(rt)["reason"] == f"the disk of {folder} is full; free some space, and start the daemon again"
+        assert kept(tmp_path) == []
+        with runtime(tmp_path / "models", tmp_path) as rt:
+            assert states(rt) == {1: "converting"}
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_every_state_of_a_version_that_is_being_made_is_loading_to_triton():

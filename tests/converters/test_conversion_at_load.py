@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from demo.digits import load_held_out
+from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import BackendSettings, Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
@@ -19,6 +23,7 @@ from edge_runtime.repository.walk import scan
 from edge_runtime.serving.conversions import plan_conversion
 from edge_runtime_converters.formats import SourceFormat
 from tests.converters.sources import INPUT, needs, source_of
+from tests.fakes.daemon_process import DaemonProcess
 
 
 def _labels_of_skops(source: Path, images: Any) -> Any:
@@ -51,6 +56,9 @@ LABELS: dict[SourceFormat, Callable[[Path, Any], Any]] = {
 
 ROWS = 256
 
+MOST_S = 10.0
+"""Of what is at once: three times and more what it takes on busy cores."""
+
 ONNX_ONLY = (BackendSettings(name="onnxruntime"),)
 
 
@@ -78,6 +86,14 @@ def finish(rt: Runtime, tmp_path: Path) -> dict[str, Any]:
     with pytest.raises(EdgeRuntimeError):  # steps of the loader are done in order
         rt.unload("no-such-model")
     return rt.models()[0]
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait for something in another process."""
+    end_s = time.monotonic() + 10 * MOST_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("source_format", list(LABELS), ids=lambda each: each.name.lower())
@@ -115,6 +131,27 @@ def test_torchscript_without_its_backend_says_how_to_give_its_shapes_and_then_is
             rt.load("m")
         assert finish(rt, tmp_path)["state"] == "ready", rt.models()
         assert rt.infer("m", {"image": np.zeros((3, 64), np.float32)})["output"].shape == (3, 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_daemon_that_ends_during_a_conversion_takes_it_along_and_leaves_no_half_that_is_served(
+    tmp_path: Path, number: int
+) -> None:
+    put(tmp_path, source_of(SourceFormat.SKLEARN, tmp_path))
+    kept = tmp_path / "state" / "conversions"
+    with DaemonProcess(tmp_path) as daemon:
+        until(lambda: list(kept.glob("*.part/steps")))  # the child has begun
+        children = psutil.Process(daemon.process.pid).children(recursive=True)
+        began_s = time.monotonic()
+        daemon.process.send_signal(number)
+        daemon.process.wait(MOST_S)
+        assert time.monotonic() - began_s < MOST_S
+    assert psutil.wait_procs(children, MOST_S)[1] == []
+    assert list(kept.glob("*.converted")) == []
+    with DaemonProcess(tmp_path) as daemon, Client(daemon.endpoint) as client:
+        daemon.wait_ready()
+        until(lambda: client.models()[0]["state"] == "ready")
+    assert [path.suffix for path in kept.iterdir()] == [".converted"]
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.99])

@@ -58,6 +58,8 @@ def convert_oddly(task: ConvertTask, progress: ShowProgress) -> dict[str, Any]:
         case "linking":
             (made / "model.onnx").unlink()
             (made / "model.onnx").symlink_to("/etc/passwd")
+        case "filling":
+            (made / "model.onnx").write_bytes(bytes(1 << 20))
         case "rewriting":  # as a person would meanwhile
             (work / "begun").touch()
             while _can_read(source) and "rewriting" in source.read_text():  # what replaces it is another file
