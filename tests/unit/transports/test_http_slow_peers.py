@@ -85,7 +85,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_peer_that_reads_slowly_but_always_gets_the_whole_response(site: Site) -> None:
     left = len(BODY)
     while left > 0:
-        left -= len(site.client.recv(READ_BYTES))
+        came = len(site.client.recv(READ_BYTES))
+        assert came, f"closed with {left} bytes to come"
+        left -= came
         site.pass_time()
     assert site.closed == 0
 
