@@ -85,6 +85,14 @@ def test_a_file_is_converted_and_served_and_a_restart_does_not_convert_it_again(
         assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 3))
 
 
+def test_the_state_folder_may_be_named_from_where_the_daemon_was_started(tmp_path, monkeypatch):
+    put_source(tmp_path, "adding", 3)
+    monkeypatch.chdir(tmp_path)
+    with runtime(Path("models"), Path()) as rt:
+        finish(rt, tmp_path)
+        assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 3))
+
+
 def test_models_show_and_metadata_have_the_converters_report(tmp_path, capsys):
     source = put_source(tmp_path, "adding")
     endpoint = f"ipc://{tmp_path}/infer.sock"
