@@ -286,7 +286,7 @@ class _Conversion:
         missing = _answered(reference, tree_runs(base, spec, missing=True))
         runs += [*at_cuts, *missing]
         told = [f"{sum(map(rows_of, runs))} made-up rows"]
-        told += [f"{sum(map(rows_of, at_cuts + missing))} of them in the range of its trees"] if at_cuts else []
+        told += [f"{sum(map(rows_of, at_cuts + missing))} of them in the range that it tells apart"] if at_cuts else []
         told += [f"{sum(map(rows_of, missing))} with missing values"] if missing else []
         return runs, ", ".join(told)
 

@@ -178,7 +178,7 @@ def state_folder(asked: str | None = None) -> Path | None:
             raise ConfigError(
                 f"state: {asked!r} cannot be written by this user; name another folder or change its owner"
             )
-        return Path(asked)
+        return Path(asked).absolute()  # child processes work in another folder
     for folder in _state_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class BuildCache:
     def __init__(
         self, folder: Path, limit_bytes: int = LIMIT_BYTES, in_use: Callable[[], Collection[Path]] = tuple
     ) -> None:
-        self.folder = folder.absolute()  # a child that builds works in another folder
+        self.folder = folder
         self.limit_bytes = limit_bytes
         self._in_use = in_use
 
