@@ -45,6 +45,9 @@ MAX_FILE_BYTES = 16 << 30
 
 MAX_SETTINGS_BYTES = 1 << 16
 
+_GRAPHS = {"model.onnx": "onnxruntime", "model.xml": "openvino", "model.tflite": "litert"}
+"""Artifacts that a release carries, and the backend that tries each before it is published."""
+
 _PIECE_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -93,15 +96,14 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
     """
     found = _find_version(path, model, version)
     names = _plain_names(found.path)
-    onnx, ir = _one_of(names, "model.onnx", found.path), _one_of(names, "model.xml", found.path)
-    if onnx is None and ir is None:
+    graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, found.path)) is not None]
+    if not graphs:
         ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(found.path / name)))
         raise PublishError(
-            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, or .xml and .bin{ways}"
+            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin{ways}"
         )
-    graphs = [name for name in (onnx, ir) if name is not None]
     for precision in VARIANTS:
-        variants = (_one_of(names, variant_name(each, precision), found.path) for each in ("model.onnx", "model.xml"))
+        variants = (_one_of(names, variant_name(each, precision), found.path) for each in _GRAPHS)
         graphs += [name for name in variants if name is not None]
     wanted = _files_of(graphs, found.path)
     _check_wanted(found.path, wanted, names)
@@ -124,10 +126,12 @@ def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]
     """
     wanted: dict[str, tuple[str, str]] = {}
     for name in graphs:
-        is_onnx = suffix_of(name) == ".onnx"
-        data = _data_of(folder / name) if is_onnx else (weights_name(name),)
+        suffix = suffix_of(name)
+        data: tuple[str, ...] = (weights_name(name),) if suffix == ".xml" else ()
+        if suffix == ".onnx":
+            data = _data_of(folder / name)
         for file in (name, *data):
-            wanted.setdefault(file, ("onnxruntime" if is_onnx else "openvino", variant_of(name)))
+            wanted.setdefault(file, (_GRAPHS[f"model{suffix}"], variant_of(name)))
     return wanted
 
 

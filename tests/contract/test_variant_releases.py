@@ -1,4 +1,4 @@
-"""Variants of a model in one signed release: published with it, fetched where wanted, served as what they are."""
+"""Kinds and variants of a model in signed releases: published with it, fetched where wanted, served as what they are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.update.staging import choose_artifacts
 from tests.contract.updated_device import UpdatedDevice, update_settings
 from tests.fakes.publishing import Publisher
+from tests.models import litert_models
 from tests.models.ir_models import from_onnx
 from tests.models.onnx_models import mlp, mlp_int8, scaled
 
@@ -112,3 +113,14 @@ def test_a_backend_that_does_not_exist_is_named_with_those_that_do(tmp_path: Pat
     config = Config(models=str(tmp_path), state=str(tmp_path), backends=(BackendSettings(name="tensorflow"),))
     with pytest.raises(ConfigError, match=r"backends\.name: got 'tensorflow', wanted one of onnxruntime, openvino"):
         assemble_core(config)
+
+
+@pytest.mark.parametrize("name", ["litert", "openvino"])
+def test_a_tensorflow_lite_file_travels_in_a_release_to_whatever_reads_it(
+    name: str, publisher: Publisher, tmp_path: Path
+) -> None:
+    pytest.importorskip("ai_edge_litert", reason="needs LiteRT: edge-runtime[litert]")
+    litert_models.mlp(tmp_path / "net" / "1")
+    assert [each.backend for each in publish(publisher, tmp_path / "net").manifest.artifacts] == ["litert"]
+    backends = (BackendSettings(name=name),)
+    assert installed(publisher, tmp_path / "device", backends) == (name, "f32", {"model.tflite"})
