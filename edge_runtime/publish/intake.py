@@ -100,7 +100,8 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
     if not graphs:
         ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(found.path / name)))
         raise PublishError(
-            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin{ways}"
+            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin"
+            f"{ways}"
         )
     for precision in VARIANTS:
         variants = (_one_of(names, variant_name(each, precision), found.path) for each in _GRAPHS)

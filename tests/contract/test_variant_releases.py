@@ -1,4 +1,4 @@
-"""Kinds and variants of a model in signed releases: published with it, fetched where wanted, served as what they are."""
+"""Kinds and variants of a model in signed releases: published, fetched where wanted, served as what they are."""
 
 from __future__ import annotations
 

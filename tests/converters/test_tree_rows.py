@@ -111,4 +111,6 @@ def test_the_report_says_what_rows_were_made_up(tmp_path: Path) -> None:
     booster().save_model(tmp_path / "model.json")
     report = convert(ConversionOptions(source=str(tmp_path / "model.json"), target="onnx"))
     assert report.is_near_enough, report.faults
-    assert report.compared_on == ("1088 made-up rows, 1024 of them in the range that it tells apart, 512 with missing values")
+    assert report.compared_on == (
+        "1088 made-up rows, 1024 of them in the range that it tells apart, 512 with missing values"
+    )
