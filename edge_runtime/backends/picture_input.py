@@ -79,8 +79,14 @@ class PictureInput:
 
         def write(row: int) -> Placed:
             if given == "picture":
-                return self._write(open_picture(bytes(sent[row]), self._steps.color), planes[row])
-            return self._write(frame_pixels(sent[row], self._steps.source, self._steps.color), planes[row])
+                pixels = open_picture(bytes(sent[row]), self._steps.color)
+            else:
+                pixels = frame_pixels(sent[row], self._steps.source, self._steps.color)
+            try:
+                return self._write(pixels, planes[row])
+            except MemoryError:
+                sides = f"{pixels.shape[1]} x {pixels.shape[0]}"
+                raise UnreadablePicture(f"there is not enough memory to scale this picture of {sides}") from None
 
         places = self._each(write, count)
         return tensor.reshape(count, -1) if len(self._spec.shape) == 2 else tensor, places

@@ -44,7 +44,7 @@ def factor(device: UpdatedDevice) -> float:
 
 def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_told(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
-        assert device.outcome("wide")[0] == "installed"
+        assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2))
         fleet.sync()
         (offer,) = device.apply()["offers"]
@@ -55,7 +55,7 @@ def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_told(fleet: Fleet
 
 def test_a_bad_version_is_tried_when_the_old_one_has_left_and_the_old_one_comes_back(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
-        assert device.outcome("wide")[0] == "installed"
+        assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2, says=2.5))
         fleet.sync()
         (offer,) = device.apply()["offers"]
@@ -67,7 +67,7 @@ def test_a_bad_version_is_tried_when_the_old_one_has_left_and_the_old_one_comes_
 @pytest.mark.long
 def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=TWO) as device:
-        assert device.outcome("wide")[0] == "installed"
+        assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2))
         fleet.sync()
         (offer,) = device.apply()["offers"]
@@ -77,7 +77,7 @@ def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
 @pytest.mark.long
 def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
-        assert device.outcome("wide")[0] == "installed"
+        assert device.outcome("wide")[0] == "installed", device.status()
     (file,) = (fleet.folder / "state" / "update" / "releases").rglob("model.onnx")
     fleet.site.release(wide(fleet, 2))
     fleet.sync()

@@ -204,8 +204,11 @@ def test_precision_turns_a_module_into_another_and_keeps_its_datatypes(client: e
         ("unsaid", r"does not say the shape of 'x'.*model.toml:\n\[input.INPUT__0\]\nshape = "),
         ("misnamed", r"\[input.image\]; the module takes INPUT__0 or x"),
         ("inside", r'isolation = "never" is refused for model.pt'),
-        ("pickled", r"model.pt is weights .*pickle runs code, so nothing here reads it.*torch.export.save"),
-        ("old-pickle", r"model.pt is weights .*pickle runs code, so nothing here reads it"),
+        (
+            "pickled",
+            r"model.pt is a pickle of PyTorch .*reading one can run code, so it is never loaded.*torch.export.save",
+        ),
+        ("old-pickle", r"model.pt is a pickle of PyTorch .*reading one can run code, so it is never loaded"),
     ],
 )
 def test_what_is_not_served_says_why_and_what_to_do(client: edge_runtime.Client, model: str, reason: str) -> None:

@@ -65,7 +65,7 @@ def build(state: Path, artifact: Path, options: LoadOptions | None = None, gpu: 
 def test_an_engine_is_built_once_and_found_by_the_next_process(tmp_path: Path) -> None:
     artifact = onnx_models.mlp(tmp_path / "m")
     assert build(tmp_path / "state", artifact)
-    assert len(list((tmp_path / "state").glob("*.engine"))) == 1
+    assert len(list((tmp_path / "state" / "engines").glob("*.engine"))) == 1
     assert not build(tmp_path / "state", artifact)
 
 
@@ -77,7 +77,7 @@ def test_another_device_or_driver_builds_anew(tmp_path: Path, field: str, value:
     assert build(tmp_path / "state", artifact)
     changed = dataclasses.replace(TARGET, **{field: value})
     assert build(tmp_path / "state", artifact, gpu=changed)
-    assert len(list((tmp_path / "state").glob("*.engine"))) == 2
+    assert len(list((tmp_path / "state" / "engines").glob("*.engine"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_other_weights_build_another_engine_and_another_place_does_not(tmp_path:
 def test_a_damaged_engine_is_built_again(tmp_path: Path) -> None:
     artifact = onnx_models.mlp(tmp_path / "m")
     build(tmp_path / "state", artifact)
-    (kept,) = (tmp_path / "state").glob("*.engine")
+    (kept,) = (tmp_path / "state" / "engines").glob("*.engine")
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-100] + bytes(100))
     assert build(tmp_path / "state", artifact)
@@ -117,7 +117,7 @@ def test_a_damaged_engine_is_built_again(tmp_path: Path) -> None:
 def test_an_engine_from_elsewhere_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     artifact = onnx_models.mlp(tmp_path / "m")
     build(tmp_path / "state", artifact)
-    (kept,) = (tmp_path / "state").glob("*.engine")
+    (kept,) = (tmp_path / "state" / "engines").glob("*.engine")
     (tmp_path / name).write_bytes(kept.read_bytes()[48:])
     with device(tmp_path / "state") as (backend, _), pytest.raises(LoadFailed) as raised:
         backend.load(tmp_path / name, LoadOptions())
@@ -149,7 +149,7 @@ def test_a_disk_that_was_full_is_no_reason_for_ever(tmp_path: Path) -> None:
             with pytest.raises(NotBuiltYet):
                 backend.load(artifact, LoadOptions())
             assert "No space left on device" in _end(news).words
-        assert list(state.iterdir()) == []
+        assert [path for path in state.rglob("*") if path.is_file()] == []
         subprocess.run(["mount", "-o", "remount,size=64m", str(state)], check=True)
         assert build(state, artifact)
     finally:
@@ -160,7 +160,7 @@ def test_closing_leaves_no_process_and_no_half_engine(tmp_path: Path) -> None:
     artifact = onnx_models.wide(tmp_path / "m", 2048)
     with device(tmp_path / "state") as (backend, _), pytest.raises(NotBuiltYet):
         backend.load(artifact, LoadOptions())
-    assert not list((tmp_path / "state").glob("*.engine"))
+    assert not list((tmp_path / "state" / "engines").glob("*.engine"))
     assert build(tmp_path / "state", artifact)
 
 
