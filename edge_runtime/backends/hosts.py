@@ -423,6 +423,7 @@ class _HostKeeper:
         self._calls: list[Callable[[], None]] = []
         self._parents: list[_PreparedParent] = []
         self._is_closing = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="edge-hosts", daemon=True)
         self._thread.start()
 
@@ -432,8 +433,9 @@ class _HostKeeper:
         """Call something on this thread, soon."""
         with self._lock:
             self._calls.append(step)
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"\0")
+            if not self._has_ended:  # else its number may be another file's by now
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake, b"\0")
 
     def add(self, parent: _PreparedParent, host: HostProcess) -> bool:
         """Watch a host that is about to be forked; False: this parent forks no more."""
@@ -492,7 +494,9 @@ class _HostKeeper:
                 if key.fd in self._selector.get_map():
                     self._end_log(key.fd, key.data)
         self._selector.close()
-        close_all([self._woken, self._wake])
+        with self._lock:
+            self._has_ended = True
+            close_all([self._woken, self._wake])
 
     def _call_all(self) -> None:
         with self._lock:
