@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
 from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.repository.kinds import kind_of
 from edge_runtime.serving.declared_steps import declared_steps
 from edge_runtime.serving.warmup import read_sample
 from edge_runtime.steps import ModelSteps
@@ -179,6 +181,12 @@ class Tune:
         found = ways(choices, offers, self.device.facts)
         if not found or found[0].precision != PLAIN:
             there = ", ".join(self.version.files) or "nothing"
+            for path in self.version.files.values():
+                if (kind := kind_of(path)) is not None and kind.converts_to:
+                    raise LoadFailed(
+                        f"{path} is {kind.name}, which is served converted; to tune what is made of it: edge-runtime "
+                        f"convert {shlex.quote(str(path))} --to {kind.converts_to}, then tune that in its place"
+                    )
             raise LoadFailed(
                 f"{self.version.path}: holds {there}; wanted the model itself, such as model.onnx, which variants are "
                 "compared with, and a backend here that loads it" + "".join(f"; {note}" for note in notes)

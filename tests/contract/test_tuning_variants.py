@@ -26,6 +26,7 @@ from edge_runtime.tuning.options import Objective, TunedDevice, TuneOptions
 from edge_runtime.tuning.results import FullMeasurement
 from edge_runtime.tuning.trial import write_arrays
 from edge_runtime.tuning.tune import open_tune
+from tests.fakes.odd_converter_child import write_source
 from tests.models import litert_models
 from tests.models.ir_models import from_onnx
 from tests.models.onnx_models import mlp, mlp_int8
@@ -203,6 +204,16 @@ def test_a_version_of_variants_alone_says_that_the_model_itself_is_wanted(
     places = ["--models", str(tmp_path), "--state", str(tmp_path / "state")]
     assert main(["tune", "net", *places, "--slo", "p99=5s", "--time", "1s"]) == 1
     assert "holds model.int8.onnx; wanted the model itself" in capsys.readouterr().err
+
+
+def test_a_file_that_is_served_converted_is_not_tuned_and_the_command_that_helps_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", f"ipc://{tmp_path}/nobody.sock")
+    source = write_source(tmp_path / "models" / "churn" / "1" / "model.json")
+    places = ["--models", str(tmp_path / "models"), "--state", str(tmp_path / "state")]
+    assert main(["tune", "churn", *places, "--slo", "p99=5s", "--time", "1s"]) == 1
+    assert f"edge-runtime convert {source} --to onnx" in capsys.readouterr().err
 
 
 def _model(models: Path, name: str) -> ModelFolder:
