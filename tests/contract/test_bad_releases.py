@@ -116,7 +116,7 @@ def test_a_release_that_wants_more_memory_than_it_may_have_is_refused(fleet: Fle
 
 
 def test_a_release_that_takes_ten_times_as_long_is_rolled_back_without_any_traffic(fleet: Fleet) -> None:
-    with fleet.device() as device:
+    with fleet.device(latency_ratio=3.0) as device:
         device.outcome()
         release(fleet, onnx_models.slow(fleet.folder / "slow", 2.0))
         reason = refused(device)
@@ -127,7 +127,7 @@ def test_a_release_that_takes_ten_times_as_long_is_rolled_back_without_any_traff
 @pytest.mark.long
 def test_under_load_it_is_rolled_back_long_before_its_time_is_over_and_no_request_is_lost(fleet: Fleet) -> None:
     install(fleet)
-    with fleet.device(window_s=3600.0) as device, traffic(device, device.adds) as errors:
+    with fleet.device(latency_ratio=3.0, window_s=3600.0) as device, traffic(device, device.adds) as errors:
         release(fleet, onnx_models.slow(fleet.folder / "slow", 2.0))
         assert "a run takes" in refused(device)
     assert errors == []

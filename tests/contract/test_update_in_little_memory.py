@@ -20,9 +20,6 @@ SIZE = 3072
 ONE, TWO = 66 << 20, 512 << 20
 """Memory for one of them and for two; what a load is measured to take has noise of some MiB."""
 
-BUSY = 1e3
-"""How many times as long a run may take here: these tests are of memory, and a busy machine stretches runs."""
-
 ROW = np.ones((1, SIZE), np.float32)
 
 
@@ -46,7 +43,7 @@ def factor(device: UpdatedDevice) -> float:
 
 
 def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_told(fleet: Fleet) -> None:
-    with fleet.device(latency_ratio=BUSY, memory_bytes=ONE) as device:
+    with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2))
         fleet.sync()
@@ -57,7 +54,7 @@ def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_told(fleet: Fleet
 
 
 def test_a_bad_version_is_tried_when_the_old_one_has_left_and_the_old_one_comes_back(fleet: Fleet) -> None:
-    with fleet.device(latency_ratio=BUSY, memory_bytes=ONE) as device:
+    with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2, says=2.5))
         fleet.sync()
@@ -69,7 +66,7 @@ def test_a_bad_version_is_tried_when_the_old_one_has_left_and_the_old_one_comes_
 
 @pytest.mark.long
 def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
-    with fleet.device(latency_ratio=BUSY, memory_bytes=TWO) as device:
+    with fleet.device(memory_bytes=TWO) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2))
         fleet.sync()
@@ -79,12 +76,12 @@ def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
-    with fleet.device(latency_ratio=BUSY, memory_bytes=ONE) as device:
+    with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
     (file,) = (fleet.folder / "state" / "update" / "releases").rglob("model.onnx")
     fleet.site.release(wide(fleet, 2))
     fleet.sync()
-    with fleet.device(latency_ratio=BUSY, memory_bytes=ONE, window_s=3600.0) as device:
+    with fleet.device(memory_bytes=ONE, window_s=3600.0) as device:
         outcome = applied(device)
         reached(device, "observing")
         kept = file.rename(file.with_name("kept"))
