@@ -105,9 +105,9 @@ DEATHS_WITHIN_S = 60.0
 KEPT_LAYOUTS = 64
 """Of one runner: the messages and views of shapes that come again and again are made once."""
 
-_HANDED_AHEAD = ("onnxruntime", "openvino", "litert")
+_HANDED_AHEAD = ("onnxruntime", "openvino")
 """Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
-TensorRT has a stream a run, PyTorch a pool of threads for each that calls it."""
+TensorRT has a stream a run."""
 
 _OWN_OPTIONS = ("load_timeout_s", "run_timeout_s")
 """Options of every model in a host; its library does not get them."""
