@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.operator_soak import ASKED, GOOD, GoodModel, rss_mib, start_daemon, wait_ready
+from bench.operator_soak import ASKED, GOOD, GoodModel, rss_mib, start_daemon, stop_daemon, wait_ready
 from edge_runtime import Client
 from edge_runtime.tensors import DATATYPES
 from tests.models import onnx_models
@@ -184,13 +183,7 @@ def soak(folder: Path, kinds: Sequence[str], each: int, at_once: int, end_s: flo
             "daemon_rss_mib": rss_mib(daemon.pid) if daemon.poll() is None else None,
         }  # fmt: skip
     finally:
-        if daemon.poll() is None:
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+        stop_daemon(daemon)
         shutil.rmtree(real, ignore_errors=True)
 
 

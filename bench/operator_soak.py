@@ -108,13 +108,7 @@ def soak(
             "daemon_rss_mib": rss_mib(daemon.pid) if not ended else None,
         }  # fmt: skip
     finally:
-        if daemon.poll() is None:
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+        stop_daemon(daemon)
 
 
 def _drop(
@@ -170,6 +164,17 @@ def start_daemon(folder: Path) -> subprocess.Popen[bytes]:
     with (folder / "log").open("wb") as log:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}
         return subprocess.Popen(command, cwd=folder, stderr=log, env=environment)
+
+
+def stop_daemon(daemon: subprocess.Popen[bytes]) -> None:
+    """End it as systemd does; one that does not end within a minute is killed."""
+    if daemon.poll() is None:
+        daemon.send_signal(signal.SIGTERM)
+        try:
+            daemon.wait(60)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
 
 
 def wait_ready(client: Client, daemon: subprocess.Popen[bytes]) -> None:
