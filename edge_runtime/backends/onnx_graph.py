@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.backends.model_files import open_artifact
-from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields
+from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields, signed, varints
 from edge_runtime.model_spec import DYNAMIC
 
 FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL, DOUBLE = 1, 2, 3, 6, 7, 8, 9, 11
@@ -212,7 +212,7 @@ class _GraphReader:
         if wanted == 2:
             return name, struct.unpack("<f", self._reader.content(start, end))[0]
         if wanted == 3:
-            return name, _signed(start)
+            return name, signed(start)
         if wanted == 4:
             return name, self._text(start, end).encode()
         return name, self._tensor((start, end))[1]
@@ -230,7 +230,7 @@ class _GraphReader:
             elif wanted == 7 and wire_type in (FIXED32, LENGTH_DELIMITED):
                 numbers.extend(np.frombuffer(self._packed(start, end, 4), "<f4").tolist())
             elif wanted == 8 and wire_type == VARINT:
-                numbers.append(_signed(start))
+                numbers.append(signed(start))
             elif wanted == 8 and wire_type == LENGTH_DELIMITED:
                 numbers.extend(self._varints(start, end))
             else:
@@ -245,7 +245,7 @@ class _GraphReader:
         for field in self._reader.fields(*span):
             number, wire_type, start, end = field
             if number == 1 and wire_type == VARINT:
-                dims.append(_signed(start))
+                dims.append(signed(start))
             elif number == 1 and wire_type == LENGTH_DELIMITED:
                 dims.extend(self._varints(start, end))
             elif number == 2 and wire_type == VARINT:
@@ -318,25 +318,15 @@ class _GraphReader:
             size = DYNAMIC
             for part, kind, value, _ in self._reader.fields(start, end):
                 if part == 1 and kind == VARINT:
-                    size = _signed(value)
+                    size = signed(value)
             shape.append(size if size >= 0 else DYNAMIC)
         return tuple(shape)
 
     def _varints(self, start: int, end: int) -> list[int]:
-        content = self._packed(start, end, 1)
-        numbers: list[int] = []
-        value = shift = 0
-        for byte in content:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                numbers.append(_signed(value))
-                value = shift = 0
-            elif shift > 63:
-                raise NotPlain("a number has more than ten bytes")
-        if shift:
-            raise NotPlain("a number is cut off")
-        return numbers
+        try:
+            return varints(self._packed(start, end, 1))
+        except ValueError as error:
+            raise NotPlain(str(error)) from error
 
     def _packed(self, start: int, end: int, size: int) -> bytes:
         if end - start > _MAX_ATTRIBUTE_BYTES or (end - start) % size:
@@ -350,12 +340,6 @@ class _GraphReader:
             return self._reader.content(start, end).decode()
         except UnicodeDecodeError as error:
             raise NotPlain("a name is not UTF-8") from error
-
-
-def _signed(value: int) -> int:
-    """An int64 as protobuf writes it."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _field(number: int) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.backends.model_files import open_artifact
-from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields
+from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields, signed, varints
+from edge_runtime.errors import LoadFailed
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH, _MODEL_OPSET = 7, 8
@@ -137,10 +138,18 @@ class _Rewriter:
             if number == _ATTRIBUTE_STRINGS and wire_type == LENGTH_DELIMITED and end - start <= _MAX_TEXT:
                 found.append(self._reader.content(start, end).decode("utf-8", "replace"))
             elif number == _ATTRIBUTE_INTS and wire_type == VARINT:
-                found.append(str(_signed(start)))
+                found.append(str(signed(start)))
             elif number == _ATTRIBUTE_INTS and wire_type == LENGTH_DELIMITED:  # packed
-                found += map(str, _varints(self._reader.content(start, end)))
+                found += map(str, self._packed(start, end))
         return found
+
+    def _packed(self, start: int, end: int) -> list[int]:
+        if end - start > _MAX_CLASSES * 10:  # bytes of the longest number
+            raise LoadFailed(f"its ZipMap names more than {_MAX_CLASSES} classes")
+        try:
+            return varints(self._reader.content(start, end))
+        except ValueError as error:
+            raise LoadFailed(f"its ZipMap cannot be read: {error}") from error
 
     def _text(self, span: Span, wanted: int) -> str:
         for number, wire_type, start, end in self._reader.fields(*span):
@@ -187,21 +196,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     found.append(value)
     return bytes(found)
-
-
-def _varints(content: bytes) -> list[int]:
-    numbers: list[int] = []
-    value = shift = 0
-    for byte in content:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            numbers.append(_signed(value))
-            value = shift = 0
-    return numbers
-
-
-def _signed(value: int) -> int:
-    """An int64 as protobuf writes it."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value

@@ -112,3 +112,26 @@ class ProtobufFields:
 
     def _broken(self, position: int, reason: str) -> LoadFailed:
         return LoadFailed(f"{self._name} is not a sound {self._kind}: at byte {position}, {reason}")
+
+
+def signed(value: int) -> int:
+    """An int64 as protobuf writes it."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def varints(content: bytes) -> list[int]:
+    """The numbers of a packed field of int64. Raises ValueError: one is cut off, or longer than a number is."""
+    numbers: list[int] = []
+    value = shift = 0
+    for byte in content:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(signed(value))
+            value = shift = 0
+        elif shift > 63:
+            raise ValueError("a number has more than ten bytes")
+    if shift:
+        raise ValueError("a number is cut off")
+    return numbers

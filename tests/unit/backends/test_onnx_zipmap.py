@@ -127,3 +127,21 @@ def test_a_missing_locale_is_named_with_the_package_that_brings_it(tmp_path: Pat
     artifact = onnx_models.save(tmp_path, helper.make_graph([node], "text", text[:1], text[1:]))
     with pytest.raises(LoadFailed, match=r"xx_XX\.UTF-8.*apt-get install locales.*C\.UTF-8"):
         backend("onnxruntime").load(artifact, LoadOptions())
+
+
+@pytest.mark.parametrize("size", [1_000, 1_000_001])
+def test_numbers_without_an_end_are_refused_at_once(tmp_path: Path, size: int) -> None:
+    endless = b"\x80" * size
+    keys = helper.make_attribute("classlabels_int64s", endless)  # a text, whose field then becomes that of numbers
+    node = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml")
+    node.attribute.append(keys)
+    model = helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=[helper.make_opsetid("", 15)])
+    content = bytearray(model.SerializeToString())
+    at = content.index(endless)
+    text, numbers = 0x22, 0x42  # fields 4 and 8, both with a length
+    at = content.rindex(bytes([text]), 0, at)
+    content[at] = numbers
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(LoadFailed, match=r"more than (ten bytes|100000 classes)"):
+        zipmap_classes(tmp_path / "model.onnx")
+    assert read_metadata(tmp_path / "model.onnx").names == ()
