@@ -32,7 +32,7 @@ from tests.models import onnx_models
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
-    put_model(models, "mlp", onnx_models.mlp)
+    put_model(models, "mlp", onnx_models.mlp, toml='mode = "inline"\n')
     put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
     put_model(models, "pair", onnx_models.two_in_two_out)
     put_model(models, "sum", onnx_models.running_sum)
@@ -245,7 +245,7 @@ def test_json_errors_carry_the_id_and_the_same_codes(client):
     assert json.loads(client.ask(b"{not json")[0])["error"]["code"] == "decode_failed"
 
 
-def test_ops_say_what_thedaemon_here_is_and_has(client):
+def test_ops_say_what_the_daemon_here_is_and_has(client):
     assert client.result("live") is True
     assert client.result("ready") is True
     listed = {entry["name"]: entry for entry in client.result("models")}
