@@ -44,9 +44,9 @@ from edge_runtime.backends.host_messages import (
     NotCalled,
     NotLoaded,
     NotRun,
-    Place,
     Results,
     RunnerOrder,
+    SlotPlace,
     TensorLine,
     WantsEngine,
     close_all,
@@ -285,7 +285,7 @@ class _HostRunner:
         self._keeps_inputs = keeps_inputs
         self._memories: dict[int, SharedMemory] = {}
         self._kept: dict[bytes, tuple[dict[str, Array], int, int]] = {}
-        self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[Place, ...]]] = {}
+        self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[SlotPlace, ...]]] = {}
         self._lock = threading.Lock()
         self._calls = threading.Lock()
         self._thread = 0

@@ -51,9 +51,9 @@ from edge_runtime.backends.host_messages import (
     NotCalled,
     NotLoaded,
     NotRun,
-    Place,
     Run,
     RunnerReport,
+    SlotPlace,
     TensorLine,
     WantsEngine,
     decode,
@@ -788,7 +788,7 @@ class _RunnerSide:
             places, end = lay_out(copied)
             slot = self._slot_of(end)
             left = iter(places)
-            told: list[Place] = []
+            told: list[SlotPlace] = []
             views: list[Array | None] = []
             for spec, array, each in zip(self._inputs, inputs, found, strict=True):
                 if each is None:
@@ -796,7 +796,7 @@ class _RunnerSide:
                     views.append(slot.view(spec.datatype, told[-1]))
                 else:
                     self._give_region(each.file)
-                    told.append(Place(array.shape, each.offset, array.nbytes, each.file.serial))
+                    told.append(SlotPlace(array.shape, each.offset, array.nbytes, each.file.serial))
                     views.append(None)
             order = _RunOrder(msgspec.msgpack.encode(Run(tuple(told), end, self._form)), tuple(views))
             self._orders[key] = order

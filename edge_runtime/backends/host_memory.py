@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_runtime.backends.host_messages import BrokenMessage, Place, TensorPlace
+from edge_runtime.backends.host_messages import BrokenMessage, SlotPlace, TensorPlace
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import TensorHeader
 from edge_runtime.tensors import DATATYPES, Array, datatype, pack_bytes, unpack_bytes
@@ -62,7 +62,7 @@ class SharedMemory:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def view(self, name: str, place: Place) -> Array:
+    def view(self, name: str, place: SlotPlace) -> Array:
         """Return the tensor of a datatype at a place, as a view; BYTES as a copy. Raises BrokenMessage."""
         kind = datatype(name)
         end = place.offset + place.nbytes
@@ -81,7 +81,7 @@ class SharedMemory:
         except ValueError as error:
             raise BrokenMessage(f"no array has the shape {list(place.shape)}: {error}") from error
 
-    def write(self, place: Place, payload: Array) -> None:
+    def write(self, place: SlotPlace, payload: Array) -> None:
         """Write what `payload_of` made."""
         if payload.nbytes:
             memory = self.bytes[place.offset : place.offset + place.nbytes]
@@ -93,12 +93,12 @@ def slot_bytes(nbytes: int) -> int:
     return max(1 << max(nbytes - 1, 0).bit_length(), FIRST_SLOT_BYTES)
 
 
-def lay_out(shapes: Sequence[tuple[tuple[int, ...], int]], start: int = 0) -> tuple[tuple[Place, ...], int]:
+def lay_out(shapes: Sequence[tuple[tuple[int, ...], int]], start: int = 0) -> tuple[tuple[SlotPlace, ...], int]:
     """Place tensors, given as shape and bytes, one after another; returns also where the next may begin."""
-    places: list[Place] = []
+    places: list[SlotPlace] = []
     offset = aligned(start)
     for shape, nbytes in shapes:
-        places.append(Place(shape, offset, nbytes))
+        places.append(SlotPlace(shape, offset, nbytes))
         offset = aligned(offset + nbytes)
     return tuple(places), offset
 

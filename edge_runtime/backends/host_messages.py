@@ -173,7 +173,7 @@ HostOrder = Engine | NoEngine | Interrupt
 # ---- the daemon to a runner, and back -------------------------------------------------------------------------------
 
 
-class Place(Struct, frozen=True, array_like=True):
+class SlotPlace(Struct, frozen=True, array_like=True):
     """A tensor in shared memory. region: 0 for the runner's slot, else a region that the host was given."""
 
     shape: tuple[int, ...]
@@ -188,7 +188,7 @@ class Run(Struct, frozen=True, tag="run", array_like=True):
     form: 0 for the model's own tensors, else the number of a form of its steps, counted from 1.
     """
 
-    inputs: tuple[Place, ...]
+    inputs: tuple[SlotPlace, ...]
     results_at: int
     form: int = 0
 
@@ -209,7 +209,7 @@ class Forget(Struct, frozen=True, tag="forget", array_like=True):
 class Results(Struct, frozen=True, tag="results", array_like=True):
     """The run's results are in the slot, in the model's order."""
 
-    outputs: tuple[Place, ...]
+    outputs: tuple[SlotPlace, ...]
 
 
 class NeedsMemory(Struct, frozen=True, tag="needs memory", array_like=True):
@@ -231,7 +231,7 @@ class TensorPlace(Struct, frozen=True, array_like=True):
 
     name: str
     datatype: str
-    place: Place
+    place: SlotPlace
 
 
 class CallModel(Struct, frozen=True, tag="call", array_like=True):
