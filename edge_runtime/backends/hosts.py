@@ -41,6 +41,7 @@ from edge_runtime.errors import LoadFailed
 from edge_runtime.regions import Regions
 from edge_runtime.sandbox.child import end_child, start_child
 from edge_runtime.sandbox.ending import judge_ending
+from edge_runtime.telemetry.logs import TRACEBACK, log_traceback
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ END_TIMEOUT_S = 10.0
 
 _LOG_LINE_BYTES = 4096
 """A longer line is logged in pieces, so a model that prints an endless line costs no memory."""
+
+_TRACEBACK_LINES = 200
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -389,10 +392,11 @@ _LIBRARY_VARIABLES = (
 
 @dataclass(slots=True)
 class _HostLog:
-    """What a process prints: its label, and the beginning of a line that has no end yet."""
+    """What a process prints: its label, the beginning of a line that has no end yet, and of a traceback."""
 
     label: str
     line: bytearray = field(default_factory=bytearray)
+    traceback: list[str] = field(default_factory=list)
     has_ended: bool = False
 
     def take(self, piece: bytes) -> None:
@@ -406,9 +410,23 @@ class _HostLog:
         self.has_ended = True
         if self.line:
             self._write(bytes(self.line))
+        self._write_traceback("a traceback without an end")
 
     def _write(self, line: bytes) -> None:
-        log.info("%s: %s", self.label, line.decode(errors="replace").rstrip())
+        """One record a line, and one a traceback, which ends with the first line that is not indented."""
+        text = line.decode(errors="replace").rstrip()
+        if text == TRACEBACK or (self.traceback and text.startswith(" ") and len(self.traceback) < _TRACEBACK_LINES):
+            self.traceback.append(text)
+        elif self.traceback:
+            self.traceback.append(text)
+            self._write_traceback(text)
+        else:
+            log.info("%s: %s", self.label, text)
+
+    def _write_traceback(self, text: str) -> None:
+        if self.traceback:
+            lines, self.traceback = self.traceback, []
+            log_traceback(log, f"{self.label}: {text}", "\n".join(lines))
 
 
 class _HostKeeper:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -29,10 +30,16 @@ REMEMBERED = 256
 
 _SUBJECT = ("version", "path", "file", "folder", "topic")
 
+TRACEBACK = "Traceback (most recent call last):"
+"""Python's first line of one."""
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 7))
+"""From each level on, syslog's number."""
 
 
 def configure_logging(
@@ -46,7 +53,8 @@ def configure_logging(
     is_terminal = stream.isatty()
     as_text = log_format == "text" or (log_format is None and is_terminal)
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(TextFormat(colour=is_terminal) if as_text else JsonFormat())
+    form = TextFormat(colour=is_terminal) if as_text else JsonFormat()
+    handler.setFormatter(JournalFormat(form) if _is_journal(stream) else form)
     handler.addFilter(RepeatFilter(clock or SystemClock()))
     handler.set_name(PACKAGE_LOGGER)
     root = logging.getLogger()
@@ -56,6 +64,14 @@ def configure_logging(
     root.addHandler(handler)
     logging.getLogger(PACKAGE_LOGGER).setLevel(level.upper())
     return handler
+
+
+def log_traceback(log: logging.Logger, message: str, traceback: str) -> None:
+    """Write a warning with a traceback that another process printed, as one record."""
+    if log.isEnabledFor(logging.WARNING):
+        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None)
+        record.stack_info = traceback
+        log.handle(record)
 
 
 def log_level() -> int:
@@ -106,6 +122,19 @@ class JsonFormat(logging.Formatter):
         if trace:
             line["exception"] = "\n".join(trace)
         return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class JournalFormat(logging.Formatter):
+    """Another format, each of its lines with the priority that systemd's journal takes off again: `<4>slow`."""
+
+    def __init__(self, form: logging.Formatter) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines, as sd-daemon(3) has them."""
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in self._form.format(record).split("\n"))
 
 
 class RepeatFilter(logging.Filter):
@@ -168,6 +197,16 @@ def record_fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether what is written there goes to systemd's journal, as the unit's environment tells (systemd.exec(5))."""
+    told = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # io.UnsupportedOperation is both
+        return False
+    return told == f"{found.st_dev}:{found.st_ino}"
 
 
 def _shown(value: object) -> str:

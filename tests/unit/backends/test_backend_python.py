@@ -21,6 +21,7 @@ from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.python_backend import PythonBackend
 from edge_runtime.errors import BackendUnavailable, HostEnded, LoadFailed, RunFailed, RunTooLong
 from edge_runtime.sandbox.landlock import landlock_version
+from edge_runtime.telemetry.logs import TRACEBACK
 from tests.models import python_models
 
 Load = Callable[..., HostInstance]
@@ -172,6 +173,19 @@ def test_what_the_model_prints_goes_to_the_log(tmp_path: Path, load: Load, caplo
     told = [record.getMessage() for record in caplog.records]
     assert [line for line in told if line.endswith("hello")]
     assert [line for line in told if line.endswith("oh no")]
+
+
+def test_a_traceback_is_one_warning_of_the_log(tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    instance = load(python_models.on_first_value(tmp_path, "raise ValueError('thirteen is unlucky')"))
+    with pytest.raises(RunFailed):
+        instance.run(value(1))
+    instance.close()
+    (told,) = [record for record in caplog.records if "unlucky" in record.getMessage()]
+    assert told.levelname == "WARNING"
+    assert told.getMessage().endswith(": ValueError: thirteen is unlucky")
+    assert str(told.stack_info).startswith("Traceback (most recent call last):\n  File ")
+    assert not [record for record in caplog.records if record.getMessage().endswith(TRACEBACK)]
 
 
 @pytest.mark.parametrize(

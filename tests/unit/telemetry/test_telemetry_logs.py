@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -185,3 +186,31 @@ def test_configuring_again_replaces_the_stream() -> None:
     first, second = written(), written()
     log.info("once")
     assert (len(first.lines()), len(second.lines())) == (0, 1)
+
+
+def test_the_journal_gets_each_line_with_its_priority(tmp_path, monkeypatch) -> None:
+    with (tmp_path / "journal").open("w+", encoding="utf-8") as stream:
+        found = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        configure_logging("debug", "text", stream, FakeClock())
+        log.debug("looked")
+        log.info("loaded")
+        log.warning("slow")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            log.exception("failed")
+        stream.seek(0)
+        priorities = [line[:3] for line in stream]
+    assert priorities[:4] == ["<7>", "<6>", "<4>", "<3>"]
+    assert len(priorities) > 5  # the traceback's
+    assert set(priorities[4:]) == {"<3>"}
+
+
+def test_a_stream_that_is_not_the_journal_gets_no_priorities(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")  # of a shell's parent, and stderr was redirected since
+    with (tmp_path / "file").open("w+", encoding="utf-8") as stream:
+        configure_logging("info", "json", stream, FakeClock())
+        log.info("loaded")
+        stream.seek(0)
+        assert json.loads(stream.read())["message"] == "loaded"
