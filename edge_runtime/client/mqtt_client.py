@@ -26,7 +26,7 @@ from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.broker import BrokerAccess, broker_access
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.config.settings import MqttProtocol, MqttSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.repository.names import check_model_name
@@ -79,6 +79,7 @@ class MqttClient:
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
+        protocol: MqttProtocol = "auto",
         timeout_ms: float | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
         qos: int = 0,
@@ -91,6 +92,7 @@ class MqttClient:
             ca_file=ca_file,
             cert_file=cert_file,
             key_file=key_file,
+            protocol=protocol,
         )
         self._prefix = check_prefix("prefix", prefix)
         self._topics = _device_topics(access.address.device_id, device, self._prefix)

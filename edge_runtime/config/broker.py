@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.config.settings import MqttProtocol, MqttSettings
 from edge_runtime.errors import ConfigError
 
 PORT, TLS_PORT = 1883, 8883
@@ -60,6 +60,7 @@ class BrokerAccess:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    protocol: MqttProtocol = "auto"
 
     def password(self) -> str | None:
         """The first line of the password file, read for each connection. Raises ConfigError."""
@@ -123,6 +124,7 @@ def broker_access(settings: MqttSettings) -> BrokerAccess:
         ca_file=settings.ca_file,
         cert_file=settings.cert_file,
         key_file=settings.key_file,
+        protocol=settings.protocol,
     )
 
 

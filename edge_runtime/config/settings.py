@@ -321,6 +321,9 @@ class FrigateSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("endpoint without a model to answer by; say accept_models = true, or models = {…}")
 
 
+MqttProtocol = Literal["auto", "5", "3.1.1"]
+
+
 class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The MQTT broker to connect to, named by `url` or `host`. Without this table the daemon uses no MQTT."""
 
@@ -339,6 +342,10 @@ class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     prefix: str = "edge"
     """The beginning of the topics of all devices."""
+
+    protocol: MqttProtocol = "auto"
+    """MQTT's version. `"auto"`: 5, and 3.1.1 where a broker refuses 5, or closes or says nothing twice; then both by
+    turns until one answers."""
 
     username: str | None = None
     """User name. When absent: the one in `url`, else none."""

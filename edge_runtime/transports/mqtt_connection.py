@@ -94,6 +94,7 @@ class MqttConnection:
         self.protocol = protocol
         self.received: list[Inbound] = []
         self.packet_limit = MAX_PACKET_BYTES
+        self.is_answered = False
         self.is_accepted = False
         self.is_subscribed = False
         self.reason = ""
@@ -294,6 +295,7 @@ class MqttConnection:
             self._socket_error = text.removeprefix("failed to receive on socket: ")
 
     def _on_connect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
+        self.is_answered = True
         if reason.is_failure:
             self.reason = refusal(str(reason), self._access)
             self.is_protocol_refused = reason.value == UNSUPPORTED_PROTOCOL

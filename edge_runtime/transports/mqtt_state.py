@@ -16,6 +16,7 @@ import socket as sockets
 import ssl
 
 from edge_runtime.config.broker import BrokerAccess
+from edge_runtime.config.settings import MqttProtocol
 from edge_runtime.errors import ConfigError
 from edge_runtime.transports.mqtt_socket import CONNECT_LIMIT_S
 
@@ -29,6 +30,12 @@ SUSPECT_CONNECTIONS = 3
 """This many connections in a row that end within seconds are no accident."""
 
 MAX_DOUBLINGS = 32
+
+UNANSWERED = 2
+"""So many CONNECTs in a row that a broker closed on, or left without an answer, and it gets the other protocol's: some
+do that with one that they do not speak (amqtt closes, and so does a proxy of 3.1.1)."""
+
+PROTOCOL_NAMES = {5: "5", 4: "3.1.1"}
 
 
 class Backoff:
@@ -55,11 +62,14 @@ class Backoff:
 class ConnectionState:
     """The connection state of one client. log_level: the level at which the log says that there is no broker."""
 
-    def __init__(self, client_id: str, backoff: Backoff, log_level: int) -> None:
+    def __init__(self, client_id: str, backoff: Backoff, log_level: int, protocol: MqttProtocol = "auto") -> None:
+        self._is_fixed = protocol != "auto"
+        self._is_5_refused = False
+        self._unanswered = 0
         self.reason = "not connected yet"
         """Why there is no connection; "" while there is one."""
-        self.protocol = 5
-        """MQTT protocol level of the connection or the next attempt: 5, or 4 (3.1.1) where a broker refused 5."""
+        self.protocol = 4 if protocol == "3.1.1" else 5
+        """MQTT protocol level of the connection or the next attempt: 5, or 4 (3.1.1) where a broker does not take 5."""
         self._client_id = client_id
         self._backoff = backoff
         self._log_level = log_level
@@ -72,6 +82,7 @@ class ConnectionState:
     def connected(self) -> None:
         """The broker has acknowledged the subscriptions."""
         self.reason = ""
+        self._unanswered = 0
 
     def failed(self, reason: str) -> None:
         """An attempt failed. Logs the reason when it differs from the last one."""
@@ -81,19 +92,36 @@ class ConnectionState:
 
     def refused_protocol(self) -> bool:
         """The broker refused the protocol. Return whether there is another one to try."""
-        if self.protocol == 4:
+        if self.protocol == 4 or self._is_fixed:
             return False
         log.log(
             self._log_level,
             "the broker does not speak MQTT 5; using 3.1.1, where a request carries reply_to in its body",
         )
         self.protocol = 4
+        self._is_5_refused = True
         return True
+
+    def unanswered(self) -> None:
+        """The broker took a connection, and ended it, or said nothing, where its CONNACK should be."""
+        self._unanswered += 1
+        if self._unanswered < UNANSWERED or self._is_fixed:
+            return
+        self._unanswered = 0
+        before, self.protocol = self.protocol, 9 - self.protocol
+        log.log(
+            self._log_level,
+            "the broker answers no CONNECT of MQTT %s; trying %s",
+            PROTOCOL_NAMES[before],
+            PROTOCOL_NAMES[self.protocol],
+        )
 
     def lost(self, reason: str, lasted_s: float) -> str:
         """A connection ended after `lasted_s`. Return the reason, extended after several short ones in a row."""
         self._backoff.lasted(lasted_s)
-        self.protocol = 5  # another broker may answer next time, and speak it
+        if self._is_5_refused:
+            self.protocol = 5  # another broker may answer next time, and speak it; asking costs one round trip
+            self._is_5_refused = False
         self._short_connections = 0 if lasted_s >= STEADY_S else self._short_connections + 1
         if self._short_connections >= SUSPECT_CONNECTIONS:
             # Not every broker says which: mosquitto 2.0.11 just closes.

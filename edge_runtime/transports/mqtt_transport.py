@@ -110,7 +110,8 @@ class MqttTransport:
         self._receiver = receiver
         self._counters = counters
         self._clock = clock or SystemClock()
-        self._state = ConnectionState(options.client_id, Backoff(reconnect_min_s, reconnect_max_s), log_level)
+        backoff = Backoff(reconnect_min_s, reconnect_max_s)
+        self._state = ConnectionState(options.client_id, backoff, log_level, access.protocol)
         self._outbox = Outbox(options.client_id, outbox_bytes, counters)
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_fd = -1
@@ -167,7 +168,7 @@ class MqttTransport:
 
     @property
     def protocol(self) -> int:
-        """MQTT protocol level: 5, or 4 for 3.1.1 after a broker refused 5."""
+        """MQTT protocol level: 5, or 4 for 3.1.1."""
         return self._state.protocol
 
     def post(self, message: Outgoing) -> None:
@@ -347,6 +348,8 @@ class MqttTransport:
         connection.end_fetches()
         if not self._is_online:
             self._state.failed(connection.reason)
+            if not connection.is_answered:
+                self._state.unanswered()
             self._counters.count("mqtt_connect_failures")
             if not has_other_protocol:
                 self._receiver.unreachable(connection.reason)

@@ -8,6 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings
 from tests.contract.running_daemon import floats, header, put_model, running_daemon
@@ -431,6 +432,23 @@ def test_a_broker_that_does_not_speak_mqtt_5_is_served_with_3(models, broker, tm
             pass
         assert json.loads(message.payload)["id"] == "a"
         assert daemon.status.stats()["mqtt"]["protocol"] == "3.1.1"
+
+
+def test_a_broker_that_closes_on_mqtt_5_is_spoken_to_in_3_1_1_by_daemon_and_client(models, broker, tmp_path):
+    with FaultProxy(broker.port, close_mqtt5=True) as old, Peer(broker.url) as peer:
+        url = f"mqtt://127.0.0.1:{old.port}/shut"
+        settings = MqttSettings(url=url, reconnect_min_s=0.05, reconnect_max_s=0.1)
+        with running_daemon(models, tmp_path, mqtt=settings) as daemon:
+            wait_status(peer, "shut", b"online")
+            assert daemon.status.stats()["mqtt"]["protocol"] == "3.1.1"
+            made = old.connections
+            with MqttClient(url, protocol="3.1.1") as client:
+                assert client.infer("mlp", {"x": floats(1, 16)})["y"].shape == (1, 4)
+            assert old.connections == made + 1, "a named protocol is not tried for"
+            old.cut()
+            while peer.next().payload != b"online":
+                pass
+            assert old.connections == made + 2, "what was found out holds"
 
 
 def test_a_broker_that_refused_mqtt_5_once_is_asked_again_after_the_next_loss(models, broker, tmp_path):

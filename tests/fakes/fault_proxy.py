@@ -46,9 +46,10 @@ class FaultProxy:
     """Forwards to 127.0.0.1:`upstream_port` from `port`, which the system picks, while the context lasts.
 
     refuse_mqtt5: stands for a broker of before MQTT 5, which answers such a CONNECT as MQTT 3.1.1 has it, and closes.
+    close_mqtt5: for one that only closes.
     """
 
-    def __init__(self, upstream_port: int, *, refuse_mqtt5: bool = False) -> None:
+    def __init__(self, upstream_port: int, *, refuse_mqtt5: bool = False, close_mqtt5: bool = False) -> None:
         self.port = 0
         self.connections = 0
         """How many were made so far, those refused included."""
@@ -57,7 +58,8 @@ class FaultProxy:
         self.bytes_down = 0
         """Bytes delivered to clients."""
         self._upstream = ("127.0.0.1", upstream_port)
-        self._refuses_mqtt5 = refuse_mqtt5
+        self._refuses_mqtt5 = refuse_mqtt5 or close_mqtt5
+        self._answer_to_mqtt5 = b"" if close_mqtt5 else UNACCEPTABLE_PROTOCOL_VERSION
         self._forget_faults()
         self._open: set[_Connection] = set()
         self._broken: list[BaseException] = []
@@ -219,7 +221,7 @@ class FaultProxy:
             return
         first = await self._first_bytes(connection.client) if self._refuses_mqtt5 else b""
         if protocol_level(first) == 5:
-            await self._loop.sock_sendall(connection.client, UNACCEPTABLE_PROTOCOL_VERSION)
+            await self._loop.sock_sendall(connection.client, self._answer_to_mqtt5)
             connection.client.shutdown(socket.SHUT_WR)
             # Closing before the client does would reset the connection, the answer included, if more had come.
             await self._swallow(connection.client)

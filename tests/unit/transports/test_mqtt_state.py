@@ -10,10 +10,12 @@ import ssl
 import pytest
 
 from edge_runtime.config.broker import BrokerAccess, parse_broker_url
+from edge_runtime.config.settings import MqttProtocol
 from edge_runtime.errors import ConfigError
 from edge_runtime.transports.mqtt_state import (
     STEADY_S,
     SUSPECT_CONNECTIONS,
+    UNANSWERED,
     Backoff,
     ConnectionState,
     connect_failure,
@@ -78,6 +80,36 @@ def test_a_broker_that_refuses_mqtt_5_is_spoken_to_in_3_1_1_and_the_next_one_in_
     assert not found.refused_protocol(), "there is no other"
     found.lost("it was restarted", STEADY_S)
     assert found.protocol == 5
+
+
+def test_a_broker_that_answers_no_connect_is_tried_in_both_protocols_by_turns() -> None:
+    found = state()
+    tried = []
+    for _ in range(3 * UNANSWERED):
+        tried.append(found.protocol)
+        found.unanswered()
+    assert tried == [5, 5, 4, 4, 5, 5]
+
+
+def test_what_a_silent_broker_took_is_asked_for_again_after_a_loss() -> None:
+    found = state()
+    for _ in range(UNANSWERED):
+        found.unanswered()
+    found.connected()
+    found.lost("it closed", STEADY_S)
+    assert found.protocol == 4
+    found.unanswered()
+    assert found.protocol == 4, "one silence is no proof"
+
+
+@pytest.mark.parametrize(("named", "level"), [("5", 5), ("3.1.1", 4)])
+def test_a_protocol_that_is_named_is_the_only_one(named: MqttProtocol, level: int) -> None:
+    found = ConnectionState("dev1", Backoff(1.0, 60.0, Always(1.0)), logging.WARNING, named)
+    for _ in range(3):
+        found.unanswered()
+    assert not found.refused_protocol()
+    found.lost("it closed", STEADY_S)
+    assert found.protocol == level
 
 
 def test_a_reason_is_logged_when_it_is_news(caplog: pytest.LogCaptureFixture) -> None:
