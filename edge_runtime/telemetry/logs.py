@@ -69,9 +69,8 @@ def configure_logging(
 def log_traceback(log: logging.Logger, message: str, traceback: str) -> None:
     """Write a warning with a traceback that another process printed, as one record."""
     if log.isEnabledFor(logging.WARNING):
-        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None)
-        record.stack_info = traceback
-        log.handle(record)
+        said = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+        log.handle(logging.makeLogRecord({**said, "stack_info": traceback}))
 
 
 def log_level() -> int:
