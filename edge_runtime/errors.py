@@ -115,6 +115,10 @@ class DeadlineExceeded(Refused):
     code = "deadline_exceeded"
 
 
+class QueueTimeExpired(DeadlineExceeded):
+    """It waited in the queue for longer than the model's `[queue]` allows."""
+
+
 class Cancelled(Refused):
     """Taken back by its own caller (in process only)."""
 

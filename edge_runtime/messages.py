@@ -45,7 +45,9 @@ class TensorHeader:
 class RequestHeader:
     """A decoded request header. `op` "infer" uses all fields; other ops use `model`, `version` and `parameters`.
 
-    output_places: where each of `outputs` is written, None: to a frame; empty: all to frames.
+    output_places: where each of `outputs` is written, None: to a frame; empty: all to frames. queue_timeout_ms:
+    Triton's `timeout`, which bounds the wait in a queue with `[queue]`, and is a deadline elsewhere. priority: 0 for
+    the model's default, 1 first; doors of Triton's clients pass on any number.
     """
 
     op: str = "infer"
@@ -58,6 +60,7 @@ class RequestHeader:
     timing: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
     output_places: tuple[RegionPlace | None, ...] = ()
+    queue_timeout_ms: float | None = None
 
     @property
     def has_places(self) -> bool:

@@ -13,7 +13,10 @@ from msgspec import Meta, Struct, field
 
 from edge_runtime.steps import InputSteps, OutputSteps, Preset
 
-Priority = Annotated[int, Meta(ge=1, le=9)]
+LOWEST_PRIORITY = 9
+"""Of 1 (first) to 9 (wire v1)."""
+
+Priority = Annotated[int, Meta(ge=1, le=LOWEST_PRIORITY)]
 Place = Annotated[str, Meta(min_length=1)]
 """A path; an empty one would mean the folder in which the daemon happens to start."""
 
@@ -68,6 +71,64 @@ class Warmup(Struct, frozen=True, forbid_unknown_fields=True):
 
     shapes: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
     """Shapes of inputs with dynamic inner dimensions, by input name, without axis 0: `{"text" = [128]}`."""
+
+
+class QueuePolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """What may wait at one level, and for how long."""
+
+    timeout_ms: NotNegative = 0.0
+    """How long a request may wait until its run begins; 0: without end. A deadline counts beside it."""
+
+    on_timeout: Literal["reject", "delay"] = "reject"
+    """What becomes of a request that waited longer: it is refused with `deadline_exceeded`, over HTTP 503 as by Triton;
+    or it waits on, behind all others of its level."""
+
+    allow_override: bool = False
+    """Whether a request's own `timeout` (microseconds) counts in place of `timeout_ms`, where it is shorter."""
+
+    max_requests: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Requests that may wait; further ones get `queue_full`. 0: as many as `max_queue_rows` allows."""
+
+
+class QueuePolicies(Struct, frozen=True, forbid_unknown_fields=True):
+    """A queue as Triton's dynamic batcher has it, for a model that was set up for Triton.
+
+    Requests run in the order in which they came, level by level. Without this table senders take turns, deadlines
+    decide the order, and no priority starves.
+    """
+
+    levels: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """Levels of priority: requests of level 1 run before all others. A request's `priority` is its level. 0: one."""
+
+    default_level: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """The level of requests whose priority is 0 or above `levels`. Needed with `levels`."""
+
+    keep_order: bool = False
+    """Whether answers go out in the order in which their requests came, also where several runs are on at once."""
+
+    default: QueuePolicy = QueuePolicy()
+    level: dict[str, QueuePolicy] = field(default_factory=dict)
+    """Tables `[queue.level.NUMBER]`: levels with a policy of their own, in place of `[queue.default]`."""
+
+    def __post_init__(self) -> None:
+        if self.levels and not 1 <= self.default_level <= self.levels:
+            raise ValueError(f"default priority level must be in range [1, {self.levels}], got {self.default_level}")
+        for name in self.level:
+            is_number = name.isascii() and name.isdigit() and len(name) <= len(str(LARGEST)) and name[0] != "0"
+            if not (is_number and int(name) <= self.levels):
+                raise ValueError(
+                    f"priority queue policy must have priority level in range [1, {self.levels}], got {name!r}"
+                )
+        if self.keep_order and self.levels > 1:
+            raise ValueError("Only one priority level is allowed with keep_order (preserve_ordering): set levels to 1")
+        if self.keep_order and any(
+            each.on_timeout == "delay" and each.timeout_ms for each in (self.default, *self.level.values())
+        ):
+            raise ValueError('a policy cannot have on_timeout = "delay" with keep_order (preserve_ordering)')
+
+    def policy_of(self, level: int) -> QueuePolicy:
+        """The policy of a level; that of the one level where there are none is `default`."""
+        return self.level.get(str(level), self.default)
 
 
 Isolation = Literal["always", "auto", "never"]
@@ -142,6 +203,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     versions: Versions = Versions()
     warmup: Warmup = Warmup()
+    queue: QueuePolicies | None = None
     limits: ModelLimits = ModelLimits()
     isolation: Isolation | None = None
     """Whether the model runs in a host, a process of its own: `"always"`; `"auto"`, unless it is known that nothing a
@@ -178,6 +240,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"preferred_batch_rows has {largest}, above max_batch_rows = {self.max_batch_rows}")
         if self.pinned and self.on_demand:
             raise ValueError("got pinned and on_demand; a model that always stays cannot wait for its first request")
+        if self.queue is not None and self.mode == "inline":
+            raise ValueError('got [queue] and mode = "inline", which has no queue; leave one of them out')
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):

@@ -73,8 +73,6 @@ STATES = {
 }
 """Triton's names of states in the repository's index; all others are UNAVAILABLE."""
 
-LOWEST_PRIORITY = 9
-
 OPEN_CALLS = frozenset(("server_live", "server_ready"))
 """Answered without a token: probes of Kubernetes have none."""
 
@@ -164,7 +162,8 @@ def infer_header(
         parameters={key: parameters[key] for key in (oip.RAW, oip.TOP_K) if parameters.get(key) is not None},
         outputs=tuple(names) or None,
         timeout_ms=_timeout_ms(parameters, timeout_ms),
-        priority=min(_whole_number(parameters, oip.PRIORITY) or 0, LOWEST_PRIORITY),
+        queue_timeout_ms=(_whole_number(parameters, oip.TIMEOUT_US) or 0) / 1e3 or None,
+        priority=_whole_number(parameters, oip.PRIORITY) or 0,
         timing=typed(parameters, oip.TIMING, bool, False),
     )
     return OipRequest(
@@ -215,7 +214,7 @@ def _whole_number(parameters: Mapping[str, Any], key: str) -> int | None:
     value: int | None = typed(parameters, key, int, None)
     if value is not None and not 0 <= value <= MAX_DIMENSION:
         if key == oip.PRIORITY and value > 0:
-            return LOWEST_PRIORITY
+            return MAX_DIMENSION
         raise DecodeFailed(f"{key}: got {short(value)}, wanted a whole number of 0 or more")
     return value
 
@@ -231,10 +230,8 @@ def _region_part(parameters: Mapping[str, Any]) -> RegionPart | None:
 
 
 def _timeout_ms(parameters: Mapping[str, Any], timeout_ms: float | None) -> float | None:
-    """The smallest of the transport's timeout, `timeout` in microseconds (0: none) and `timeout_ms`."""
+    """The smaller of the transport's timeout and `timeout_ms`."""
     found = [] if timeout_ms is None else [timeout_ms]
-    if microseconds := _whole_number(parameters, oip.TIMEOUT_US):
-        found.append(microseconds / 1e3)
     own = parameters.get(oip.TIMEOUT_MS)
     if own is not None:
         if isinstance(own, bool) or not isinstance(own, int | float) or not 0 <= own <= MAX_DIMENSION:

@@ -26,6 +26,7 @@ from edge_runtime.errors import (
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.culprits import Culprits
 from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits, Claim, Load
 from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.scheduling.refusals import Refusals
@@ -122,7 +123,7 @@ class ScheduledModel:
     wide: Layout | None = None
     may_rerun: bool = True
     metrics: ModelMetrics = field(default_factory=ModelMetrics)
-    queue: RequestQueue = field(default_factory=RequestQueue)
+    queue: RequestQueue | LevelQueue = field(default_factory=RequestQueue)
     running: int = 0
     lonely_runs: int = LONELY_RUNS
     served_s: float = 0.0
@@ -218,6 +219,8 @@ class Dispatcher:
             if request.timeout_s != math.inf:
                 self._check_deadline(model, request)
             given_way = self._make_room(model, request)
+            if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
+                model.queue.line.join(request)
             self._queue(model, request)
             if not self._bursts and self._idle_workers and (self._free > 0 or self._room_ahead(model)):
                 self.has_work.notify()
@@ -306,6 +309,7 @@ class Dispatcher:
             limits, times = model.limits, model.layout.run_times
             rows = min(limits.max_rows, TOGETHER_ROWS)
             is_plain = not limits.max_delay_s and not limits.preferred_rows and not model.culprits
+            is_plain = is_plain and isinstance(model.queue, RequestQueue)
             return rows if is_plain and times.mean_s(rows) <= SHORT_RUN_S else 0
 
     def take_apart(self, job: Job) -> list[Request]:
@@ -451,6 +455,9 @@ class Dispatcher:
                     self.has_work.notify()
                 if plan.wake_at_s is not None:
                     model.wake_at_s = min(model.wake_at_s, plan.wake_at_s)
+                if isinstance(model.queue, LevelQueue):
+                    expired += model.queue.pass_over(now_s)
+                    model.wake_at_s = min(model.wake_at_s, model.queue.next_timeout_s)
                 self._retire(model)
                 wake_at_s = min(wake_at_s, model.wake_at_s)
             for job in self._running:
@@ -545,6 +552,8 @@ class Dispatcher:
         model.queue.push(request)
         if request.deadline_s != math.inf:
             self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
+        if isinstance(model.queue, LevelQueue):
+            self._wake_timer_at(model, model.queue.next_timeout_s)
 
     def _add_call(self, caller: ScheduledModel, called: str) -> None:
         """Keep who calls whom. Raises Unsupported for a call that closes a circle."""
@@ -606,6 +615,11 @@ class Dispatcher:
         The last request of a sender that has more waiting gives way: one that fills the queue must not shut others out.
         """
         queue = model.queue
+        if isinstance(queue, LevelQueue) and queue.is_full(request):
+            raise QueueFull(
+                f"Exceeds maximum queue size: as many requests wait for model {model.name} as its [queue] allows",
+                retry_after_ms=self._wait_s(model, request) * 1e3,
+            )
         given_way: list[tuple[Request, QueueFull]] = []
         while queue.rows + request.rows > model.max_queue_rows or queue.nbytes + request.nbytes > model.max_queue_bytes:
             other = queue.one_in_the_way(request) if len(given_way) < MOST_GIVEN_WAY else None
@@ -685,6 +699,8 @@ class Dispatcher:
         for model in models if len(models) == 1 else self._by_claim(models, now_s):
             if model.running >= model.layout.concurrency or model.layout.is_down or model.runs_alone:
                 continue
+            if isinstance(model.queue, LevelQueue):
+                expired += model.queue.pass_over(now_s)
             waiting = model.queue.in_order(now_s)
             if model.culprits:
                 waiting = self._due(model, waiting, now_s)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
+
+from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 
 AGEING_S = 1.0
 """A priority gains one level for each second in which none of it runs, so a flood of priority 1 starves no other."""
@@ -75,12 +77,15 @@ class BatchLimits:
 
     max_rows: rows joined into one run. max_delay_s: how long an idle instance may wait for a fuller batch (0: never).
     preferred_rows: sizes to cut at, ascending. max_run_s: longest run while another model waits (inf: no bound).
+    in_order: as Triton's batcher forms batches: no request passes another, a preferred size goes at once, and once the
+    delay is over everything goes.
     """
 
     max_rows: int = 1
     max_delay_s: float = 0.0
     preferred_rows: tuple[int, ...] = ()
     max_run_s: float = math.inf
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +106,11 @@ def plan_batch(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_time
     waiting: in the order of the queue. The first that can make its deadline leads; others of its inner shape join in
     that order while rows and every taken deadline allow. A request is never split.
     """
-    take, expired = _fill(waiting, now_s, limits, run_times)
+    take, expired, is_complete = _fill(waiting, now_s, limits, run_times)
     if not take:
         return BatchPlan(expired=expired)
+    if limits.in_order:
+        return _plan_in_order(BatchPlan(take, expired), now_s, limits, run_times, is_complete=is_complete)
     rows = take[0].rows if len(take) == 1 else sum(request.rows for request in take)
     if limits.max_delay_s > 0:
         may_wait_until = _wait_for_more(take, rows, limits, run_times)
@@ -169,6 +176,19 @@ def is_meetable(wait_s: float, run_s: float, timeout_s: float, nbytes: int) -> b
     return wait_s + run_s <= timeout_s * margin
 
 
+def level_of(priority: int, queue: QueuePolicies) -> int:
+    """The level of a request with this priority, 0 where the queue has one level only."""
+    return priority if 1 <= priority <= queue.levels else queue.default_level
+
+
+def queue_timeout_s(policy: QueuePolicy, asked_ms: float) -> float:
+    """How long a request may wait at a level, in seconds; math.inf: without end. asked_ms: its own `timeout`, or 0."""
+    allowed_ms = policy.timeout_ms
+    if policy.allow_override and 0 < asked_ms < allowed_ms:
+        allowed_ms = asked_ms
+    return allowed_ms / 1e3 if allowed_ms else math.inf
+
+
 def refusal_cost_s(nbytes: int) -> float:
     """What one refusal costs, in seconds of one core. nbytes: of tensors that were copied to get here."""
     return REFUSAL_S + nbytes / REFUSED_BYTES_PER_S
@@ -201,12 +221,18 @@ def choose_model(claims: Sequence[Claim]) -> list[int]:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _fill(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_times: RunTimes) -> tuple[list[W], list[W]]:
-    """Take requests in order while the batch's run still meets every deadline taken; those too late expire."""
+def _fill(
+    waiting: Iterable[W], now_s: float, limits: BatchLimits, run_times: RunTimes
+) -> tuple[list[W], list[W], bool]:
+    """Take requests in order while the batch's run still meets every deadline taken; those too late expire.
+
+    Also returns whether the batch is complete: one waits that may not join it.
+    """
     take: list[W] = []
     expired: list[W] = []
     shape: object = None
     rows, earliest_s, passed = 0, math.inf, 0
+    is_complete = False
     for request in waiting:
         deadline_s = request.deadline_s
         if deadline_s != math.inf and now_s + run_times.predict_s(request.rows) > deadline_s:
@@ -216,22 +242,41 @@ def _fill(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_times: Ru
             shape = request.shape
         elif request.shape != shape:
             passed += 1
-            if passed >= MOST_PASSED:
+            if passed >= MOST_PASSED or limits.in_order:
+                is_complete = True
                 break
             continue
         joined = rows + request.rows
         earliest_s = min(earliest_s, deadline_s)
         if take:
-            if joined > limits.max_rows:
-                break
-            run_s = run_times.predict_s(joined)
-            if run_s > limits.max_run_s or now_s + run_s > earliest_s:
+            run_s = run_times.predict_s(joined) if joined <= limits.max_rows else math.inf
+            if run_s > limits.max_run_s or now_s + run_s > earliest_s or joined > limits.max_rows:
+                is_complete = True
                 break
         take.append(request)
         rows = joined
         if rows >= limits.max_rows or shape is ALONE:
+            is_complete = True
             break
-    return take, expired
+    return take, expired, is_complete
+
+
+def _plan_in_order(
+    plan: BatchPlan[W], now_s: float, limits: BatchLimits, run_times: RunTimes, *, is_complete: bool
+) -> BatchPlan[W]:
+    """Release what was taken by the rules of Triton's batcher (`GetDynamicBatch` in its dynamic_batch_scheduler.cc)."""
+    take, rows, best = plan.take, 0, 0
+    for count, request in enumerate(take, start=1):
+        rows += request.rows
+        if rows in (limits.preferred_rows or (limits.max_rows,)):
+            best = count
+    until_s = min(request.arrived_s for request in take) + limits.max_delay_s
+    if best and (limits.max_delay_s <= 0 or now_s < until_s):
+        return replace(plan, take=take[:best])
+    may_wait_until = _wait_for_more(take, rows, limits, run_times)
+    if is_complete or may_wait_until <= now_s:
+        return plan
+    return replace(plan, take=[], wake_at_s=may_wait_until)
 
 
 def _wait_for_more(take: Sequence[Waiting], rows: int, limits: BatchLimits, run_times: RunTimes) -> float:

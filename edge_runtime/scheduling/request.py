@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, RunFailed
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueTimeExpired, RunFailed
 from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling.unanswered import UnansweredBytes
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
@@ -39,13 +39,16 @@ class Reply(Protocol):
 class Terms(Protocol):
     """What queues and runs read of a checked header (serving's RequestPlan).
 
-    timeout_s: math.inf without a deadline. copies_shared: its client may change inputs meanwhile, and the library must
+    timeout_s: math.inf without a deadline. level, queue_timeout_s (math.inf: without end): of a queue with `[queue]`.
+    copies_shared: its client may change inputs meanwhile, and the library must
     not see that.
     """
 
     rows: int
     priority: int
     timeout_s: float
+    level: int
+    queue_timeout_s: float
     metrics: ModelMetrics
     copies_shared: bool
 
@@ -193,6 +196,14 @@ def run_failed(error: Exception, model: str) -> EdgeRuntimeError:
         return error
     log.error("a run of model %s failed", model, exc_info=error)
     return RunFailed(f"{type(error).__name__}: {error}")
+
+
+def queue_time_expired(arrived_s: float, timeout_s: float, now_s: float) -> QueueTimeExpired:
+    """What a request is refused with that waited in a queue for longer than its model allows."""
+    return QueueTimeExpired(
+        f"Request timeout expired: waited {(now_s - arrived_s) * 1e3:.1f} ms in the queue, whose policy allows "
+        f"{timeout_s * 1e3:.1f} ms"
+    )
 
 
 def deadline_exceeded(arrived_s: float, timeout_s: float, now_s: float) -> DeadlineExceeded:

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import DeadlineUnmeetable, HostEnded, NotReady, RunTooLong
+from edge_runtime.errors import DeadlineUnmeetable, HostEnded, NotReady, QueueTimeExpired, RunTooLong
 from edge_runtime.scheduling.dispatcher import Dispatcher, Job, Layout, Run, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import ALONE
@@ -210,8 +210,11 @@ def find_culprit(
 
 
 def refuse_expired(requests: Sequence[Request], clock: Clock) -> None:
-    """Refuse requests that can no longer make their deadline."""
+    """Refuse requests that can no longer make their deadline, or waited in their queue for too long."""
     for request in requests:
+        if isinstance(request.error, QueueTimeExpired):
+            request.refuse(request.error)
+            continue
         request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, clock.monotonic_s()))
 
 

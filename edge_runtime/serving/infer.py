@@ -16,7 +16,7 @@ from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.unanswered import UnansweredBytes
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
-from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request
+from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request, timeout_ms_of
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array
 
@@ -68,9 +68,7 @@ class Infer:
         if not self._is_open:
             raise Draining("this daemon is stopping; send it again after its restart")
         request.rows, request.priority = 1, servable.settings.priority or DEFAULT_PRIORITY
-        timeout_ms, default_ms = request.header.timeout_ms, servable.settings.default_timeout_ms
-        if timeout_ms is None:
-            timeout_ms = default_ms
+        timeout_ms = timeout_ms_of(request.header, servable.settings)
         request.timeout_s = math.inf if timeout_ms is None else timeout_ms / 1e3
         request.deadline_s = request.arrived_s + request.timeout_s
         request.shape = None

@@ -28,7 +28,9 @@ from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.serving.build_cache import Conversion
 from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
 from edge_runtime.serving.declared_steps import declared_steps, told_preset
@@ -364,11 +366,13 @@ class VersionLoader:
                 max_rows=min(first_batch_limit(settings, first, max_rows), instance.spec.max_rows or max_rows),
                 max_delay_s=settings.max_queue_delay_ms / 1e3,
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
+                in_order=settings.queue is not None,
             ),
             max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
             max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
             may_rerun=settings.rerun,
             metrics=metrics,
+            queue=_queue_of(settings),
         )
         servable = Servable(
             model,
@@ -417,6 +421,7 @@ class VersionLoader:
             max_queue_bytes=own.max_queue_bytes,
             may_rerun=servable.settings.rerun,
             metrics=servable.metrics,
+            queue=_queue_of(servable.settings),
         )
         made = Servable(
             servable.model,
@@ -448,6 +453,10 @@ def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
         for each in passed
         if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
     ]
+
+
+def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:
+    return RequestQueue() if settings.queue is None else LevelQueue(settings.queue, settings.priority)
 
 
 def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> None:
@@ -500,7 +509,7 @@ def _warm_row_bytes(instance: Instance, settings: ModelSettings, first: FirstRun
 
 def _may_be_inline(settings: ModelSettings, first: FirstRuns) -> bool:
     """Whether no setting asks for a queue, and one row runs quickly enough to try."""
-    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0
+    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0 or settings.queue is not None
     return not wants_queue and first.times.get(1, math.inf) <= INLINE_RUN_S * 2
 
 

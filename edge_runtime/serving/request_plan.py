@@ -19,11 +19,12 @@ import numpy as np
 
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
 from edge_runtime.backends.base import HostedInstance
-from edge_runtime.config.settings import DEFAULT_PRIORITY
+from edge_runtime.config.settings import DEFAULT_PRIORITY, LOWEST_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.regions import SharedTensor
+from edge_runtime.scheduling import policy
 from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import InlineBuffers, Servable
@@ -79,6 +80,7 @@ class RequestPlan:
     client's memory, and no host reads them, so a lone run copies them first. inline: set when the lean path may answer
     it; None while a canary or a mirror needs each request by itself. timeout_s is math.inf without a deadline.
     makes_bursts: many requests of it may be one, whose only input and outputs are theirs in a row.
+    level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
     shared memory, as in the header.
     """
@@ -99,8 +101,15 @@ class RequestPlan:
         self.outputs = _match_outputs(servable, header.outputs)
         self._least_bytes = _output_bytes(servable, self.outputs, self.rows) if self.places else ()
         self.shape = tuple(tensor.shape[1:] if servable.batches else tensor.shape for tensor in header.inputs)
+        settings = servable.settings
         self.timeout_s = _timeout_s(header, servable)
-        self.priority = header.priority or servable.settings.priority or DEFAULT_PRIORITY
+        self.priority = min(header.priority or settings.priority or DEFAULT_PRIORITY, LOWEST_PRIORITY)
+        self.level, self.queue_timeout_s = 0, math.inf
+        if settings.queue is not None:
+            self.priority, self.level = settings.priority, policy.level_of(header.priority, settings.queue)
+            self.queue_timeout_s = policy.queue_timeout_s(
+                settings.queue.policy_of(self.level), header.queue_timeout_ms or 0.0
+            )
         self.wants_timing = header.timing
         self._top_k = _top_k(header, servable)
         self.is_own = is_own(header)
@@ -413,8 +422,14 @@ def _check_places(inputs: Sequence[TensorHeader]) -> None:
             raise TensorMismatch(f"input {tensor.name!r}: BYTES tensors are sent in frames, never in a region")
 
 
+def timeout_ms_of(header: RequestHeader, settings: ModelSettings) -> float | None:
+    """The deadline of a request, in milliseconds from its arrival; None: it has none."""
+    given = [header.timeout_ms, header.queue_timeout_ms if settings.queue is None else None]
+    return min((each for each in given if each is not None), default=settings.default_timeout_ms)
+
+
 def _timeout_s(header: RequestHeader, servable: Servable) -> float:
-    timeout_ms = header.timeout_ms if header.timeout_ms is not None else servable.settings.default_timeout_ms
+    timeout_ms = timeout_ms_of(header, servable.settings)
     if timeout_ms is None:
         return math.inf
     if timeout_ms <= 0:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
+from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import QueueFull
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import OWN_PARAMETER, OWN_TOKEN
-from edge_runtime.serving.self_inference import LOWEST_PRIORITY
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.warmup import zero_inputs
 from edge_runtime.tensors import array_to_wire, datatype_name

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Mapping
 
 from edge_runtime.clock import Clock
+from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, datatype_name
-
-LOWEST_PRIORITY = 9
 
 SENDER = "self"
 """What the daemon asks itself as."""

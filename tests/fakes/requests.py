@@ -44,6 +44,8 @@ def request_of(
     arrived_s: float = 0.0,
     timeout_s: float = math.inf,
     sender: Hashable = "one",
+    level: int = 0,
+    queue_timeout_s: float = math.inf,
 ) -> Request:
     """A request for a model whose plan says so."""
     metrics = ModelMetrics()
@@ -56,6 +58,8 @@ def request_of(
         metrics=metrics,
         is_own=False,
         copies_shared=False,
+        level=level,
+        queue_timeout_s=queue_timeout_s,
     )
     request.take(plan, inputs)
     return request

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_runtime.config.settings import ModelSettings, QueuePolicies
 from edge_runtime.errors import DecodeFailed, NotReady, NotServed, TensorMismatch, Unsupported
 from edge_runtime.frontend.open_inference import OipRequest, infer_header, version_number
 from edge_runtime.frontend.triton_words import classes
+from edge_runtime.serving.request_plan import timeout_ms_of
+from edge_runtime.wire.codec import MAX_DIMENSION
 from edge_runtime.wire.oip import RegionPart, error_status, oip_status, readiness_status
 
 INPUT = {"name": "x", "datatype": "FP32", "shape": [1, 16]}
@@ -41,13 +44,24 @@ def test_an_outputs_own_binary_flag_wins_over_the_requests():
 
 def test_the_smallest_timeout_counts_and_0_microseconds_are_none():
     assert read(parameters={"timeout": 0}).header.timeout_ms is None
-    assert read(parameters={"timeout": 2_500}).header.timeout_ms == 2.5
-    assert read(parameters={"timeout": 2_500, "timeout_ms": 2}, timeout_ms=7.0).header.timeout_ms == 2.0
-    assert read(parameters={"timeout": 9_000}, timeout_ms=7.0).header.timeout_ms == 7.0
+    for parameters, transport_ms, timeout_ms in (
+        ({"timeout": 2_500}, None, 2.5),
+        ({"timeout": 2_500, "timeout_ms": 2}, 7.0, 2.0),
+        ({"timeout": 9_000}, 7.0, 7.0),
+    ):
+        header = read(parameters=parameters, timeout_ms=transport_ms).header
+        assert timeout_ms_of(header, ModelSettings()) == timeout_ms
 
 
-@pytest.mark.parametrize(("priority", "taken"), [(0, 0), (1, 1), (9, 9), (10, 9), (2**64 - 1, 9)])
-def test_priority_0_is_the_default_and_one_above_the_levels_is_the_last(priority, taken):
+def test_the_timeout_of_tritons_clients_is_no_deadline_where_the_model_has_a_queue_by_tritons_rules():
+    header = read(parameters={"timeout": 2_500, "timeout_ms": 9}).header
+
+    assert timeout_ms_of(header, ModelSettings(queue=QueuePolicies())) == 9.0
+    assert header.queue_timeout_ms == 2.5
+
+
+@pytest.mark.parametrize(("priority", "taken"), [(0, 0), (1, 1), (10, 10), (2**64 - 1, MAX_DIMENSION)])
+def test_a_priority_is_passed_on_since_a_models_own_levels_may_be_many(priority, taken):
     assert read(parameters={"priority": priority}).header.priority == taken
 
 

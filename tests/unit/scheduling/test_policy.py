@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 from edge_runtime.scheduling.policy import (
     AGEING_S,
     MOST_PASSED,
@@ -21,8 +22,10 @@ from edge_runtime.scheduling.policy import (
     due_s,
     forecast_wait_s,
     is_meetable,
+    level_of,
     plan_batch,
     plan_expiry,
+    queue_timeout_s,
 )
 
 
@@ -238,3 +241,71 @@ def test_any_plan_keeps_its_promises(waiting, now, limits, times):
         assert mates[: len(plan.take)] == [id(r) for r in plan.take], "no mate is passed"
     elif live:
         assert plan.wake_at_s is not None, "what waits is looked at again"
+
+
+def singles(count, *, arrived_s=0.0):
+    return [Request(str(index), arrived_s=arrived_s) for index in range(count)]
+
+
+PREFERRED = BatchLimits(max_rows=8, preferred_rows=(2, 4), max_delay_s=0.100, in_order=True)
+AT_ONCE = BatchLimits(max_rows=8, preferred_rows=(4,), in_order=True)
+
+TRITON_ROWS = [
+    # what, waiting since 1.0 s in order, limits, now, rows taken (0: it waits), looked at again at
+    ("fewer than the least preferred size wait for the delay", singles(1, arrived_s=1.0), PREFERRED, 1.02, 1.1, []),
+    ("a preferred size goes at once", singles(2, arrived_s=1.0), PREFERRED, 1.02, None, ["0", "1"]),
+    ("of two preferred sizes the larger goes", singles(5, arrived_s=1.0), PREFERRED, 1.02, None, ["0", "1", "2", "3"]),
+    ("after the delay everything goes", singles(3, arrived_s=1.0), PREFERRED, 1.1, None, ["0", "1", "2"]),
+    ("without a delay a preferred size is cut off", singles(5), AT_ONCE, 0.0, None, ["0", "1", "2", "3"]),
+    ("without a delay what is no preferred size goes too", singles(3), AT_ONCE, 0.0, None, ["0", "1", "2"]),
+    (
+        "one that cannot join sends what is before it, and lets none pass",
+        [Request("a", shape=(3,)), Request("b", shape=(4,)), Request("c", shape=(3,))], PREFERRED, 0.0, None, ["a"],
+    ),
+    (
+        "a full batch goes at once",
+        [Request("a", rows=5), Request("b", rows=3)], BatchLimits(max_rows=8, max_delay_s=0.1, in_order=True), 0.0,
+        None, ["a", "b"],
+    ),
+    (
+        "a wait for more ends where a deadline needs it",
+        [Request("a", deadline_s=0.050)], PREFERRED, 0.0, 0.040, [],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "waiting", "limits", "now_s", "wake_at_s", "take"), TRITON_ROWS, ids=[row[0] for row in TRITON_ROWS]
+)
+def test_batches_in_order_are_released_as_by_triton(what, waiting, limits, now_s, wake_at_s, take):
+    plan = plan_batch(waiting, now_s, limits, RunTimes())
+
+    assert names(plan.take) == take, what
+    assert plan.wake_at_s == (pytest.approx(wake_at_s) if wake_at_s is not None else None), what
+
+
+THREE = QueuePolicies(levels=3, default_level=2)
+
+
+@pytest.mark.parametrize(
+    ("priority", "queue", "level"),
+    [(1, THREE, 1), (3, THREE, 3), (0, THREE, 2), (4, THREE, 2), (1, QueuePolicies(), 0), (0, QueuePolicies(), 0)],
+)
+def test_a_requests_priority_is_its_level_and_0_or_one_above_them_the_default(priority, queue, level):
+    assert level_of(priority, queue) == level
+
+
+@pytest.mark.parametrize(
+    ("allowed_ms", "may_override", "asked_ms", "timeout_s"),
+    [
+        (0.0, True, 5.0, math.inf),  # a default of none: what the request asks for is ignored
+        (100.0, False, 5.0, 0.1),
+        (100.0, True, 5.0, 0.005),
+        (100.0, True, 0.0, 0.1),
+        (100.0, True, 200.0, 0.1),  # only a shorter one counts
+    ],
+)
+def test_a_queues_timeout_is_the_policys_or_a_shorter_one_where_that_is_allowed(
+    allowed_ms, may_override, asked_ms, timeout_s
+):
+    assert queue_timeout_s(QueuePolicy(timeout_ms=allowed_ms, allow_override=may_override), asked_ms) == timeout_s
