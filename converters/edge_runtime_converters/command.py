@@ -87,6 +87,30 @@ def options_of(arguments: argparse.Namespace) -> ConversionOptions:
     )
 
 
+def add_conversion_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `import` has too: shapes, tolerance and time of a conversion."""
+    parser.add_argument(
+        "--shapes",
+        metavar="NAME=DIMS",
+        action="append",
+        default=[],
+        help="shape of an input that the source leaves out: image=-1,3,224,224 or ids=-1,128:INT64",
+    )
+    parser.add_argument(
+        "--tolerance",
+        metavar="X",
+        type=_share,
+        help="allow errors, other answers and loss of accuracy up to this share, 0.01 or 1%% (default: by precision)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_seconds,
+        default=TIMEOUT_S,
+        help="end the conversion after this many seconds (default %(default)g)",
+    )
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
@@ -119,29 +143,10 @@ def _add_options(parser: argparse.ArgumentParser, *, target: str = "", precision
         help="default: beside the source, by its name; models/NAME/1/ writes model.onnx there, where it is served",
     )
     _add_data(parser)
-    parser.add_argument(
-        "--shapes",
-        metavar="NAME=DIMS",
-        action="append",
-        default=[],
-        help="shape of an input that the source leaves out: image=-1,3,224,224 or ids=-1,128:INT64",
-    )
     _add_tensorrt(parser)
-    parser.add_argument(
-        "--tolerance",
-        metavar="X",
-        type=_share,
-        help="allow errors, other answers and loss of accuracy up to this share, 0.01 or 1%% (default: by precision)",
-    )
     parser.add_argument("--keep", action="store_true", help="write the result even where it is too far from its source")
     parser.add_argument("--overwrite", action="store_true", help="replace a file of the same name")
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=_seconds,
-        default=TIMEOUT_S,
-        help="end the conversion after this many seconds (default %(default)g)",
-    )
+    add_conversion_limits(parser)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

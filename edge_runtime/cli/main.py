@@ -29,10 +29,11 @@ VERBS = {
     "update": "install signed releases, go back to the one before, see what runs",
     "token": "make and withdraw tokens for callers over HTTP and gRPC",
     "convert": "make an artifact of a trained model, and show how near it is to its source",
+    "import": "take models of Triton, TorchServe and others into a models folder",
     "completion": "print the completion script for bash, zsh or fish",
 }
 
-_ELSEWHERE = {"convert": "edge_runtime_converters.command"}
+_ELSEWHERE = {"convert": "edge_runtime_converters.command", "import": "edge_runtime_converters.import_command"}
 """Modules of verbs outside this package, by name only: converters import edge_runtime, never the other way."""
 
 EXIT_FAILED = 1

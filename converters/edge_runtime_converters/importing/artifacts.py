@@ -1,0 +1,71 @@
+"""Which pieces a model's file becomes in a version folder: copied where a backend serves it, converted where one does.
+
+Owns: the canonical names, and which files belong to one model (an IR's weights, ONNX's external data). Every reader
+asks here, so that each system's artifacts are taken alike. Reads the first bytes of a file, and an ONNX model's names
+of data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.errors import ConversionFailed, LoadFailed
+from edge_runtime.repository import kinds
+from edge_runtime.repository.names import weights_name
+from edge_runtime_converters.formats import artifact_name
+from edge_runtime_converters.importing.plan import Piece
+from edge_runtime_converters.importing.source_folder import SourceFolder
+
+_PADDLE_WEIGHTS = ".pdiparams"
+
+
+def artifact_pieces(
+    source: SourceFolder, artifact: Path, folder: str = "1", shapes: tuple[str, ...] = ()
+) -> tuple[Piece, ...]:
+    """Return the pieces that a model's file, or the folder that is one model, becomes in the version folder `folder`.
+
+    shapes: of inputs that it leaves out. Raises ConversionFailed: nothing here serves or converts it; what to do.
+    """
+    if not source.holds(artifact):
+        raise ConversionFailed(f"{artifact}: not there, or it leads out of {source.root}; copy the files into it")
+    kind = kinds.kind_of(artifact)
+    if kind is None:
+        raise ConversionFailed(f"{artifact}: is no model that is known here (docs/models.md lists them)")
+    if kind is kinds.ONNX:
+        data = _onnx_data(artifact)
+        return (_copied(artifact, folder, "model.onnx"), *(_copied(path, folder, name) for name, path in data))
+    if kind is kinds.IR:
+        weights = _beside(artifact, weights_name(artifact.name), "its weights")
+        return _copied(artifact, folder, "model.xml"), _copied(weights, folder, "model.bin")
+    if kind is kinds.LITERT:
+        return (_copied(artifact, folder, "model.tflite"),)
+    if kind is kinds.PADDLE:
+        weights = _beside(artifact, f"{artifact.stem}{_PADDLE_WEIGHTS}", "its weights")
+        return _copied(artifact, folder, "model.pdmodel"), _copied(weights, folder, f"model{_PADDLE_WEIGHTS}")
+    if kind.converts_to in ("onnx", "openvino"):
+        target = "onnx" if kind.converts_to == "onnx" else "openvino"
+        place = f"{folder}/{artifact_name('model', target, 'fp32')}"
+        return (Piece(place=place, source=str(artifact), target=target, shapes=shapes),)  # type: ignore[arg-type]
+    raise ConversionFailed(f"{artifact} {kind.sentence(artifact.name)}")
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _copied(path: Path, folder: str, name: str) -> Piece:
+    return Piece(place=f"{folder}/{name}", source=str(path))
+
+
+def _onnx_data(artifact: Path) -> list[tuple[str, Path]]:
+    try:
+        return [(name, artifact.parent / name) for name in check_onnx_files(artifact).locations]
+    except LoadFailed as error:
+        raise ConversionFailed(f"{artifact}: {error.message}") from error
+
+
+def _beside(artifact: Path, name: str, what: str) -> Path:
+    path = artifact.parent / name
+    if not path.is_file():
+        raise ConversionFailed(f"{artifact}: {what}, {name}, must lie beside it; copy it there")
+    return path
