@@ -54,7 +54,10 @@ class VersionFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """One model on disk. settings_error: why `model.toml` cannot be used; `settings` are the defaults then."""
+    """One model on disk. settings_error: why `model.toml` cannot be used; `settings` are the defaults then.
+
+    owned: of a pipeline that brings its models with it, each of one version and under its `owned_name`.
+    """
 
     name: str
     path: Path
@@ -63,6 +66,7 @@ class ModelFolder:
     versions: Mapping[int, VersionFolder]
     settings_fingerprint: Fingerprint = ()
     problems: tuple[Problem, ...] = ()
+    owned: tuple[ModelFolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,11 @@ class Scan:
     models: Mapping[str, ModelFolder] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     unreadable: frozenset[Path] = frozenset()
+
+
+def owned_name(pipeline: str, model: str) -> str:
+    """Return the name of a model that a pipeline brings with it: no model name, so that nothing else can have it."""
+    return f"{pipeline}/{model}"
 
 
 def select_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from msgspec import Meta, Struct, field
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
-from edge_runtime.repository.release_paths import ReleasePath, parse_release_file
+from edge_runtime.repository.names import is_model_name
+from edge_runtime.repository.release_paths import ReleasePath, parse_release_file, place_of
 from edge_runtime.typed_toml import build
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -47,7 +48,8 @@ class Artifact(Struct, frozen=True):
     """One file of a version. path: of the TUF target. backend: which loads it, or whose data it is ("model.bin").
 
     precision: of a variant (`model.int8.onnx`) and its data; "" for the model itself. A device always fetches the model
-    itself, and a variant where its profile or the release's settings ask for that precision.
+    itself, and a variant where its profile or the release's settings ask for that precision. model: of a pipeline's
+    release, the one of its models that the file is of.
     """
 
     path: str
@@ -55,6 +57,12 @@ class Artifact(Struct, frozen=True):
     length: Bytes
     backend: str
     precision: str = ""
+    model: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return where the file lies in a release's folder: under its name, or as `models/MODEL/NAME`."""
+        return place_of(self.path, self.model)
 
 
 class TensorForm(Struct, frozen=True):
@@ -108,8 +116,19 @@ class Delta(Struct, frozen=True):
     size: Bytes
 
 
+class StepModel(Struct, frozen=True):
+    """A model of a pipeline's release: the pipeline's steps call it by `name`. settings: as in `model.toml`."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
-    """One release of a model. settings: as in `model.toml`. profiles: names; none: every profile."""
+    """One release of a model, or of a pipeline with its models.
+
+    settings: as in `model.toml`. profiles: names; none: every profile. pipeline: the text of `pipeline.toml`, "" for a
+    model; models: those that its steps ask, and no others.
+    """
 
     model: str
     version: Counter
@@ -123,6 +142,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     golden: Golden
     peak_memory_bytes: Bytes
     delta: tuple[Delta, ...] = ()
+    pipeline: str = ""
+    models: tuple[StepModel, ...] = ()
 
 
 class Assignment(Struct, frozen=True):
@@ -143,8 +164,13 @@ class Assignment(Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the file's bytes, which a person can read too."""
-    return _encode(manifest)
+    """Return the file's bytes, which a person can read too. A model's have no key that only pipelines need."""
+    document = msgspec.to_builtins(manifest)
+    if not manifest.pipeline:
+        del document["pipeline"], document["models"]
+        for artifact in document["artifacts"]:
+            del artifact["model"]
+    return _encode(document)
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -162,6 +188,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     for named in (*paths, manifest.golden.path):
         if parse_release_file(named)[0] != release:
             raise UpdateError(f"{path}: names {named[:200]!r}, which is not below {release.folder}/")
+    _check_models(manifest, path)
     return manifest
 
 
@@ -178,6 +205,17 @@ def decode_assignments(data: bytes, path: str) -> tuple[Assignment, ...]:
         if each.manifest_path != release.manifest or each.model != release.model:
             raise UpdateError(f"{path}: names {each.manifest_path[:200]!r} as the manifest of {each.model[:64]!r}")
     return found
+
+
+def _check_models(manifest: Manifest, path: str) -> None:
+    """Raise UpdateError unless a pipeline's models have names and files of their own, and a model's files none."""
+    names = [model.name for model in manifest.models]
+    if len(set(names)) < len(names) or not all(map(is_model_name, names)) or bool(names) != bool(manifest.pipeline):
+        raise UpdateError(f"{path}: has a pipeline with the models {names!r:.200}; wanted each once, and both or none")
+    if {artifact.model for artifact in manifest.artifacts} != (set(names) or {""}):
+        raise UpdateError(f"{path}: has the models {names!r:.200}, and files of others, or of not all of them")
+    for artifact in manifest.artifacts:
+        _ = artifact.place
 
 
 def _encode(value: Any) -> bytes:

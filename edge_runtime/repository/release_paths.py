@@ -28,6 +28,13 @@ release: a thief who publishes under the highest possible one would leave no cou
 
 RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
 
+MODELS_FOLDER = "models"
+"""In the folder of a pipeline's release: one folder for each of its models."""
+
+_OF_STEPS = ".step"
+"""The end of the names of such models' files. Invariant: no artifact's name ends so, so that a device that knows no
+releases of pipelines passes them over: no backend of its loads any file."""
+
 _CODE = re.compile(
     r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
     re.IGNORECASE,
@@ -103,6 +110,25 @@ class ReleasePath:
         if not is_file_name(name):
             raise UpdateError(f"{self.folder}: {name[:200]!r} cannot be published; wanted {FILE_RULE}")
         return f"{self.folder}/{name}"
+
+
+def step_file(name: str, model: str) -> str:
+    """Return the name by which a release publishes a file of one of a pipeline's models."""
+    return f"{model}--{name}{_OF_STEPS}"
+
+
+def place_of(path: str, model: str) -> str:
+    """Return where a file of a release lies in the release's folder. model: of a pipeline, "" for a model's release.
+
+    Raises UpdateError: the name does not begin with the model, or what is left of it is no file name.
+    """
+    name = path.rpartition("/")[2]
+    if not model:
+        return name
+    own = name.removeprefix(f"{model}--").removesuffix(_OF_STEPS)
+    if name != step_file(own, model) or not is_file_name(own):
+        raise UpdateError(f"{path[:200]}: is no file of the model {model}; wanted a name like {step_file('F', model)}")
+    return f"{MODELS_FOLDER}/{model}/{own}"
 
 
 def parse_release_file(path: str) -> tuple[ReleasePath, str]:

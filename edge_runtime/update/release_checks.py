@@ -29,6 +29,7 @@ import msgspec
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
+from edge_runtime.pipelines import PIPELINE_FILE, read_pipeline
 from edge_runtime.repository.golden import MAX_GOLDEN_BYTES
 from edge_runtime.repository.manifest import (
     Artifact,
@@ -47,6 +48,7 @@ from edge_runtime.repository.release_paths import (
     is_code,
     is_source,
     parse_release_file,
+    place_of,
 )
 from edge_runtime.update.download import ExpectedFile
 from edge_runtime.update.journal_tables import Release
@@ -68,6 +70,14 @@ class DeviceTraits:
     suffixes: frozenset[str]
     memory_bytes: int
     precisions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSettings:
+    """The settings of a release, and of a pipeline's models by their names."""
+
+    own: ModelSettings
+    models: Mapping[str, ModelSettings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +141,16 @@ def why_not_fit(manifest: Manifest, device: DeviceTraits) -> str | None:
     needed = version_numbers(manifest.min_runtime)
     if needed > device.runtime:
         return f"{name} needs edge-runtime {manifest.min_runtime}; this is {'.'.join(map(str, device.runtime))}"
-    names = [artifact.path.rpartition("/")[2] for artifact in manifest.artifacts]
-    refused = [file for file in names if is_code(file) or is_source(file)]
+    places = [artifact.place for artifact in manifest.artifacts]
+    refused = [place for place in places if _is_never_carried(place)] or python_steps(manifest)
     if refused:
         return (
             f"{name} carries {refused[0]}; an update never brings code, what was compiled for another machine, "
             "nor what is still to be converted"
         )
-    if not any(file.endswith(tuple(device.suffixes)) for file in names):
-        return f"{name} has {', '.join(sorted(names))}; backends here load {', '.join(sorted(device.suffixes))}"
+    loaded = {each.model for each in manifest.artifacts if each.place.endswith(tuple(device.suffixes))}
+    if loaded != {each.model for each in manifest.artifacts}:
+        return f"{name} has {', '.join(sorted(places))}; backends here load {', '.join(sorted(device.suffixes))}"
     if manifest.peak_memory_bytes > device.memory_bytes:
         return f"{name} needs {manifest.peak_memory_bytes} bytes of memory; models may have {device.memory_bytes} here"
     return None
@@ -160,9 +171,13 @@ def version_numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def file_name(path: str) -> str:
-    """Return the name of a release's file on this device: the last part of its target path."""
-    return path.rpartition("/")[2]
+def python_steps(manifest: Manifest) -> list[str]:
+    """Return the functions that a pipeline's steps call; [] where it has none, or cannot be read (`check_served`)."""
+    try:
+        pipeline = read_pipeline(manifest.pipeline, PIPELINE_FILE) if manifest.pipeline else None
+    except ConfigError:
+        return []
+    return [str(step.python) for step in pipeline.steps if step.python is not None] if pipeline is not None else []
 
 
 def described_file(file: Artifact | Golden | Delta) -> ExpectedFile:
@@ -171,26 +186,30 @@ def described_file(file: Artifact | Golden | Delta) -> ExpectedFile:
     return ExpectedFile.of(length, {"sha256": file.sha256})
 
 
-def check_served(manifest: Manifest, source: str) -> ModelSettings:
+def check_served(manifest: Manifest, source: str) -> ReleaseSettings:
     """Return the settings of a release. source: for the message.
 
-    Raises UpdateError: it has code, a reserved file name, settings that no release may bring, or too large a golden
-    file.
+    Raises UpdateError: it has code, a reserved file name, settings that no release may bring, a pipeline of other models
+    than it brings, or too large a golden file.
     """
-    names = [file_name(artifact.path) for artifact in manifest.artifacts]
-    for name in names:
-        if is_code(name) or is_source(name) or name in RESERVED_FILES or names.count(name) > 1:
+    places = [artifact.place for artifact in manifest.artifacts]
+    for place in places:
+        if _is_never_carried(place) or place in RESERVED_FILES or places.count(place) > 1:
             raise UpdateError(
-                f"{source}: names {name}, which is code, or to be converted, or a name that is taken; it is not served"
+                f"{source}: names {place}, which is code, or to be converted, or a name that is taken; it is not served"
             )
-    if file_name(manifest.golden.path) != GOLDEN_FILE:
+    if place_of(manifest.golden.path, "") != GOLDEN_FILE:
         raise UpdateError(f"{source}: its golden file is {manifest.golden.path}, wanted {GOLDEN_FILE}")
     if manifest.golden.length > MAX_GOLDEN_BYTES:
         raise UpdateError(
             f"{source}: its golden file has {manifest.golden.length} bytes, wanted at most {MAX_GOLDEN_BYTES}"
         )
     try:
-        return read_release_settings(manifest.settings, source)
+        _check_pipeline(manifest, source)
+        return ReleaseSettings(
+            read_release_settings(manifest.settings, source),
+            {each.name: read_release_settings(each.settings, f"{source}: {each.name}") for each in manifest.models},
+        )
     except ConfigError as error:
         raise UpdateError(error.message) from error
 
@@ -220,15 +239,16 @@ def check_manifest(data: bytes, release: Release, folder: Path) -> Manifest:
 def check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> None:
     """Raise UpdateError unless the names hold all files or none of each backend, and all of at least one.
 
-    A variant's files count apart: a device that does not want the variant has none of them.
+    A variant's files count apart: a device that does not want the variant has none of them. A pipeline's release needs
+    them of each of its models. names: places in the folder.
     """
-    backends: dict[tuple[str, str], list[str]] = {}
+    backends: dict[tuple[str, str, str], list[str]] = {}
     for artifact in manifest.artifacts:
-        backends.setdefault((artifact.backend, artifact.precision), []).append(file_name(artifact.path))
-    if not names:
-        raise UpdateError(
-            f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in backends.values())}"
-        )
+        backends.setdefault((artifact.model, artifact.backend, artifact.precision), []).append(artifact.place)
+    for model in dict.fromkeys(artifact.model for artifact in manifest.artifacts):
+        groups = [group for (of, *_), group in backends.items() if of == model]
+        if not any(name in group for group in groups for name in names):
+            raise UpdateError(f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in groups)}")
     for group in backends.values():
         missing = [name for name in group if name not in names]
         if missing and len(missing) < len(group):
@@ -236,6 +256,24 @@ def check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> No
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _is_never_carried(place: str) -> bool:
+    name = place.rpartition("/")[2]
+    return is_code(name) or is_source(name)
+
+
+def _check_pipeline(manifest: Manifest, source: str) -> None:
+    """Raise UpdateError unless a pipeline asks the release's models, all of them, and runs no code; or ConfigError."""
+    if not manifest.pipeline:
+        return
+    pipeline = read_pipeline(manifest.pipeline, f"{source}: {PIPELINE_FILE}")
+    if code := python_steps(manifest):
+        raise UpdateError(f"{source}: its pipeline calls {code[0]}, and an update never brings code; it is not served")
+    names = {model.name for model in manifest.models}
+    if set(pipeline.models) != names:
+        asked = ", ".join(pipeline.models)
+        raise UpdateError(f"{source}: its pipeline asks {asked}; it brings {', '.join(sorted(names))}")
 
 
 class _GoldenPath(msgspec.Struct):

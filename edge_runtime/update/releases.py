@@ -17,19 +17,22 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import StorageFailed, UpdateError
+from edge_runtime.pipelines import PIPELINE_FILE
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
-from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
+from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
 from edge_runtime.repository.golden import GoldenTensors, read_golden
 from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
 from edge_runtime.repository.release_paths import (
     GOLDEN_FILE,
     MANIFEST_FILE,
+    MODELS_FOLDER,
     RESERVED_FILES,
 )
 from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, is_whole
@@ -40,7 +43,6 @@ from edge_runtime.update.release_checks import (
     check_served,
     decode_any,
     described_file,
-    file_name,
 )
 from edge_runtime.update.store import ArtifactStore, place
 
@@ -78,7 +80,7 @@ class StagedRelease:
 
     def check_unchanged(self) -> None:
         """Raise UpdateError, naming the file, where one is not the hashed file. Right after the load."""
-        now = {stamp[0]: stamp for stamp in _seal(self.folder.path)}
+        now = {stamp[0]: stamp for stamp in _seal(self.folder.path, self.manifest)}
         for stamp in self._seal:
             if now.get(stamp[0]) != stamp:
                 raise UpdateError(
@@ -103,7 +105,7 @@ class Releases:
         for folder in self._whole_folders():
             with suppress(UpdateError, OSError):
                 for artifact in _read_manifest(folder).artifacts:
-                    path = folder / file_name(artifact.path)
+                    path = folder / artifact.place
                     if path.is_file():
                         found[artifact.sha256] = path
         return found
@@ -117,15 +119,16 @@ class Releases:
         its files may not be served, or one is not here. StorageFailed: the disk does not take it.
         """
         manifest = check_manifest(manifest_data, release, self._path(release))
-        files = {file_name(artifact.path): described_file(artifact) for artifact in chosen}
+        files = {artifact.place: described_file(artifact) for artifact in chosen}
         files[GOLDEN_FILE] = described_file(manifest.golden)
         check_choice(manifest, set(files) - RESERVED_FILES, self._path(release))
+        written = {MANIFEST_FILE: manifest_data, **_written(manifest)}
         final = self._path(release)
-        if not self._is_laid_out(final, manifest_data, files):
+        if not self._is_laid_out(final, written, files):
             part = self._folder / f".{final.name}.part"
             try:
                 _remove(part)
-                self._fill(part, manifest_data, files)
+                self._fill(part, written, files)
                 self._put_away(final)
                 self._disk.rename(part, final)
                 sync_folder(self._folder, disk=self._disk)
@@ -141,16 +144,21 @@ class Releases:
         """
         folder = self._path(release)
         manifest = check_manifest(_read(folder / MANIFEST_FILE), release, folder)
-        described = {file_name(artifact.path): described_file(artifact) for artifact in manifest.artifacts}
+        described = {artifact.place: described_file(artifact) for artifact in manifest.artifacts}
         self._let_go_of_links(folder, described)
-        seal = _seal(folder)
-        there = [stamp[0] for stamp in seal if stamp[0] not in RESERVED_FILES]
+        written = {
+            name: ExpectedFile.of(len(data), {"sha256": hashlib.sha256(data).hexdigest()})
+            for name, data in _written(manifest).items()
+        }
+        seal = _seal(folder, manifest)
+        there = [stamp[0] for stamp in seal if stamp[0] not in RESERVED_FILES and stamp[0] not in written]
         for name in there:
             if name not in described:
                 raise UpdateError(f"{folder / name}: is no file of the release; find out who writes there")
         check_choice(manifest, there, folder)
         for name, wanted in [
             (GOLDEN_FILE, described_file(manifest.golden)),
+            *written.items(),
             *((name, described[name]) for name in there),
         ]:
             if not is_whole(folder / name, wanted):
@@ -187,15 +195,18 @@ class Releases:
             return sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
         return []
 
-    def _is_laid_out(self, folder: Path, manifest_data: bytes, files: Mapping[str, ExpectedFile]) -> bool:
+    def _is_laid_out(self, folder: Path, written: Mapping[str, bytes], files: Mapping[str, ExpectedFile]) -> bool:
         with suppress(UpdateError):
-            if _read(folder / MANIFEST_FILE) == manifest_data:
+            if all(_read(folder / name) == data for name, data in written.items()):
                 return all(is_whole(folder / name, wanted) for name, wanted in files.items())
         return False
 
-    def _fill(self, part: Path, manifest_data: bytes, files: Mapping[str, ExpectedFile]) -> None:
-        make_folder(part, disk=self._disk)
-        write_atomically(part / MANIFEST_FILE, manifest_data, mode=ARTIFACT_MODE, disk=self._disk)
+    def _fill(self, part: Path, written: Mapping[str, bytes], files: Mapping[str, ExpectedFile]) -> None:
+        folders = {part, *((part / name).parent for name in files)}
+        for folder in sorted(folders):
+            make_folder(folder, disk=self._disk)
+        for name, data in written.items():
+            write_atomically(part / name, data, mode=ARTIFACT_MODE, disk=self._disk)
         elsewhere, linked = self.artifacts(), set[str]()
         for name, wanted in files.items():
             stored = self._artifacts.path(wanted)
@@ -207,7 +218,8 @@ class Releases:
             else:
                 self._link(source, part / name)
                 linked.add(wanted.digest)
-        sync_folder(part, disk=self._disk)
+        for folder in sorted(folders):
+            sync_folder(folder, disk=self._disk)
 
     def _link(self, source: Path, file: Path) -> None:
         """Link a file; copy it where the file system has no links."""
@@ -244,10 +256,28 @@ def _read_manifest(folder: Path) -> Manifest:
     return decode_any(_read(folder / MANIFEST_FILE), folder)
 
 
+def _written(manifest: Manifest) -> dict[str, bytes]:
+    """Return the files of a release, by name, that its manifest holds itself."""
+    return {PIPELINE_FILE: manifest.pipeline.encode()} if manifest.pipeline else {}
+
+
 def _model_folder(manifest: Manifest, folder: Path, files: Mapping[str, Path]) -> ModelFolder:
-    settings = msgspec.structs.replace(check_served(manifest, str(folder / MANIFEST_FILE)), convert="never")
-    version = VersionFolder(manifest.model, manifest.version, folder, dict(files), _fingerprint(files))
-    return ModelFolder(manifest.model, folder, settings, None, {manifest.version: version})
+    """Return the release as a model. A pipeline's models have the number of the release: it is never used again."""
+    settings = check_served(manifest, str(folder / MANIFEST_FILE))
+    owned: list[ModelFolder] = []
+    for name, each in settings.models.items():
+        place = folder / MODELS_FOLDER / name
+        own = {path.name: path for path in files.values() if path.parent == place}
+        owned.append(_one_version(owned_name(manifest.model, name), manifest.release_counter, place, own, each))
+    model = _one_version(manifest.model, manifest.version, folder, files, settings.own)
+    return replace(model, owned=tuple(owned))
+
+
+def _one_version(
+    model: str, number: int, folder: Path, files: Mapping[str, Path], settings: ModelSettings
+) -> ModelFolder:
+    version = VersionFolder(model, number, folder, dict(files), _fingerprint(files))
+    return ModelFolder(model, folder, msgspec.structs.replace(settings, convert="never"), None, {number: version})
 
 
 def _fingerprint(files: Mapping[str, Path]) -> Fingerprint:
@@ -255,19 +285,26 @@ def _fingerprint(files: Mapping[str, Path]) -> Fingerprint:
     return tuple((name, each.st_size, each.st_mtime_ns, each.st_ino, each.st_mode) for name, each in stats.items())
 
 
-def _seal(folder: Path) -> Seal:
-    """Return the seal of a folder. Raises UpdateError: an entry is no plain file, or the folder cannot be read."""
-    return tuple(sorted(_stamps(folder)))
+def _seal(folder: Path, manifest: Manifest) -> Seal:
+    """Return the seal of a release. Raises UpdateError: an entry is no plain file of it, or a folder cannot be read."""
+    folders = {Path(artifact.place).parent for artifact in manifest.artifacts}
+    known = {str(each) for place in folders for each in (place, place.parent)}
+    return tuple(sorted(_stamps(folder, "", known)))
 
 
-def _stamps(folder: Path) -> Iterator[tuple[str, int, int, int, int]]:
+def _stamps(folder: Path, prefix: str, folders: Collection[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    """folders: those that a release has, which is none but for a pipeline's."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                name = f"{prefix}{entry.name}"
+                if name in folders and entry.is_dir(follow_symlinks=False):
+                    yield from _stamps(folder / entry.name, f"{name}/", folders)
+                    continue
                 if not entry.is_file(follow_symlinks=False):
                     raise UpdateError(f"{entry.path}: is no plain file; find out who writes there")
                 found = entry.stat(follow_symlinks=False)
-                yield (entry.name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+                yield (name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     except OSError as error:
         raise UpdateError(f"{folder}: cannot be read: {error.strerror}; the release is fetched again") from error
 

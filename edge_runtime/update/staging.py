@@ -19,7 +19,7 @@ from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_z
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.update.download import ExpectedFile, Progress, is_whole
 from edge_runtime.update.fetch import Fetcher, Pacer
-from edge_runtime.update.release_checks import check_served, described_file, file_name
+from edge_runtime.update.release_checks import check_served, described_file
 from edge_runtime.update.store import ArtifactStore
 from edge_runtime.update.tuf_client import TufClient, expected_file
 
@@ -51,9 +51,11 @@ def choose_artifacts(
     itself is always taken. Empty where no backend here loads any.
     """
     endings = tuple(suffixes)
-    backends = {each.backend for each in manifest.artifacts if file_name(each.path).endswith(endings)}
+    loaded = {(each.model, each.backend) for each in manifest.artifacts if each.place.endswith(endings)}
     wanted = {"", *precisions}
-    return tuple(each for each in manifest.artifacts if each.backend in backends and each.precision in wanted)
+    return tuple(
+        each for each in manifest.artifacts if (each.model, each.backend) in loaded and each.precision in wanted
+    )
 
 
 def plan_fetches(
@@ -122,9 +124,12 @@ class Staging:
         (the next call resumes), StorageFailed.
         """
         settings = check_served(manifest, f"release {manifest.release_counter} of {manifest.model}")
-        chosen = choose_artifacts(manifest, suffixes, {*precisions, settings.precision or ""})
-        if not chosen:
-            raise UpdateError(f"release {manifest.release_counter} of {manifest.model}: no backend here loads it")
+        asked = {each.precision or "" for each in (settings.own, *settings.models.values())}
+        chosen = choose_artifacts(manifest, suffixes, {*precisions, *asked})
+        left = {each.model for each in manifest.artifacts} - {each.model for each in chosen}
+        if left:
+            what = f"its model {min(left)}" if min(left) else "it"
+            raise UpdateError(f"release {manifest.release_counter} of {manifest.model}: no backend here loads {what}")
         files: tuple[Artifact | Golden, ...] = (*chosen, manifest.golden)
         free_bytes = self._free_bytes()
         limit_bytes = math.inf if free_bytes is None else free_bytes * MEMORY_SHARE

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.repository.golden import TOLERANCES, Packed, pack
-from edge_runtime.repository.manifest import Artifact, Delta, Golden, Manifest, TensorForm, encode_manifest
-from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath
+from edge_runtime.repository.manifest import Artifact, Delta, Golden, Manifest, StepModel, TensorForm, encode_manifest
+from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, step_file
 from edge_runtime.tensors import Array
 from edge_runtime.update.download import ExpectedFile
 from edge_runtime.update.journal_tables import Release
@@ -52,8 +52,12 @@ def make_release(
     specs: tuple[Sequence[TensorForm], Sequence[TensorForm]] = ((), ()),
     **others: Any,
 ) -> Made:
-    """A release of these files: name -> (backend, bytes). golden: inputs and outputs. others: of the manifest."""
+    """A release of these files: name -> (backend, bytes). golden: inputs and outputs. others: of the manifest.
+
+    A pipeline's have names like `detect/model.onnx`, by the model of the pipeline that they are of.
+    """
     path = ReleasePath("vision", model, counter)
+    published = {name: _published(name) for name in files}
     inputs, outputs = pack(golden[0]), pack(golden[1])
     data = inputs.data + outputs.data
     manifest = Manifest(
@@ -65,9 +69,17 @@ def make_release(
             "inputs": tuple(specs[0]) or inputs.forms,
             "outputs": tuple(specs[1]) or outputs.forms,
             "artifacts": tuple(
-                Artifact(f"{path.folder}/{name}", sha256(content), len(content), backend)
+                Artifact(
+                    f"{path.folder}/{published[name][0]}",
+                    sha256(content),
+                    len(content),
+                    backend,
+                    "",
+                    published[name][1],
+                )
                 for name, (backend, content) in files.items()
             ),
+            "models": tuple(StepModel(of) for of in dict.fromkeys(of for _, of in published.values()) if of),
             "golden": described(f"{path.folder}/{GOLDEN_FILE}", inputs, outputs),
             "peak_memory_bytes": 1 << 20,
             **others,
@@ -75,7 +87,14 @@ def make_release(
     )
     encoded = encode_manifest(manifest)
     release = Release(model, version, counter, sha256(encoded))
-    return Made(release, manifest, encoded, {**{name: each[1] for name, each in files.items()}, GOLDEN_FILE: data})
+    content = {published[name][0]: each[1] for name, each in files.items()}
+    return Made(release, manifest, encoded, {**content, GOLDEN_FILE: data})
+
+
+def _published(name: str) -> tuple[str, str]:
+    """The last part of a file's target, and the model of a pipeline that it is of."""
+    model, slash, file = name.rpartition("/")
+    return (step_file(file, model), model) if slash else (name, "")
 
 
 def described(path: str, inputs: Packed, outputs: Packed) -> Golden:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from edge_runtime.repository.manifest import (
     Assignment,
     Golden,
     Manifest,
+    StepModel,
     TensorForm,
     decode_assignments,
     decode_manifest,
@@ -192,3 +194,44 @@ def test_bf16_is_compared_as_numbers_and_a_missing_output_is_named() -> None:
     assert differences([form], golden, near, TOLERANCES["bf16"]) == []
     assert "1 of 2 values" in differences([form], golden, far, TOLERANCES["bf16"])[0]
     assert differences([form], golden, {}, TOLERANCES["bf16"]) == ["y: is missing"]
+
+
+PIPELINE = msgspec.structs.replace(
+    MANIFEST,
+    artifacts=(
+        Artifact(RELEASE.file("detect--model.onnx.step"), HASH, 10, "onnxruntime", "", "detect"),
+        Artifact(RELEASE.file("read--model.onnx.step"), HASH, 10, "onnxruntime", "", "read"),
+    ),
+    pipeline="[[step]]",
+    models=(StepModel("detect", {"max_batch_rows": 2}), StepModel("read")),
+)
+
+
+def test_a_pipelines_manifest_comes_back_with_its_models_and_where_their_files_lie() -> None:
+    found = decode_manifest(encode_manifest(PIPELINE), RELEASE.manifest)
+    assert found == PIPELINE
+    assert [each.place for each in found.artifacts] == ["models/detect/model.onnx", "models/read/model.onnx"]
+
+
+def test_a_models_manifest_has_the_bytes_that_it_had_before_there_were_pipelines() -> None:
+    digest = "2e57a71e1cc67aae59818ba5110fa0b25eb0fb7bfbd9410f6d5a2a4b68f56007"
+    assert hashlib.sha256(encode_manifest(MANIFEST)).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"models": ()},
+        {"models": (StepModel("detect"), StepModel("detect"), StepModel("read"))},
+        {"models": (StepModel("../detect"), StepModel("read"))},
+        {"models": (StepModel("detect"), StepModel("read"), StepModel("other"))},
+        {"artifacts": PIPELINE.artifacts[:1]},
+        {"artifacts": (*PIPELINE.artifacts, Artifact(RELEASE.file("read--model.onnx"), HASH, 1, "", "", "read"))},
+        {"artifacts": (*PIPELINE.artifacts, Artifact(RELEASE.file("detect--x.step"), HASH, 1, "", "", "read"))},
+        {"artifacts": (*PIPELINE.artifacts, Artifact(RELEASE.file("read--.x.step"), HASH, 1, "", "", "read"))},
+        {"artifacts": (*PIPELINE.artifacts, Artifact(RELEASE.file("model.onnx"), HASH, 1, "onnxruntime"))},
+    ],
+)
+def test_a_signed_pipeline_whose_models_and_files_do_not_belong_together_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UpdateError, match="models|wanted a name like"):
+        decode_manifest(encode_manifest(msgspec.structs.replace(PIPELINE, **changes)), RELEASE.manifest)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest
+from edge_runtime.backends.registry import artifact_names, known_backends
+from edge_runtime.errors import UpdateError
+from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest, StepModel
+from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import LONGEST_LEAP
 from edge_runtime.update.release_checks import (
     DeviceTraits,
     KnownReleases,
+    check_served,
     choose_offers,
     share,
     takes_part,
@@ -131,3 +137,86 @@ def test_a_counter_that_leaps_is_passed_over_so_that_there_is_always_one_after_a
         reason = why_not_offered(assignment((1 << 63) - 1), memory)
         assert reason is not None
         assert f"leaps from {highest}" in reason
+
+
+CHAIN = """
+[[step]]
+name = "boxes"
+model = "detect"
+inputs = {x = "input.x"}
+[[step]]
+name = "text"
+model = "read"
+inputs = {x = "boxes.y"}
+[output]
+y = "text.y"
+"""
+
+PYTHON_STEP = """
+[[step]]
+name = "join"
+python = "steps.py:join"
+inputs = {x = "text.y"}
+outputs = {y = {datatype = "FP32", shape = [-1, 2]}}
+"""
+
+
+def pipeline_manifest(**changes: object) -> Manifest:
+    folder = "team/vision/digits/4"
+    artifacts = tuple(
+        Artifact(f"{folder}/{model}--model.onnx.step", sha(1), 10, "onnxruntime", "", model)
+        for model in ("detect", "read")
+    )
+    models = (StepModel("detect"), StepModel("read"))
+    return manifest(**{"artifacts": artifacts, "models": models, "pipeline": CHAIN, **changes})
+
+
+def test_a_pipeline_fits_a_device_whose_backends_load_each_of_its_models() -> None:
+    whole = pipeline_manifest()
+    assert why_not_fit(whole, DEVICE) is None
+    other = Artifact("team/vision/digits/4/read--model.tflite.step", sha(1), 10, "litert", "", "read")
+    lacking = msgspec.structs.replace(whole, artifacts=(whole.artifacts[0], other))
+    assert "backends here load .onnx" in (why_not_fit(lacking, DEVICE) or "")
+
+
+def test_a_pipeline_with_a_python_step_is_passed_over_and_never_served() -> None:
+    with_code = pipeline_manifest(pipeline=CHAIN + PYTHON_STEP)
+    assert "carries steps.py:join; an update never brings code" in (why_not_fit(with_code, DEVICE) or "")
+    with pytest.raises(UpdateError, match=r"calls steps\.py:join, and an update never brings code"):
+        check_served(with_code, "here")
+
+
+def test_a_pipeline_that_brings_code_as_a_file_of_a_model_is_passed_over_and_never_served() -> None:
+    code = Artifact("team/vision/digits/4/read--model.py.step", sha(1), 10, "python", "", "read")
+    with_code = pipeline_manifest(artifacts=(*pipeline_manifest().artifacts, code))
+    assert "carries models/read/model.py" in (why_not_fit(with_code, DEVICE) or "")
+    with pytest.raises(UpdateError, match=r"models/read/model\.py, which is code"):
+        check_served(with_code, "here")
+
+
+def test_a_device_that_knows_no_releases_of_pipelines_passes_one_over_with_the_reason() -> None:
+    """It ignores the keys that it does not know, and finds files that none of its backends loads, whatever they load."""
+    suffixes = frozenset(suffix_of(name) for each in known_backends() for name in artifact_names(each))
+    every = dataclasses.replace(DEVICE, suffixes=suffixes)
+    as_it_reads = msgspec.structs.replace(
+        pipeline_manifest(),
+        pipeline="",
+        models=(),
+        artifacts=tuple(msgspec.structs.replace(each, model="") for each in pipeline_manifest().artifacts),
+    )
+    assert "has detect--model.onnx.step, read--model.onnx.step; backends here load" in (
+        why_not_fit(as_it_reads, every) or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"models": (StepModel("detect"), StepModel("other"))}, "asks detect, read; it brings detect, other"),
+        ({"pipeline": "step = 1"}, "pipeline.toml: step"),
+        ({"models": (StepModel("detect", {"device": "CUDA"}), StepModel("read"))}, "device is not published"),
+    ],
+)
+def test_a_signed_pipeline_that_makes_no_sense_is_not_served(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(UpdateError, match=reason):
+        check_served(pipeline_manifest(**changes), "here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -384,3 +385,80 @@ def test_a_removal_that_was_cut_off_is_finished_and_never_mistaken_for_a_release
             releases.open(RELEASE.release)
         releases.keep_only(())
         assert names(tmp_path / "releases") == []
+
+
+PIPELINE = make_release(
+    {"detect/model.onnx": GRAPH, "read/model.onnx": GRAPH, "read/weights.data": DATA},
+    model="reader",
+    counter=7,
+    pipeline="""
+    [[step]]
+    name = "boxes"
+    model = "detect"
+    inputs = {x = "input.x"}
+    [[step]]
+    name = "text"
+    model = "read"
+    inputs = {x = "boxes.y"}
+    [output]
+    y = "text.y"
+    """,
+)
+
+
+def test_a_pipeline_is_a_folder_with_its_models_as_models_of_its_own(
+    releases: Releases, store: ArtifactStore, tmp_path: Path
+) -> None:
+    lay_out(releases, store, PIPELINE)
+    staged = releases.open(PIPELINE.release)
+    folder = folder_of(tmp_path / "releases", PIPELINE)
+    assert names(folder) == [
+        "golden.bin", "manifest.json", "models/detect/model.onnx", "models/read/model.onnx",
+        "models/read/weights.data", "pipeline.toml",
+    ]  # fmt: skip
+    assert (folder / "pipeline.toml").read_text() == PIPELINE.manifest.pipeline
+    assert (staged.folder.name, list(staged.folder.versions)) == ("reader", [1])
+    owned = {each.name: each.versions[7] for each in staged.folder.owned}
+    assert {name: sorted(version.files) for name, version in owned.items()} == {
+        "reader/detect": ["model.onnx"],
+        "reader/read": ["model.onnx", "weights.data"],
+    }
+    assert owned["reader/read"].path == folder / "models" / "read"
+    assert (folder / "models" / "read" / "weights.data").stat().st_nlink == 1
+    staged.check_unchanged()
+
+
+def test_a_pipeline_keeps_its_files_for_the_release_after_it(releases: Releases, store: ArtifactStore) -> None:
+    lay_out(releases, store, PIPELINE)
+    assert set(releases.artifacts()) == {sha256(GRAPH[1]), sha256(DATA[1])}
+
+
+@pytest.mark.parametrize("place", ["pipeline.toml", "models/detect/model.onnx", "models/read/weights.data"])
+@pytest.mark.parametrize("change", [b"another", None])
+def test_a_pipeline_with_a_changed_or_lost_file_is_not_served_and_made_anew(
+    releases: Releases, store: ArtifactStore, tmp_path: Path, place: str, change: bytes | None
+) -> None:
+    lay_out(releases, store, PIPELINE)
+    staged = releases.open(PIPELINE.release)
+    file = folder_of(tmp_path / "releases", PIPELINE) / place
+    file.unlink()
+    if change is not None:
+        file.write_bytes(change)
+    with pytest.raises(UpdateError, match=re.escape(place)):
+        staged.check_unchanged()
+    with pytest.raises(UpdateError, match=re.escape(place)):
+        releases.open(PIPELINE.release)
+    lay_out(releases, store, PIPELINE)
+    releases.open(PIPELINE.release).check_unchanged()
+
+
+@pytest.mark.parametrize("place", ["models/detect/more.onnx", "models/other/model.onnx", "more/model.onnx", "models/x"])
+def test_a_file_that_is_none_of_a_pipelines_is_found(
+    releases: Releases, store: ArtifactStore, tmp_path: Path, place: str
+) -> None:
+    lay_out(releases, store, PIPELINE)
+    file = folder_of(tmp_path / "releases", PIPELINE) / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"more")
+    with pytest.raises(UpdateError, match="find out who writes there"):
+        releases.open(PIPELINE.release)
