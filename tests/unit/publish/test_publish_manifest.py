@@ -233,5 +233,5 @@ def test_a_models_manifest_has_the_bytes_that_it_had_before_there_were_pipelines
     ],
 )
 def test_a_signed_pipeline_whose_models_and_files_do_not_belong_together_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UpdateError, match="models|wanted a name like"):
+    with pytest.raises(UpdateError, match=r"models|wanted a name like"):
         decode_manifest(encode_manifest(msgspec.structs.replace(PIPELINE, **changes)), RELEASE.manifest)

@@ -195,7 +195,7 @@ def test_a_pipeline_that_brings_code_as_a_file_of_a_model_is_passed_over_and_nev
 
 
 def test_a_device_that_knows_no_releases_of_pipelines_passes_one_over_with_the_reason() -> None:
-    """It ignores the keys that it does not know, and finds files that none of its backends loads, whatever they load."""
+    """It ignores the keys that it does not know, and finds files that no backend loads."""
     suffixes = frozenset(suffix_of(name) for each in known_backends() for name in artifact_names(each))
     every = dataclasses.replace(DEVICE, suffixes=suffixes)
     as_it_reads = msgspec.structs.replace(
