@@ -189,8 +189,8 @@ def described_file(file: Artifact | Golden | Delta) -> ExpectedFile:
 def check_served(manifest: Manifest, source: str) -> ReleaseSettings:
     """Return the settings of a release. source: for the message.
 
-    Raises UpdateError: it has code, a reserved file name, settings that no release may bring, a pipeline of other models
-    than it brings, or too large a golden file.
+    Raises UpdateError: it has code, a reserved file name, settings that no release may bring, a pipeline of other
+    models than it brings, or too large a golden file.
     """
     places = [artifact.place for artifact in manifest.artifacts]
     for place in places:
