@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let clients of HTTP and gRPC name POSIX shared memory of their own, as Triton's do",
     )
+    parser.add_argument(
+        "--torchserve", action="store_true", help="let HTTP answer TorchServe's paths too: /predictions, /ping, /models"
+    )
     parser.add_argument("--mqtt", metavar="URL", help="also serve through a broker, mqtt[s]://[user@]host[:port][/DEVICE];"
                         " the device's id is else the host's name")  # fmt: skip
     parser.add_argument("--profile", metavar="NAME", help="device profile (default: the one that fits this device)")
@@ -105,6 +108,7 @@ def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
             "zmq.control": client_endpoint(arguments.control) if arguments.control else None,
             "http.endpoint": arguments.http,
             "http.control": arguments.http_control or (True if arguments.allow_control else None),
+            "http.torchserve": True if arguments.torchserve else None,
             "grpc.endpoint": arguments.grpc,
             "grpc.control": arguments.grpc_control or (True if arguments.allow_control else None),
             "shared_memory.client_named": True if arguments.client_shared_memory else None,

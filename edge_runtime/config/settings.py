@@ -347,6 +347,10 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     strict_readiness: bool = False
     """Whether one model that failed to load makes the daemon not ready, as with Triton."""
 
+    torchserve: bool = False
+    """Whether TorchServe's paths are answered too (`--torchserve`): `/predictions/NAME`, `/ping`, `/models`; see
+    [From TorchServe](from-torchserve.md)."""
+
 
 class GrpcSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     """The Open Inference Protocol over gRPC; see [HTTP and gRPC](http.md)."""

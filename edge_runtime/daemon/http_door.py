@@ -20,6 +20,7 @@ from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.frontend.http_frontend import HttpFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
+from edge_runtime.frontend.torchserve import TorchServe
 from edge_runtime.transports.http_transport import HttpListener, HttpTransport, bind_tcp, bind_unix
 from edge_runtime.transports.zmq_bind import IPC_MODE, PASSING, lock_path
 
@@ -45,6 +46,7 @@ class HttpDoor:
             clock=core.clock,
             metrics=core.metrics,
             max_body_bytes=settings.max_body_bytes,
+            torchserve=TorchServe(protocol, core.table) if settings.torchserve else None,
         )
         self._transport: HttpTransport | None = None
         self._paths: list[Path] = []

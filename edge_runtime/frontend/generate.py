@@ -1,6 +1,7 @@
-"""Triton's `generate`: a JSON object whose keys are a model's inputs, answered by one whose keys are its outputs.
+"""Bodies that name no shapes: Triton's `generate`, and a body that is one input's bytes.
 
-Pure. For models of one row a request, whose inputs leave one length open at most: text in, text out.
+`generate` is a JSON object whose keys are a model's inputs, answered by one whose keys are its outputs. Pure. For
+models of one row a request, whose inputs leave one length open at most.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.serving.servable import Servable
-from edge_runtime.tensors import element_count
+from edge_runtime.tensors import datatype, element_count
+from edge_runtime.wire import oip
 from edge_runtime.wire.codec import short, typed
 
 
@@ -37,6 +39,34 @@ def generate_answer(servable: Servable, outputs: Sequence[tuple[str, Any]]) -> d
     """The answer: each output's elements, one of them as itself. outputs: name and flat data."""
     named = {name: data[0] if len(data) == 1 else data for name, data in outputs}
     return {"model_name": servable.model, "model_version": str(servable.number), **named}
+
+
+def raw_fields(servable: Servable, nbytes: int) -> dict[str, Any]:
+    """The request that a body of nothing but one input's data stands for. Raises TensorMismatch."""
+    inputs = servable.spec.inputs
+    name = servable.model
+    if len(inputs) != 1:
+        raise TensorMismatch(f"model {name} has {len(inputs)} inputs; a raw request is for models with one")
+    (tensor,) = inputs
+    shape = list(tensor.shape)
+    if servable.batches:
+        shape[0] = 1
+    free = [axis for axis, length in enumerate(shape) if length == DYNAMIC]
+    if len(free) > 1:
+        raise TensorMismatch(f"model {name} takes {list(tensor.shape)}; a raw request leaves one length open at most")
+    if tensor.datatype == "BYTES":
+        if free:
+            shape[free[0]] = 1
+    elif free:
+        row = element_count([length for length in shape if length != DYNAMIC]) * datatype(tensor.datatype).itemsize
+        shape[free[0]] = nbytes // row if row else 0
+    item = {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": shape,
+        "parameters": {oip.BINARY_SIZE: nbytes},
+    }
+    return {"inputs": [item], "parameters": {oip.BINARY_OUTPUTS: True}}
 
 
 def _input(spec: TensorSpec, value: Any, *, batches: bool) -> dict[str, Any]:

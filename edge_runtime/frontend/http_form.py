@@ -39,10 +39,11 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]",
 
 
 class Field(NamedTuple):
-    """One field of a form. file_name: None where it is no file."""
+    """One field of a form. file_name: None where it is no file. kind: its Content-Type, "" without."""
 
     name: str
     file_name: str | None
+    kind: str
     data: memoryview
 
 
@@ -111,12 +112,12 @@ def cut_form(body: bytes | memoryview, boundary: bytes) -> list[Field]:
             raise DecodeFailed(
                 f"field {len(fields)} of the form has no end of its headers within {MAX_FIELD_HEAD_BYTES} bytes"
             )
-        name, file_name = _read_head(data[at:begin].decode("utf-8", "replace"), len(fields))
+        name, file_name, kind = _read_head(data[at:begin].decode("utf-8", "replace"), len(fields))
         begin += 4
         end = data.find(delimiter, begin)
         if end < 0:
             raise DecodeFailed(f"the form ends within its field {short(name)}: its last boundary is missing")
-        fields.append(Field(name, file_name, view[begin:end]))
+        fields.append(Field(name, file_name, kind, view[begin:end]))
         at = end + len(delimiter)
     return fields
 
@@ -124,8 +125,8 @@ def cut_form(body: bytes | memoryview, boundary: bytes) -> list[Field]:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _read_head(text: str, number: int) -> tuple[str, str | None]:
-    """Name and file name of a field. Raises DecodeFailed."""
+def _read_head(text: str, number: int) -> tuple[str, str | None, str]:
+    """Name, file name and Content-Type of a field. Raises DecodeFailed."""
     headers: dict[str, str] = {}
     for line in text.split("\r\n"):
         name, colon, value = line.partition(":")
@@ -137,12 +138,13 @@ def _read_head(text: str, number: int) -> tuple[str, str | None]:
     found = _value_of(headers.get("content-disposition", ""))
     if found is None or found[0].lower() != "form-data" or "name" not in found[1]:
         raise DecodeFailed(f'field {number} of the form: wanted the header Content-Disposition: form-data; name="…"')
-    if headers.get("content-type", "").lower().startswith("multipart/"):
+    kind = headers.get("content-type", "")
+    if kind.lower().startswith("multipart/"):
         raise DecodeFailed(f"field {number} of the form is a form itself; wanted each picture in a field of its own")
     coding = headers.get("content-transfer-encoding", "binary").lower()
     if coding not in {"binary", "7bit", "8bit"}:
         raise DecodeFailed(f"field {number} of the form has Content-Transfer-Encoding {short(coding)}; wanted none")
-    return found[1]["name"], found[1].get("filename", found[1].get("filename*"))
+    return found[1]["name"], found[1].get("filename", found[1].get("filename*")), kind
 
 
 def _value_of(text: str) -> tuple[str, dict[str, str]] | None:

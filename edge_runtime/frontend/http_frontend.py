@@ -20,7 +20,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
 from edge_runtime.frontend.encodings import Encoding
-from edge_runtime.frontend.generate import generate_fields
+from edge_runtime.frontend.generate import generate_fields, raw_fields
 from edge_runtime.frontend.http_form import read_form
 from edge_runtime.frontend.http_message import (
     BINARY,
@@ -43,12 +43,12 @@ from edge_runtime.frontend.http_message import (
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference, infer_header
+from edge_runtime.frontend.torchserve import PING, Sent, TorchServe, TorchServeAnswer
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
-from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.tensors import Array, datatype, element_count
+from edge_runtime.tensors import Array
 from edge_runtime.transports.http_head import BadMessage, HttpHead
 from edge_runtime.transports.http_transport import Frames, HttpConnection, HttpRequest, HttpTransport
 from edge_runtime.wire import codec, json_codec, oip
@@ -87,8 +87,9 @@ class HttpFrontend:
         clock: Clock,
         metrics: Metrics,
         max_body_bytes: int,
+        torchserve: TorchServe | None = None,
     ) -> None:
-        """frontend: with the encoding BINARY."""
+        """frontend: with the encoding BINARY. torchserve: answers TorchServe's paths, None: they are none of ours."""
         self._frontend = frontend
         self._protocol = protocol
         self._table = table
@@ -96,6 +97,7 @@ class HttpFrontend:
         self._clock = clock
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._torchserve = torchserve
         self._preparing_bytes = 0
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="edge-http-body")
         self._transport: HttpTransport
@@ -114,7 +116,8 @@ class HttpFrontend:
 
     def understand(self, head: HttpHead) -> None:
         """Read what a head asks for. A web page that is listed may read the answer: its browser asks for a header."""
-        head.meaning = read_call(head)
+        call = self._torchserve.read_call(head) if self._torchserve is not None else None
+        head.meaning = call or read_call(head)
         origin = head.headers.get("origin")
         if origin is not None and self._access.is_listed(origin):
             head.adds = allowed_page(head)
@@ -139,7 +142,7 @@ class HttpFrontend:
             if isinstance(error, NotReady) and self._table.is_coming(name, version):
                 return None  # it waits for its model, with its body
             self._metrics.refused(error.code)
-            return error_frames(error)
+            return call.refuse(error, None)
         return None
 
     def requests(self, requests: Sequence[HttpRequest]) -> None:
@@ -231,12 +234,15 @@ class HttpFrontend:
             self._transport.answer(request, refusal)
             return
         is_text = call.head_bytes is None and not call.is_picture
+        if call.is_torchserve and request.head is not None:
+            says_type = "content-type" in request.head.headers  # curl -T says none
+            is_text = says_type or bytes(request.body[:1]) in {b"{", b"["}
         if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
             self._answer(request, call, *_read(request, call, self._max_body_bytes))
             return
         nbytes = len(request.body)
         if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
-            self._transport.answer(request, error_frames(QueueFull("too many large bodies wait to be read")))
+            self._transport.answer(request, call.refuse(QueueFull("too many large bodies wait to be read"), None))
             return
         self._preparing_bytes += nbytes
         self._preparer.submit(self._prepare, request, call, nbytes)
@@ -264,7 +270,7 @@ class HttpFrontend:
         if error is not None:
             self._metrics.refused(error.code)
             status = error.status if isinstance(error, BadMessage) else None
-            self._transport.answer(request, error_frames(error, status))
+            self._transport.answer(request, call.refuse(error, status))
         elif call.name == INFER:
             self._infer(request, call, body, fields)
         elif call.name == OPTIONS:
@@ -277,6 +283,17 @@ class HttpFrontend:
         caller = caller_of(request)
         assert caller is not None
         caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
+        if self._torchserve is not None and self._torchserve.has(call.name):
+            self._torchserve.call(
+                call.name,
+                call.values,
+                caller,
+                lambda result: self._transport.post(
+                    request,
+                    call.refuse(result, None) if isinstance(result, EdgeRuntimeError) else json_response(*result),
+                ),
+            )
+            return
 
         def reply(result: Any) -> None:
             if isinstance(result, EdgeRuntimeError):
@@ -290,21 +307,26 @@ class HttpFrontend:
         self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
 
     def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> None:
-        reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
+        plain = TorchServeAnswer(call) if call.is_torchserve else BINARY
+        reply = TransportReply(self._frontend, self._endpoint, (request,), plain, b"")
         with self._frontend.answering(reply):
             name, version = call.values["name"], call.values.get("version")
-            if "generate" in call.values:
+            tensors: list[Any] | None = None
+            if isinstance(body, Sent):
+                assert request.head is not None
+                fields, tensors = TorchServe.request(self._table.resolve(name, oip_version(call)), body, request.head)
+            elif "generate" in call.values:
                 fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
             elif call.head_bytes == 0:
-                fields = self._raw_fields(name, oip_version(call), len(body))
+                fields = raw_fields(self._table.resolve(name, oip_version(call)), len(body))
             elif isinstance(body, Pictures):
                 fields = {**fields, "inputs": body.inputs()}
             asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
             encoding = self._encoding(call, asked, body)
             reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
             if isinstance(body, Pictures):
-                tensors: list[Any] = [body.array()]
-            else:
+                tensors = [body.array()]
+            elif tensors is None:
                 tensors = _tensors(asked, fields, body, self._protocol.regions)
             key = self._key(request, call, asked)
             caller = caller_of(request)
@@ -321,38 +343,11 @@ class HttpFrontend:
         """How a request is answered. body: as `_read` gives it."""
         if "generate" in call.values:
             return GenerateAnswer(call)
+        if call.is_torchserve:
+            return TorchServeAnswer(call)
         if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
             return PictureAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
         return OipAnswer(self._protocol, asked, call.deflates)
-
-    def _raw_fields(self, name: str, version: int | None, nbytes: int) -> dict[str, Any]:
-        """The request that a body of nothing but one input's data stands for. Raises TensorMismatch."""
-        servable = self._table.resolve(name, version)
-        inputs = servable.spec.inputs
-        if len(inputs) != 1:
-            raise TensorMismatch(f"model {name} has {len(inputs)} inputs; a raw request is for models with one")
-        (tensor,) = inputs
-        shape = list(tensor.shape)
-        if servable.batches:
-            shape[0] = 1
-        free = [axis for axis, length in enumerate(shape) if length == DYNAMIC]
-        if len(free) > 1:
-            raise TensorMismatch(
-                f"model {name} takes {list(tensor.shape)}; a raw request leaves one length open at most"
-            )
-        if tensor.datatype == "BYTES":
-            if free:
-                shape[free[0]] = 1
-        elif free:
-            row = element_count([length for length in shape if length != DYNAMIC]) * datatype(tensor.datatype).itemsize
-            shape[free[0]] = nbytes // row if row else 0
-        item = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": shape,
-            "parameters": {oip.BINARY_SIZE: nbytes},
-        }
-        return {"inputs": [item], "parameters": {oip.BINARY_OUTPUTS: True}}
 
     def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:
         """What equal requests are known by; None where the next one must be read anew."""
@@ -389,13 +384,13 @@ class HttpFrontend:
         headers = head.headers
         try:
             self._access.check_browser(place, headers.get("origin"), headers.get("host"))
-            if call.name in OPEN_CALLS or call.name == OPTIONS:
+            if call.name in OPEN_CALLS or call.name in {OPTIONS, PING}:
                 return Caller(None)
             rights = self._access.caller(place, headers.get("authorization"))
             if call.name == INFER and not rights.may_infer:
                 raise Forbidden("this token may not infer; make one with: edge-runtime token add NAME --may infer")
         except EdgeRuntimeError as error:
-            return error_frames(error)
+            return call.refuse(error, None)
         return Caller(rights.name, rights.may_infer, rights.may_control)
 
 
@@ -405,23 +400,26 @@ def oip_version(call: HttpCall) -> int | None:
     return int(text[:20]) if text else None
 
 
-def _read(
+def _read(  # noqa: PLR0911 (a return for each kind of body)
     request: HttpRequest, call: HttpCall, max_bytes: int
 ) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
     """What follows the JSON of a body, or its Pictures; the JSON's fields; and what is wrong with it."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
-        may_be_picture = call.name == INFER and "generate" not in call.values and size is None
+        may_be_picture = call.takes_oip and size is None
         if call.takes_pictures or (may_be_picture and is_picture(bytes(body[:16]))):  # curl -d says another type
             return (*_read_pictures(body, call), None)
+        if call.is_torchserve:
+            assert request.head is not None
+            return TorchServe.read_body(body, request.head, call), {}, None
         if size == 0:
             return body, {}, None
         if size is not None:
             if size > len(body):
                 raise DecodeFailed(f"inference-header-content-length is {size}, and the body has {len(body)} bytes")
             return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
-        if not len(body) and call.name != INFER:
+        if call.ignores_body or (not len(body) and call.name != INFER):
             return b"", {}, None
         fields = json_codec.loads(bytes(body), _json_bound(request, call, max_bytes))
         pictures = json_codec.pictures_of(fields) if may_be_picture else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -79,6 +79,10 @@ DEFLATE_LEVEL = 1
 _REASONS = {each.value: each.phrase for each in HTTPStatus} | {499: "Client Closed Request"}
 
 
+Refuse = Callable[[EdgeRuntimeError, "int | None"], Frames]
+"""Writes an error. Its status is by its code where None is given."""
+
+
 @dataclass(slots=True)
 class HttpCall:
     """What a head asks for. refusal: why it cannot be had, with its status; None where it can.
@@ -86,7 +90,8 @@ class HttpCall:
     name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
     None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
     deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
-    headers; b"" where each is read anew. callers: by address, who calls.
+    headers; b"" where each is read anew. callers: by address, who calls. refuse: writes its errors. ignores_body: its body
+    is not read.
     """
 
     name: str = ""
@@ -100,6 +105,18 @@ class HttpCall:
     timeout_ms: float | None = None
     key: bytes = b""
     callers: dict[Hashable, Caller | Frames] = field(default_factory=dict)
+    refuse: Refuse = field(default_factory=lambda: error_frames)
+    ignores_body: bool = False
+
+    @property
+    def takes_oip(self) -> bool:
+        """Whether its body is a request for inference of the Open Inference Protocol."""
+        return self.name == INFER and "generate" not in self.values and not self.is_torchserve
+
+    @property
+    def is_torchserve(self) -> bool:
+        """Whether it is a prediction by TorchServe's paths."""
+        return "torchserve" in self.values
 
     @property
     def takes_pictures(self) -> bool:
@@ -112,14 +129,13 @@ def read_call(head: HttpHead) -> HttpCall:
     call = HttpCall()
     try:
         _find(head, call)
-        _read_headers(head, call)
+        read_headers(head, call)
     except BadMessage as error:
         call.refusal = error_frames(error, error.status)
     except EdgeRuntimeError as error:
         call.refusal = error_frames(error)
     if (
-        call.name == INFER
-        and "generate" not in call.values
+        call.takes_oip
         and not call.takes_pictures
         and call.head_bytes
         and call.inflates is None
@@ -158,17 +174,18 @@ def _find(head: HttpHead, call: HttpCall) -> None:
     raise BadMessage(f"there is no {head.path[:200]!r} here; the protocol's paths begin with /v2", 404)
 
 
-def _read_headers(head: HttpHead, call: HttpCall) -> None:
+def read_headers(head: HttpHead, call: HttpCall) -> None:
+    """Note what the headers say of a call's body and answer. Raises BadMessage, DecodeFailed, Unsupported."""
     headers = head.headers
     text = headers.get(HEAD_LENGTH)
-    if text is not None and call.name == INFER:
+    if text is not None and call.name == INFER and not call.is_torchserve:
         if not (text.isascii() and text.isdigit()) or len(text) > 12:
             raise DecodeFailed(f"{HEAD_LENGTH}: got {text[:40]!r}, wanted a whole number of bytes")
         call.head_bytes = int(text)
         if not head.is_chunked and "content-encoding" not in headers and call.head_bytes > head.length:
             raise DecodeFailed(f"{HEAD_LENGTH}: got {call.head_bytes}, and the body has {head.length} bytes")
         head.body_shift = call.head_bytes
-    if call.name == INFER and "generate" not in call.values and "content-type" in headers:
+    if call.takes_oip and "content-type" in headers:
         _read_content_type(headers["content-type"], call)
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in {"gzip", "deflate", "identity", ""}:
@@ -286,19 +303,19 @@ def json_response(value: Any, status: int = 200, deflates: str | None = None) ->
     return response((json_codec.dumps(value),), status=status, deflates=deflates)
 
 
-def error_frames(error: EdgeRuntimeError, status: int | None = None) -> Frames:
-    """An error. status: by its code where it is None."""
+def error_frames(error: EdgeRuntimeError, status: int | None = None, fields: Mapping[str, Any] | None = None) -> Frames:
+    """An error. status: by its code where it is None. fields: of its body; None: as in the Open Inference Protocol."""
     if status is None:
         status = oip.error_status(error)[0]
     more = ""
-    if status == 503:
+    if status == 503 and error.retryable:
         retry_ms = error.retry_after_ms if error.retry_after_ms is not None else 1e3
         more = f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
     elif status == 401:
         more = "WWW-Authenticate: Bearer\r\n"
     elif status == 405:
         more = "Allow: GET, POST\r\n"
-    return response((json_codec.dumps(oip.error_body(error)),), status=status, more=more)
+    return response((json_codec.dumps(oip.error_body(error) if fields is None else fields),), status=status, more=more)
 
 
 class BinaryAnswer:

@@ -317,6 +317,22 @@ class OpenInference:
             log.exception("%s failed", name)
             reply(EdgeRuntimeError(f"{name} failed: {type(error).__name__}: {error}"))
 
+    def operate(
+        self, operation: str, values: Mapping[str, Any], caller: Caller, reply: Done, shape: Callable[[Any], Any]
+    ) -> None:
+        """Answer a call by a row of the table of operations. shape: makes the protocol's answer of its result."""
+        _check_rights(operation, caller)
+        header = RequestHeader(
+            op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
+        )
+        self._operations.answer(
+            header,
+            lambda result: reply(result if isinstance(result, EdgeRuntimeError) else shape(result)),
+            is_control=caller.may_control,
+            max_frame_bytes=0,
+            connection=lambda: None,
+        )
+
     # ---- health and metadata ----------------------------------------------------------------------------------------
 
     def _server_live(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
@@ -341,7 +357,7 @@ class OpenInference:
 
     def _model_ready(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         name = _name(values)
-        self._operate("ready", values, caller, reply, lambda is_ready: {"name": name, "ready": is_ready})
+        self.operate("ready", values, caller, reply, lambda is_ready: {"name": name, "ready": is_ready})
 
     def _server_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         del values, caller
@@ -349,15 +365,15 @@ class OpenInference:
         reply({"name": "edge-runtime", "version": __version__, "extensions": extensions})
 
     def _model_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
-        self._operate("metadata", values, caller, reply, _metadata)
+        self.operate("metadata", values, caller, reply, _metadata)
 
     def _model_config(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         _name(values)
-        self._operate("model_config", values, caller, reply, lambda config: config)
+        self.operate("model_config", values, caller, reply, lambda config: config)
 
     def _model_statistics(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         try:
-            self._operate("model_statistics", values, caller, reply, lambda found: {"model_stats": found})
+            self.operate("model_statistics", values, caller, reply, lambda found: {"model_stats": found})
         except (ModelNotFound, NotReady) as error:
             raise DecodeFailed(error.message) from None  # 400, as with Triton
 
@@ -365,12 +381,12 @@ class OpenInference:
 
     def _repository_index(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         only_ready = typed(values, "ready", bool, False)
-        self._operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
+        self.operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
 
     def _repository_load(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         parameters = typed(values, "parameters", dict, {})
         if not parameters:
-            self._operate("load", {"name": _name(values)}, caller, reply, lambda _: {})
+            self.operate("load", {"name": _name(values)}, caller, reply, lambda _: {})
             return
         _check_may_control("load", caller)
         self._operations.loader.load(
@@ -385,7 +401,7 @@ class OpenInference:
             # A model that is not there is as it was wanted, as with Triton.
             reply({} if isinstance(result, ModelNotFound) else result)
 
-        self._operate("unload", {"name": _name(values)}, caller, unloaded, lambda _: {})
+        self.operate("unload", {"name": _name(values)}, caller, unloaded, lambda _: {})
 
     # ---- memory that clients name -----------------------------------------------------------------------------------
 
@@ -473,24 +489,6 @@ class OpenInference:
             else:
                 found.append((header, array))
         return found
-
-    # ---- private ----------------------------------------------------------------------------------------------------
-
-    def _operate(
-        self, operation: str, values: Mapping[str, Any], caller: Caller, reply: Done, shape: Callable[[Any], Any]
-    ) -> None:
-        """Answer a call by a row of the table of operations. shape: makes the protocol's answer of its result."""
-        _check_rights(operation, caller)
-        header = RequestHeader(
-            op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
-        )
-        self._operations.answer(
-            header,
-            lambda result: reply(result if isinstance(result, EdgeRuntimeError) else shape(result)),
-            is_control=caller.may_control,
-            max_frame_bytes=0,
-            connection=lambda: None,
-        )
 
 
 def _classes(servable: Servable, header: TensorHeader, array: Array, count: int) -> Array:

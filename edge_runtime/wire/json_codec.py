@@ -184,16 +184,21 @@ def loads(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
     An integer beyond 64 bits is a float, as no datatype has one; of a key that is named twice the last one counts.
     """
+    fields = load_value(frame, max_bytes)
+    if not isinstance(fields, dict):
+        raise DecodeFailed(f"the message is a JSON {type(fields).__name__}, wanted an object")
+    return fields
+
+
+def load_value(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Any value of JSON text, as `loads` reads it. Raises DecodeFailed."""
     if len(frame) > max_bytes:
         advice = "send large tensors in binary form, outside the JSON"
         raise DecodeFailed(f"the JSON request is {len(frame)} bytes; at most {max_bytes} are read; {advice}")
     try:
-        fields = orjson.loads(frame)
+        return orjson.loads(frame)
     except orjson.JSONDecodeError:
-        fields = _slow_loads(frame)
-    if not isinstance(fields, dict):
-        raise DecodeFailed(f"the message is a JSON {type(fields).__name__}, wanted an object")
-    return fields
+        return _slow_loads(frame)
 
 
 def dumps(value: Any) -> bytes:

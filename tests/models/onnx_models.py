@@ -84,6 +84,12 @@ def identity(folder: Path, datatype: str) -> Path:
     return _write(folder, nodes, [("x", datatype, ["rows", 2])], [("y", datatype, ["rows", 2])])
 
 
+def text_copy(folder: Path) -> Path:
+    """x BYTES [rows] -> y BYTES [rows]."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    return _write(folder, nodes, [("x", "BYTES", ["rows"])], [("y", "BYTES", ["rows"])])
+
+
 def renamed(folder: Path) -> Path:
     """x FP32 [rows, 2] -> y FP32 [rows, 2] = relu(x), by way of a tensor `a` that only takes another name."""
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
