@@ -90,7 +90,7 @@ class HttpCall:
     name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
     None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
     deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
-    headers; b"" where each is read anew. callers: by address, who calls. refuse: writes its errors. ignores_body: its body
+    headers; b"" where each is read anew. callers: by address, who calls. refuse: writes its errors. ignores_body: it
     is not read.
     """
 
