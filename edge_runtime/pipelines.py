@@ -93,8 +93,9 @@ class StepTable(Struct, frozen=True, forbid_unknown_fields=True):
     inputs: dict[str, str] = key(default_factory=dict)
     """By input of the model (or parameter of the function): `"input.NAME"` or `"STEP.NAME"`."""
 
-    answers: bool = False
-    """Whether the model's declared answers (boxes, classes) come out, in place of its own tensors."""
+    raw: bool | None = None
+    """As the parameter of a request, where the model declares answers: `true`, its own tensors come out; `false`, its
+    answers (boxes, classes). When absent: answers where it is given pictures."""
 
     when: str | None = None
     """The step is skipped unless this holds for an element of a tensor: `"detect.count > 0"`; a bare place: not 0."""
@@ -165,30 +166,20 @@ class Crop(NamedTuple):
     box: Place
 
 
-class PythonFunction(NamedTuple):
-    """A function of a file beside `pipeline.toml`."""
-
-    file: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.name}"
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: exactly one of `model` and `python` is set. version: None where the model's default is asked.
+    """One step: exactly one of `model` and `python` (a function of STEPS_FILE) is set. version: None for the default.
 
-    inputs: by the model's own input. answers: asks for declared answers. map: empty where the step is not mapped; the
+    inputs: by the model's own input. raw: as the parameter of a request, None where it has none. map: empty where the step is not mapped; the
     inputs that read these places are given one item each. crop: its box is among `map`. outputs: of a Python step.
     """
 
     name: str
     model: str | None = None
-    python: PythonFunction | None = None
+    python: str | None = None
     version: int | None = None
     inputs: Mapping[str, Place] = field(default_factory=dict)
-    answers: bool = False
+    raw: bool | None = None
     when: Condition | None = None
     map: tuple[Place, ...] = ()
     crop: Crop | None = None
@@ -382,7 +373,7 @@ def critical_path(
 # ---- private --------------------------------------------------------------------------------------------------------
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_FUNCTION = re.compile(r"(?P<file>[A-Za-z0-9_]{1,64}\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})")
+_FUNCTION = re.compile(r"steps\.py:(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})")
 _CONDITION = re.compile(
     r"(?P<place>[^\s<>=!]{1,256})(?:\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>[^\s<>=!'\"]{1,64}|'[^']*'|\"[^\"]*\"))?"
 )
@@ -425,26 +416,24 @@ def _step_of(table: StepTable, at: str, faults: list[str]) -> Step | None:
     over = tuple(place for place in places if place is not None)
     faults.extend(f"{at}: {fault}" for fault in _map_faults(resolved, over, crop))
     outputs = {name: TensorSpec(name, each.datatype, each.shape) for name, each in table.outputs.items()}
-    return Step(table.name, table.model, python, table.version, resolved, table.answers, when, over, crop, outputs)
+    return Step(table.name, table.model, python, table.version, resolved, table.raw, when, over, crop, outputs)
 
 
-def _function_of(table: StepTable, at: str, faults: list[str]) -> PythonFunction | None:
+def _function_of(table: StepTable, at: str, faults: list[str]) -> str | None:
     if table.python is None:
         if table.outputs:
             faults.append(f"{at}: outputs is for Python steps; a model has its own")
         return None
     if not table.outputs:
         faults.append(f"{at}: a Python step says its outputs: outputs = {{NAME = {{datatype, shape}}}}")
-    for name in ("version", "map", "crop"):
+    for name in ("version", "raw", "map", "crop"):
         if getattr(table, name) is not None:
             faults.append(f"{at}: {name} is for steps with a model; a Python step sees whole tensors")
-    if table.answers:
-        faults.append(f"{at}: answers is for steps with a model")
     found = _FUNCTION.fullmatch(table.python)
     if found is None:
         faults.append(f'{at}: python: got {table.python[:80]!r}, wanted "steps.py:FUNCTION"')
         return None
-    return PythonFunction(found["file"], found["name"])
+    return found["name"]
 
 
 def _place(text: str, at: str, faults: list[str]) -> Place | None:

@@ -18,7 +18,6 @@ from edge_runtime.pipelines import (
     Crop,
     Pipeline,
     Place,
-    PythonFunction,
     Step,
     critical_path,
     make_pipeline,
@@ -85,7 +84,7 @@ def test_a_whole_file_is_read_and_put_into_order() -> None:
     assert (crop.model, crop.version, crop.map) == ("classify", 3, (boxes,))
     assert crop.when == Condition(Place("detect", "count"), ">", 0)
     assert crop.crop == Crop(Place(INPUT, "image"), boxes)
-    assert join.python == PythonFunction("steps.py", "join")
+    assert join.python == "join"
     assert join.outputs == {"text": TensorSpec("text", "BYTES", (-1,))}
     assert pipeline.models == ("detect", "classify")
     assert pipeline.has_python
@@ -119,7 +118,7 @@ def test_a_model_behind_a_skipped_step_may_be_skipped_too() -> None:
         (('"input.image"}\n\n', '"image"}\n\n'), "step 'detect': inputs.image: got 'image', wanted \"input.NAME\""),
         (('model = "detect"', ""), "step 'detect': wanted exactly one of model and python"),
         (('python = "steps.py:join"', 'python = "join"'), 'wanted "steps.py:FUNCTION"'),
-        (('python = "steps.py:join"', 'python = "../steps.py:join"'), 'wanted "steps.py:FUNCTION"'),
+        (('python = "steps.py:join"', 'python = "other.py:join"'), 'wanted "steps.py:FUNCTION"'),
         (('outputs = {text = {datatype = "BYTES", shape = [-1]}}\n', ""), "a Python step says its outputs"),
         (('text = "join.text"', 'text = "join.words"'), "join.words: step 'join' has no output 'words'; it has text"),
         (("count > 0", "count >> 0"), "step 'crop': when: got 'detect.count >> 0', wanted"),
