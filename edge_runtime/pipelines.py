@@ -170,8 +170,9 @@ class Crop(NamedTuple):
 class Step:
     """One step: exactly one of `model` and `python` (a function of STEPS_FILE) is set. version: None for the default.
 
-    inputs: by the model's own input. raw: as the parameter of a request, None where it has none. map: empty where the step is not mapped; the
-    inputs that read these places are given one item each. crop: its box is among `map`. outputs: of a Python step.
+    inputs: by the model's own input. raw: as the parameter of a request, None where it has none. map: empty where the
+    step is not mapped; the inputs that read these places are given one item each. crop: its box is among `map`.
+    outputs: of a Python step.
     """
 
     name: str
