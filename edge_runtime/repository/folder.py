@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_runtime.config.settings import ModelSettings, Versions
+from edge_runtime.pipelines import PIPELINE_FILE
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]
@@ -50,6 +51,11 @@ class VersionFolder:
     files: Mapping[str, Path]
     fingerprint: Fingerprint
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def pipeline_file(self) -> Path | None:
+        """Return the `pipeline.toml` that it is served by, its own or its model's; None where it is no pipeline."""
+        return self.files.get(PIPELINE_FILE)
 
 
 @dataclass(frozen=True, slots=True)

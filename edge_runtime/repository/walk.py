@@ -2,11 +2,12 @@
 
 Owns: the layout `<models>/<name>/[model.toml]/<version>/<artifacts>` and the two short forms for a model without
 version folders, both version 1: `<models>/<name>.onnx` (or another suffix of `LOOSE_SUFFIXES`, `.xml` with its `.bin`)
-and `<models>/<name>/<any>.onnx`; the bounds on depth and number; and which symbolic links are followed: those to places
-inside the models folder. A model that the configuration names has a place of its own: its folder, or its file. Never
-loads, never writes; it reads `model.toml`, and the first bytes of files whose names alone do not say what they are
-(kinds.py). A path that cannot be served is a `Problem` that says why; no content of a folder raises. Called by the
-watcher and the command line.
+and `<models>/<name>/<any>.onnx`; `pipeline.toml` with its `steps.py`, in a version or in the model's own folder, where
+it stands for every version without one; the bounds on depth and number; and which symbolic links are followed: those
+to places inside the models folder. A model that the configuration names has a place of its own: its folder, or its
+file. Never loads, never writes; it reads `model.toml`, and the first bytes of files whose names alone do not say what
+they are (kinds.py). A path that cannot be served is a `Problem` that says why; no content of a folder raises. Called by
+the watcher and the command line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from edge_runtime.config.loading import load_model_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, Problem, Scan, Stamp, VersionFolder
 from edge_runtime.repository.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.repository.names import (
@@ -249,6 +251,7 @@ class _FolderWalk:
         versions: dict[int, VersionFolder] = {}
         settings_entry: os.DirEntry[str] | None = None
         said_before = len(self._problems)
+        shared = self._pipeline_files(entries, problems)
         others: list[os.DirEntry[str]] = []
         for entry in entries:
             number = parse_version(entry.name)
@@ -258,7 +261,7 @@ class _FolderWalk:
                 others.append(entry)
             elif (reason := self._listing.why_not_followed(entry)) is not None:
                 problems.append(Problem(Path(entry.path), reason))
-            elif (version := self._version(name, number, entry.path, known)) is not None:
+            elif (version := self._version(name, number, entry.path, known, shared)) is not None:
                 versions[number] = version
         if versions:
             problems.extend(_beside_versions(others))
@@ -271,20 +274,31 @@ class _FolderWalk:
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
         return self._with_settings(name, path, settings_entry, dict(sorted(versions.items())), tuple(problems))
 
-    def _version(self, name: str, number: int, path: str, known: ModelFolder | None) -> VersionFolder | None:
+    def _pipeline_files(self, entries: list[os.DirEntry[str]], problems: list[Problem]) -> Files:
+        """Return the pipeline in a model's own folder, which is that of each version without one; empty without it."""
+        files = Files()
+        if any(entry.name == PIPELINE_FILE for entry in entries):
+            named = [entry for entry in entries if entry.name in (PIPELINE_FILE, STEPS_FILE) and not _is_folder(entry)]
+            self._listing.read_files(named, files)
+            problems.extend(files.problems)
+        return files
+
+    def _version(
+        self, name: str, number: int, path: str, known: ModelFolder | None, shared: Files
+    ) -> VersionFolder | None:
         files = Files()
         entries = self._listing.entries(path, files.problems)
         if path in self._listing.unreadable:
             self._problems.extend(files.problems)
             return None
         self._listing.read_files(entries, files)
-        return self._version_value(name, number, path, files, known)
+        return self._version_value(name, number, path, files, known, shared)
 
     def _flat_version(
         self, name: str, path: str, entries: list[os.DirEntry[str]], known: ModelFolder | None
     ) -> VersionFolder | None:
         """Return version 1 of artifacts in the model's own folder, where it has no version folder."""
-        if not any(_may_be_artifact(entry.name) for entry in entries if not is_ignored(entry.name)):
+        if not any(_may_be_version(entry.name) for entry in entries if not is_ignored(entry.name)):
             return None
         return self._short_form(name, path, entries, known)
 
@@ -294,20 +308,25 @@ class _FolderWalk:
         """Return version 1 of these entries; None: no artifact among them is a plain file that may be read."""
         files = Files()
         self._listing.read_files(entries, files)
-        if _saved_model_of(files) or any(_is_artifact(f"{path}/{file}") for file in files.names):
-            return self._version_value(name, 1, path, files, known)
+        is_pipeline = PIPELINE_FILE in files.names
+        if is_pipeline or _saved_model_of(files) or any(_is_artifact(f"{path}/{file}") for file in files.names):
+            return self._version_value(name, 1, path, files, known, Files())
         self._problems.extend(files.problems)
         return None
 
-    def _version_value(
-        self, name: str, number: int, path: str, files: Files, known: ModelFolder | None
+    def _version_value(  # noqa: PLR0917 (one call each form)
+        self, name: str, number: int, path: str, files: Files, known: ModelFolder | None, shared: Files
     ) -> VersionFolder:
-        fingerprint = files.fingerprint()
+        """Return a version. shared: the files of the model's own folder that it has too, unless it has its own."""
+        of_model = [(f"../{stamp[0]}", *stamp[1:]) for stamp in shared.stamps if stamp[0] not in files.names]
+        fingerprint = tuple(sorted([*files.stamps, *of_model]))
         before = known.versions.get(number) if known is not None else None
         if before is not None and before.fingerprint == fingerprint and _is_as_before(before, path, files):
             return before
         problems = (*files.problems, *_artifact_problems(path, files.names), *_folder_problems(path, files))
         paths = {file: Path(path, file) for file in sorted(files.names)}
+        for file in shared.names:
+            paths.setdefault(file, Path(path).parent / file)
         if nested := _saved_model_of(files):
             paths.setdefault(SAVED_MODEL_FILE, Path(path, nested))
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
@@ -404,6 +423,10 @@ def _is_artifact_name(name: str) -> bool:
 
 def _may_be_artifact(name: str) -> bool:
     return _is_artifact_name(name) or may_be_model(name) or name.endswith(SAVED_MODEL_SUFFIX)
+
+
+def _may_be_version(name: str) -> bool:
+    return name == PIPELINE_FILE or _may_be_artifact(name)
 
 
 def _is_artifact(path: str) -> bool:
