@@ -31,6 +31,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFunction:
+    """A function of a pipeline's `steps.py`, with what goes in and out of it."""
+
+    name: str
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How to load one instance: the profile's backend options, overridden by the model's own.
 
@@ -42,7 +50,7 @@ class LoadOptions:
     library's own words, passed through. max_rows: most rows of one run, where the configuration says it; engines are
     built for that range. host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared
     with the model, which its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a
-    file that does not say them.
+    file that does not say them. functions: of a `steps.py`, each an instance; the artifact is that file.
     """
 
     threads: int = 1
@@ -58,6 +66,7 @@ class LoadOptions:
     declared: ModelSpec | None = None
     delegate: str = ""
     delegate_options: Mapping[str, str] = field(default_factory=dict)
+    functions: tuple[StepFunction, ...] = ()
 
 
 class Bound(Protocol):

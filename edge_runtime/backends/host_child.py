@@ -72,7 +72,10 @@ from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
 
 if TYPE_CHECKING:
+    from edge_runtime.backends.python_steps import FunctionInstance
     from edge_runtime.backends.steps_instance import StepsInstance
+
+    _Form = StepsInstance | FunctionInstance
 
 KEPT_ORDERS = 64
 """Of one runner: the arrays of orders that come again and again are made once."""
@@ -132,12 +135,18 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 
-def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[StepsInstance]] | None:
+def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_Form]] | None:
     """Load, and tell the daemon what came of it; None: it failed."""
-    forms: Sequence[StepsInstance] = ()
+    forms: Sequence[_Form] = ()
     try:
         made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
-        instance = made.load(Path(task.artifact), task.options)
+        instance: Instance
+        if task.options.functions:
+            from edge_runtime.backends.python_backend import PythonBackend
+
+            instance, *forms = PythonBackend(allow=task.allow_python).load_steps(Path(task.artifact), task.options)
+        else:
+            instance = made.load(Path(task.artifact), task.options)
         if task.options.steps is not None:
             from edge_runtime.backends.steps_instance import make_forms
 
@@ -214,7 +223,7 @@ class _ServedModel:
     def __init__(
         self,
         instance: Instance,
-        forms: Sequence[StepsInstance],
+        forms: Sequence[_Form],
         channels: Sequence[socket.socket],
         runs: int,
         *,
@@ -272,13 +281,16 @@ class _HostRunner:
 
     def __init__(
         self,
-        forms: Sequence[Instance | StepsInstance],
+        forms: Sequence[Instance | _Form],
         channel: socket.socket,
         turns: _Turns | None,
         *,
         keeps_inputs: bool,
     ) -> None:
-        """forms: the model, and behind it the forms of its steps. turns: None where no run waits for another."""
+        """forms: the model, and behind it the forms of its steps, or a pipeline's other functions.
+
+        turns: None where no run waits for another.
+        """
         self._channel = channel
         self._turns: contextlib.AbstractContextManager[None] = turns or contextlib.nullcontext()
         self._forms = forms

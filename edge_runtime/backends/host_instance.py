@@ -185,7 +185,8 @@ class HostInstance:
     """One loaded copy of a version, in a host of its own. A host that died is replaced at once, but for these deaths.
 
     DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` is told why, and runs raise
-    that. Deaths during runs never do once it `is_warm`, nor do signals from outside.
+    that. Deaths during runs never do once it `is_warm`, nor do signals from outside. functions: of a pipeline's Python
+    steps, in the order of its options.
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class HostInstance:
         self.backend = task.backend
         self.spec = ModelSpec((), ())
         self.forms: dict[Form, FormInstance] = {}
+        self.functions: tuple[FormInstance, ...] = ()
         self.device = ""
         self.precision = ""
         self.concurrency = 1
@@ -435,7 +437,10 @@ class HostInstance:
             with self._changed:
                 self._loading = None
         self.spec, self.device, self.precision = spec, loaded.device, loaded.precision
-        if not self.forms:
+        if self._task.options.functions:
+            specs_of_all = enumerate((spec, *form_specs))
+            self.functions = self.functions or tuple(FormInstance(self, number, made) for number, made in specs_of_all)
+        elif not self.forms:
             named = zip(loaded.forms, form_specs, strict=True)
             self.forms = {line.form: FormInstance(self, number, made) for number, (line, made) in enumerate(named, 1)}
         self.concurrency = min(loaded.concurrency, self._task.runners)
@@ -557,7 +562,7 @@ class HostInstance:
 
 
 class FormInstance:
-    """A model asked in one form of its steps: the same host and the same runners, other tensors."""
+    """A model asked in one form of its steps, or one function of several: the same host and runners, other tensors."""
 
     def __init__(self, model: HostInstance, number: int, spec: ModelSpec) -> None:
         self.spec = spec

@@ -34,6 +34,7 @@ import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
+from edge_runtime.backends.python_steps import FunctionInstance, load_functions
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, Refused, RunFailed, Unsupported
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
@@ -82,6 +83,11 @@ class PythonBackend:
             traceback.print_exc()
             raise LoadFailed(f"{artifact}: {_words(error)}") from error
         return PythonInstance(spec, infer, context, options.precision or "f32", growth())
+
+    def load_steps(self, file: Path, options: LoadOptions) -> list[FunctionInstance]:
+        """Import the functions of a pipeline's Python steps. Raises LoadFailed, BackendUnavailable."""
+        self.check(file, options)
+        return load_functions(file, options.functions)
 
 
 class Context:

@@ -1,0 +1,123 @@
+"""Python steps of a pipeline: functions of `steps.py`, imported once, and called in one host.
+
+Owns: the contract below. docs/pipelines.md tells it to users.
+
+    def join(labels, boxes):        # a parameter for each of the step's `inputs`, by name
+        return {"text": ...}        # an array for each of its `outputs`; with one output, the array alone
+
+Arrays are numpy's, whole tensors; BYTES are object arrays of bytes, BF16 is uint16. An exception fails that request
+only. `print` and logging go to the daemon's log. One call at a time, all on the main thread of the host, so that
+functions may share what the module holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.backends.base import StepFunction
+from edge_runtime.errors import LoadFailed, RunFailed, Unsupported
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.sandbox.process_memory import watch_growth
+from edge_runtime.steps import Form
+from edge_runtime.tensors import Array, Tensors, datatype_name
+
+
+def load_functions(file: Path, functions: Sequence[StepFunction]) -> list[FunctionInstance]:
+    """Import `steps.py` and find its functions; the first instance has the memory of all. Raises LoadFailed."""
+    growth = watch_growth(0)
+    try:
+        module = _import_steps(file)
+    except Exception as error:
+        traceback.print_exc()
+        raise LoadFailed(f"{file}: {type(error).__name__}: {error}"[:1000]) from error
+    found = [_find(module, file, each) for each in functions]
+    first = growth()
+    return [
+        FunctionInstance(each, function, 0 if number else first)
+        for number, (each, function) in enumerate(zip(functions, found, strict=True))
+    ]
+
+
+class FunctionInstance:
+    """One function as an instance: called once a run."""
+
+    backend = "python"
+    device = "CPU"
+    precision = "f32"
+    concurrency = 1
+
+    def __init__(self, step: StepFunction, function: Callable[..., Any], memory_bytes: int) -> None:
+        self.spec: ModelSpec = step.spec
+        self.form = Form("tensor", answers=False)
+        self.memory_bytes = memory_bytes
+        self._name = step.name
+        self._function = function
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Call the function once. Raises RunFailed: it raised, or its results are not what its `outputs` say."""
+        try:
+            given = self._function(**inputs)
+        except Exception as error:
+            traceback.print_exc()
+            raise RunFailed(f"{self._name} failed: {type(error).__name__}: {error}"[:1000]) from error
+        if not isinstance(given, Mapping):
+            if len(self.spec.outputs) > 1:
+                raise RunFailed(f"{self._name} gave {type(given).__name__}; wanted a dict of arrays by output")
+            given = {self.spec.outputs[0].name: given}
+        results = {spec.name: self._checked(spec, given) for spec in self.spec.outputs}
+        return [results[spec.name] for spec in self.spec.outputs] if outputs is None else [results[n] for n in outputs]
+
+    def bind(self, max_rows: int) -> None:
+        """Return None: the function makes its own arrays."""
+
+    def close(self) -> None:
+        """Nothing: the module ends with its host."""
+
+    def _checked(self, spec: TensorSpec, given: Mapping[str, Any]) -> Array:
+        if spec.name not in given:
+            raise RunFailed(f"{self._name} gave no {spec.name!r}; got {', '.join(map(str, given))}")
+        array: Array = np.asarray(given[spec.name])
+        try:
+            got = datatype_name(array.dtype)
+        except Unsupported as error:
+            raise RunFailed(f"{self._name} gave {spec.name!r}: {error.message}") from None
+        if got != spec.datatype and (spec.datatype, got) != ("BF16", "UINT16"):
+            raise RunFailed(f"{self._name} gave {spec.name!r} as {got}; its outputs say {spec.datatype}")
+        if not spec.fits(array.shape):
+            raise RunFailed(
+                f"{self._name} gave {spec.name!r} of shape {list(array.shape)}; its outputs say {list(spec.shape)}"
+            )
+        return array
+
+
+def _import_steps(file: Path) -> ModuleType:
+    sys.path.insert(0, str(file.parent))  # it may have modules beside it
+    found = importlib.util.spec_from_file_location("steps", file)
+    if found is None or found.loader is None:
+        raise LoadFailed("it cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    sys.modules["steps"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _find(module: ModuleType, file: Path, step: StepFunction) -> Callable[..., Any]:
+    """Return a function that takes the step's inputs by name. Raises LoadFailed."""
+    function = getattr(module, step.name, None)
+    if not callable(function):
+        raise LoadFailed(f"{file} has no function {step.name}")
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(spec.name for spec in step.spec.inputs))
+    except TypeError as error:
+        names = ", ".join(spec.name for spec in step.spec.inputs)
+        raise LoadFailed(f"{file}: {step.name} cannot be called with the inputs {names}: {error}") from None
+    return function  # type: ignore[no-any-return]
