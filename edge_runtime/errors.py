@@ -55,6 +55,10 @@ class Forbidden(RequestError):
     code = "forbidden"
 
 
+class LoadsNotAsked(Forbidden):
+    """This daemon's settings say that models are loaded and unloaded by nobody's request."""
+
+
 class ModelNotFound(RequestError):
     """No such model, or the named version is absent."""
 

@@ -63,8 +63,8 @@ class PythonBackend:
         """Check what can be checked without the model's code. Raises LoadFailed, BackendUnavailable."""
         if not self._allow:
             raise LoadFailed(
-                f"{artifact} is Python code, which is off by default; set python_models = true in the configuration "
-                "to allow it for every model on this device"
+                f"{artifact} is Python code, which is off by default; serve with --python-models, or set "
+                "python_models = true in the configuration, to allow it for every model on this device"
             )
         if options.device.upper() not in ("", "CPU"):
             raise BackendUnavailable(f"a Python model chooses its device itself; got device {options.device!r}")

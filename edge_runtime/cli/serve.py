@@ -24,6 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", metavar="DIR", help="folder of models (default: models)")
     parser.add_argument("--model", metavar="NAME=PATH", action="append", help="serve one folder or file as one model;"
                         " repeatable, alone or beside --models")  # fmt: skip
+    parser.add_argument(
+        "--model-control-mode",
+        choices=("none", "poll", "explicit"),
+        help="who has models loaded, as with Triton: the start alone, the folder alone, or callers alone"
+        " (default: the folder, and callers that may control)",
+    )
+    parser.add_argument(
+        "--load-model",
+        metavar="NAME",
+        action="append",
+        help="with explicit: load this model at the start; repeatable, or * for all",
+    )
+    parser.add_argument("--python-models", action="store_true", help="allow model.py, which is code")
     parser.add_argument("--state", metavar="DIR", help="folder for what survives a restart (calibration)")
     parser.add_argument("--zmq", metavar="E", action="append", help="infer endpoint, ipc:///path or tcp://host:port;"
                         " repeatable, replaces the default")  # fmt: skip
@@ -102,6 +115,9 @@ def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
         {
             "models": arguments.models,
             "model": _named_models(arguments.model or []) or None,
+            "model_control": arguments.model_control_mode,
+            "load_models": arguments.load_model,
+            "python_models": True if arguments.python_models else None,
             "state": arguments.state,
             "profile": arguments.profile,
             "zmq.endpoints": [client_endpoint(each) for each in arguments.zmq] if arguments.zmq else None,

@@ -34,6 +34,9 @@ NotNegative = Annotated[float, Meta(ge=0, le=LONGEST)]
 DEFAULT_MODELS = "models"
 """In the folder in which the daemon starts."""
 
+ALL_MODELS = "*"
+"""In `load_models`."""
+
 DEFAULT_PRIORITY = 5
 """The middle of 1 (first) to 9 (wire v1)."""
 
@@ -758,10 +761,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     `model.py` and files other than ONNX, IR and engines."""
 
     python_models: bool = False
-    """Allow `model.py`, which is code of everyone who can write the models folder."""
+    """Allow `model.py` (`--python-models`), which is code of everyone who can write the models folder."""
 
     watch: bool = True
     """Follow the models folder: load versions that appear or change, unload those that leave."""
+
+    model_control: Literal["none", "poll", "explicit"] | None = None
+    """Who has models loaded (`--model-control-mode`), in Triton's words: `"none"`, the start alone; `"poll"`, the
+    folder alone; `"explicit"`, callers alone, after `load_models`. When absent: the folder, and callers too."""
+
+    load_models: tuple[Place, ...] = ()
+    """With `model_control = "explicit"`, the models to load at the start (`--load-model`); `"*"` alone: all."""
 
     calibrate: bool = True
     """Measure run time by rows and threads while idle, about 1 s for each model; the result is kept in `state`."""
@@ -778,11 +788,27 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"model (--model) names {', '.join(self.model)}, and update.require_signed holds: only signed releases "
                 "are served; publish the model, or set update.require_signed = false"
             )
+        if self.load_models and self.model_control != "explicit":
+            raise ValueError(
+                "Use of '--load-model' (load_models) requires setting '--model-control-mode=explicit' "
+                "(model_control) as well"
+            )
+        if ALL_MODELS in self.load_models and len(self.load_models) > 1:
+            raise ValueError(
+                f"load_models: {ALL_MODELS!r} stands for all models, so it must be the only one; got "
+                f"{', '.join(self.load_models)}"
+            )
 
     @property
     def requires_signed(self) -> bool:
         """Whether only signed releases are served: then none of a folder."""
         return self.update is not None and self.update.require_signed
+
+    def is_loaded_at_start(self, model: str) -> bool:
+        """Whether the start loads a model that it finds."""
+        if self.model_control != "explicit" or model in self.model:
+            return True
+        return self.load_models == (ALL_MODELS,) or model in self.load_models
 
     @property
     def models_folder(self) -> str | None:

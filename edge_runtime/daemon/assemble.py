@@ -129,7 +129,15 @@ def assemble_core(
         hosts=hosts,
     )
     override_files = OverrideFiles(state / "overrides" if state is not None else None)
-    sources = ModelSources(_new_watcher(config, clock), table, placement, marks, override_files)
+    sources = ModelSources(
+        _new_watcher(config, clock),
+        table,
+        placement,
+        marks,
+        override_files,
+        follows=config.model_control in {None, "poll"},
+        is_loaded_at_start=config.is_loaded_at_start,
+    )
     loader = Loader(
         executor=executor,
         table=table,
@@ -142,6 +150,7 @@ def assemble_core(
         dispatcher=dispatcher,
         clock=clock,
         watch=config.watch,
+        model_control=config.model_control,
     )
     updates = _new_updates(
         config,

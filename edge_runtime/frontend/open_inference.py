@@ -17,6 +17,7 @@ from edge_runtime.errors import (
     DecodeFailed,
     EdgeRuntimeError,
     Forbidden,
+    LoadFailed,
     ModelNotFound,
     NotReady,
     RegionNotFound,
@@ -30,6 +31,7 @@ from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.sources import NOT_ASKED_FOR
 from edge_runtime.telemetry.logs import log_level, set_log_level
 from edge_runtime.tensors import DATATYPES, Array, array_to_wire
 from edge_runtime.wire import oip
@@ -384,15 +386,20 @@ class OpenInference:
         self.operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
 
     def _repository_load(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        def loaded(result: Any) -> None:
+            if isinstance(result, LoadFailed):
+                result = LoadFailed(f"load failed for model '{values['name']}': {result.message}")
+            reply(result)
+
         parameters = typed(values, "parameters", dict, {})
         if not parameters:
-            self.operate("load", {"name": _name(values)}, caller, reply, lambda _: {})
+            self.operate("load", {"name": _name(values)}, caller, loaded, lambda _: {})
             return
         _check_may_control("load", caller)
         self._operations.loader.load(
             _name(values),
             None,
-            lambda error: reply({} if error is None else error),
+            lambda error: loaded({} if error is None else error),
             read_override(_name(values), parameters),
         )
 
@@ -548,6 +555,10 @@ def _index(entries: list[dict[str, Any]], *, only_ready: bool) -> list[dict[str,
         if only_ready and state != "READY":
             continue
         reason = entry["reason"] or ("" if entry["state"] in STATES else entry["state"].replace("_", " "))
+        if entry["reason"] == NOT_ASKED_FOR:
+            if {"name": entry["name"]} not in found:
+                found.append({"name": entry["name"]})  # as Triton lists what was never loaded
+            continue
         version = "" if entry["version"] is None else str(entry["version"])
         found.append({"name": entry["name"], "version": version, "state": state, "reason": reason})
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, ModelNotFound
+from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override
 from edge_runtime.scheduling.dispatcher import Dispatcher
@@ -58,8 +58,9 @@ class Loader:
         dispatcher: Dispatcher,
         clock: Clock,
         watch: bool,
+        model_control: str | None = None,
     ) -> None:
-        """watch: look at the models folder again and again."""
+        """watch: look at the models folder again and again. model_control: as in the configuration."""
         self._executor = executor
         self._table = table
         self._pending_loads = pending_loads
@@ -71,6 +72,7 @@ class Loader:
         self._dispatcher = dispatcher
         self._clock = clock
         self._watch = watch
+        self._model_control = model_control
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self.is_busy = False
@@ -230,7 +232,16 @@ class Loader:
 
     # ---- what was asked for -----------------------------------------------------------------------------------------
 
+    def _check_may_ask(self) -> None:
+        """Raise LoadsNotAsked where models are loaded and unloaded by nobody's request."""
+        if self._model_control in {"none", "poll"}:
+            raise LoadsNotAsked(
+                "explicit model load / unload is not allowed if polling is enabled: model_control is "
+                f"{self._model_control!r} here; serve with --model-control-mode explicit, or without that option"
+            )
+
     def _load_asked(self, model: str, number: int | None, override: Override) -> None:
+        self._check_may_ask()
         self._sources.check_free(model)
         if model in self._sources.releases:
             if override != NO_OVERRIDE:
@@ -273,6 +284,7 @@ class Loader:
         self._placement.load_asked(folder, version)
 
     def _unload_asked(self, model: str, number: int | None) -> None:
+        self._check_may_ask()
         self._sources.check_free(model)
         known = [status for status in self._table.statuses_of(model) if number in {None, status.number}]
         if not known:

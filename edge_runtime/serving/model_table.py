@@ -98,7 +98,8 @@ class ModelTable:
             self._want(model, status.number)
             raise NotReady(f"model {model} version {status.number} is loading on demand", retry_after_ms=100.0)
         kind = NotServed if status.state in {VersionState.UNLOADED, VersionState.FAILED} else NotReady
-        raise kind(f"model {model} version {status.number} {_why_not(status)}")
+        unknown = f"Request for unknown model: '{model}' has no available versions: " if kind is NotServed else ""
+        raise kind(f"{unknown}model {model} version {status.number} {_why_not(status)}")
 
     def split_of(self, model: str) -> Split | None:
         """Return the split of the requests that name no version; None where they are not divided."""

@@ -7,7 +7,7 @@ was reported as not served. Thread: the loader's, but `reserve` before that star
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +22,16 @@ from edge_runtime.serving.placement import Placement
 
 log = logging.getLogger(__name__)
 
+NOT_ASKED_FOR = "not loaded: nobody asked for it"
+"""The reason of a version that lies in the folder, where models are not loaded by themselves."""
+
 
 class ModelSources:
     """Keeps the live table true to the models folder, but for the models that updates serve.
 
     watcher None: the folder is not served at all. releases: the folder of the release that serves, by model. reserved:
-    models whose releases are still to be loaded.
+    models whose releases are still to be loaded. follows: whether changes of the folder are served without anybody
+    asking; else they are listed. is_loaded_at_start: whether the start loads a model that it finds.
     """
 
     def __init__(
@@ -37,12 +41,17 @@ class ModelSources:
         placement: Placement,
         marks: LoadMarks,
         override_files: OverrideFiles | None = None,
+        *,
+        follows: bool = True,
+        is_loaded_at_start: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._watcher = watcher
         self._table = table
         self._placement = placement
         self._marks = marks
         self._override_files = override_files or OverrideFiles(None)
+        self._follows = follows
+        self._is_loaded_at_start = is_loaded_at_start
         self._laid_over: dict[str, tuple[Override, Path | None]] = {}
         self._received: set[str] = set()
         self._is_stopping = False
@@ -106,12 +115,16 @@ class ModelSources:
         changes = self._watcher.poll()
         self._report_problems(self._watcher)
         found = self._watcher.scan.models
-        self._suspects = [name for name, folder in found.items() if self._marks.is_suspect(folder)]
+        asked = {name for name in found if self._is_loaded_at_start(name)}
+        for name in found.keys() - asked:
+            self._list(name)
+        self._suspects = [name for name, folder in found.items() if name in asked and self._marks.is_suspect(folder)]
         for model in self._suspects:
             for number in select_versions(found[model].versions, found[model].settings.versions):
                 reason = "waits for all others: the daemon ended while it was loaded"
                 self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
-        self._take([change for change in changes if change.model not in self._suspects])
+        asked.difference_update(self._suspects)
+        self._take([change for change in changes if change.model in asked], at_start=True)
 
     def load_suspects(self) -> None:
         """Load those that `begin` left; one that ends the daemon again costs the others a restart only."""
@@ -141,8 +154,10 @@ class ModelSources:
         self._take([change for change in changes if change.model != model])
         folder = self._find(model)
         if folder is None or (number is not None and number not in folder.versions):
-            what = f"model {model!r}" if folder is None else f"model {model!r} version {number}"
-            raise ModelNotFound(f"{what} is not in the models folder")
+            what = "it" if folder is None else f"version {number}"
+            raise ModelNotFound(
+                f"failed to load '{model}', failed to poll from model repository: {what} is not in the models folder"
+            )
         selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
         if not selected:
             raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
@@ -245,7 +260,7 @@ class ModelSources:
                     folder.path, f"ignored: release {number} of the update repository serves this name", folder.name
                 )
 
-    def _take(self, changes: list[VersionChange]) -> None:
+    def _take(self, changes: list[VersionChange], *, at_start: bool = False) -> None:
         for change in changes:
             for key in [key for key in self._held_back if key[0] == change.model]:
                 if change.version in {None, key[1]}:
@@ -255,10 +270,23 @@ class ModelSources:
             if self._is_stopping:
                 return
             changed = {change.version for change in changes if change.model == model}
-            if self.is_managed(model):
+            if not (self._follows or at_start or model in self._received):
+                self._list(model)
+            elif self.is_managed(model):
                 self._missed.setdefault(model, set()).update(changed)
             else:
                 self._reconcile(model, changed)
+
+    def _list(self, model: str) -> None:
+        """Have the status of a model tell what lies in the folder, and load and unload nothing."""
+        folder = self._find(model)
+        numbers = set(folder.versions) if folder is not None else set()
+        for status in self._table.statuses_of(model):
+            if status.number not in numbers and status.reason == NOT_ASKED_FOR:
+                self._table.forget(model, status.number)
+        for number in numbers:
+            if self._table.status(model, number) is None:
+                self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, NOT_ASKED_FOR))
 
     def _reconcile(self, model: str, changed: set[int | None]) -> None:
         """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""

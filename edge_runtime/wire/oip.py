@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from edge_runtime.errors import EdgeRuntimeError, NotServed, QueueTimeExpired, RegionExists, RegionNotFound
+from edge_runtime.errors import (
+    EdgeRuntimeError,
+    LoadsNotAsked,
+    NotServed,
+    QueueTimeExpired,
+    RegionExists,
+    RegionNotFound,
+)
 
 STATUSES: Mapping[str, tuple[int, str]] = {
     "decode_failed": (400, "INVALID_ARGUMENT"),
@@ -32,12 +39,13 @@ OTHER_STATUS = (500, "INTERNAL")
 
 KIND_STATUSES: Mapping[type[EdgeRuntimeError], tuple[int, str]] = {
     NotServed: (404, "NOT_FOUND"),
+    LoadsNotAsked: (503, "UNAVAILABLE"),
     QueueTimeExpired: (503, "UNAVAILABLE"),
     RegionNotFound: (404, "NOT_FOUND"),
     RegionExists: (400, "ALREADY_EXISTS"),
 }
 """Of errors that have a status of their own, beside that of their code: a model that loads is worth asking again, one
-that is unloaded or failed is not; a queue's timeout is answered as by Triton."""
+that is unloaded or failed is not. A queue's timeout, and a load where nobody may ask for one, are as by Triton."""
 
 
 def oip_status(code: str) -> tuple[int, str]:

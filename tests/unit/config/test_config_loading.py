@@ -134,6 +134,9 @@ def test_an_editors_mark_at_the_beginning_is_read_over(file: Path) -> None:
          "limits.queue_rows: got 100000000000000000000000, wanted an integer, 1 or more, 1_000_000_000_"),
         ('[zmq]\nendpoints = ["ipc:///a", "ipc:///b", "ipc:///a"]', "zmq: 'ipc:///a' is named twice"),
         ('[zmq]\nendpoints = ["ipc:///a"]\ncontrol = "ipc:///a"', "zmq: 'ipc:///a' is named twice"),
+        ('load_models = ["a"]', "Use of '--load-model' (load_models) requires setting '--model-control-mode=explicit'"),
+        ('model_control = "explicit"\nload_models = ["a", "*"]', "load_models: '*' stands for all models"),
+        ('model_control = "polling"', "model_control: got 'polling', wanted one of 'none', 'poll', 'explicit'"),
         ("models = 1979-05-27", "models: got datetime.date(1979, 5, 27), wanted text"),
     ],
 )  # fmt: skip
@@ -163,6 +166,11 @@ def test_every_mistake_is_said_at_once(file: Path) -> None:
         ("[versions]\nlatest = 1\nall = true", "versions: got latest and all; one of latest, all, specific"),
         ("max_batch_rows = 4\npreferred_batch_rows = [8]", "preferred_batch_rows has 8, above max_batch_rows = 4"),
         ("pinned = true\non_demand = true", "got pinned and on_demand"),
+        ('mode = "inline"\n[queue]', 'got [queue] and mode = "inline"'),
+        ("[queue]\nlevels = 2", "queue: default priority level must be in range [1, 2], got 0"),
+        ("[queue.level.1]", "queue: priority queue policy must have priority level in range [1, 0], got '1'"),
+        ("[queue]\nlevels = 2\ndefault_level = 1\nkeep_order = true", "queue: Only one priority level is allowed"),
+        ('[queue]\nkeep_order = true\n[queue.default]\ntimeout_ms = 1\non_timeout = "delay"', "queue: a policy cannot"),
     ],
 )
 def test_a_mistake_in_model_toml_is_said_likewise(text: str, said: str, file: Path) -> None:

@@ -1,0 +1,140 @@
+"""Who has models loaded: a Triton repository in every mode of model control, asked by Triton's own clients."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from tests.contract.running_daemon import put_model, running_daemon
+from tests.models import onnx_models
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
+
+CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+
+NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class Server:
+    """A running daemon as one of Triton's clients sees it."""
+
+    def __init__(self, daemon, kind: str) -> None:
+        self.daemon = daemon
+        address = getattr(daemon, kind).endpoints[0].partition("://")[2]
+        self.client = CLIENTS[kind].InferenceServerClient(address)
+        self._unavailable = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}[kind]
+
+    def index(self) -> dict[str, tuple[str, str, str]]:
+        """Version, state and reason by name; of what was never loaded all are empty."""
+        found = self.client.get_model_repository_index()
+        if not isinstance(found, list):
+            return {each.name: (each.version, each.state, each.reason) for each in found.models}
+        assert all(each.keys() in ({"name"}, {"name", "version", "state", "reason"}) for each in found), found
+        return {each["name"]: tuple(each.get(key, "") for key in ("version", "state", "reason")) for each in found}
+
+    def refuses(self, call, model: str) -> None:
+        with pytest.raises(InferenceServerException, match=NOT_ALLOWED) as caught:
+            call(model)
+        assert caught.value.status() == self._unavailable
+
+
+@pytest.fixture(params=list(CLIENTS))
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("repository")
+    for name in ("first", "second"):
+        put_model(repository, name, onnx_models.mlp)
+    return repository
+
+
+@pytest.fixture
+def serving(tmp_path, kind):
+    @contextmanager
+    def serve(repository, **settings) -> Iterator[Server]:
+        doors = {
+            "http": HttpSettings(endpoint="127.0.0.1:0", control=True),
+            "grpc": GrpcSettings(endpoint="127.0.0.1:0", control=True),
+        }
+        with running_daemon(repository, tmp_path / "run", calibrate=False, **doors, **settings) as daemon:
+            server = Server(daemon, kind)
+            try:
+                yield server
+            finally:
+                server.client.close()
+
+    return serve
+
+
+READY, UNLOADED, NEVER_LOADED = ("1", "READY", ""), ("1", "UNAVAILABLE", "unloaded"), ("", "", "")
+
+
+def test_without_a_mode_the_folder_is_served_and_callers_may_load_and_unload(serving, repository):
+    with serving(repository) as server:
+        assert server.index() == {"first": READY, "second": READY}
+
+        server.client.unload_model("first")
+        assert server.index() == {"first": UNLOADED, "second": READY}
+        with pytest.raises(InferenceServerException, match="unknown model: 'first' has no available versions"):
+            server.client.get_model_metadata("first")
+
+        server.client.load_model("first")
+        assert server.index()["first"] == READY
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_with_none_and_poll_the_start_loads_all_and_no_caller_may_load_or_unload(serving, repository, mode):
+    with serving(repository, model_control=mode) as server:
+        server.refuses(server.client.load_model, "first")
+        server.refuses(server.client.unload_model, "first")
+        assert server.index() == {"first": READY, "second": READY}
+
+
+def test_with_explicit_nothing_is_loaded_until_somebody_asks(serving, repository):
+    with serving(repository, model_control="explicit") as server:
+        assert server.client.is_server_ready()
+        assert server.index() == {"first": NEVER_LOADED, "second": NEVER_LOADED}
+        assert not server.client.is_model_ready("first")
+
+        server.client.load_model("second")
+        assert server.index() == {"first": NEVER_LOADED, "second": READY}
+        server.client.unload_model("second")
+        assert server.index() == {"first": NEVER_LOADED, "second": UNLOADED}
+        with pytest.raises(InferenceServerException, match="failed to load 'absent', failed to poll from model rep"):
+            server.client.load_model("absent")
+
+
+@pytest.mark.parametrize(
+    ("named", "second"), [(("first",), NEVER_LOADED), (("*",), READY), (("first", "second", "absent"), READY)]
+)
+def test_with_explicit_the_start_loads_the_models_named_for_it(serving, repository, named, second):
+    with serving(repository, model_control="explicit", load_models=named) as server:
+        assert server.index() == {"first": READY, "second": second}
+
+
+def test_where_the_folder_is_not_followed_its_changes_are_served_by_a_load_only(serving, repository, tmp_path):
+    own = tmp_path / "repository"
+    shutil.copytree(repository, own)
+    with serving(own, model_control="explicit", load_models=("first",)) as server:
+        put_model(own, "third", onnx_models.mlp)
+        put_model(own, "first", onnx_models.mlp, version=2)
+        shutil.rmtree(own / "second")
+        server.client.load_model("third")  # looks at the folder
+
+        assert server.client.get_model_metadata("first") is not None
+        assert server.index()["third"] == READY
+        assert server.client.is_model_ready("first", "1")
+        assert not server.client.is_model_ready("first", "2")
+
+        server.client.load_model("first")
+        assert server.client.is_model_ready("first", "2")
