@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,11 +78,12 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class InferResult:
+class InferResult(Mapping[str, Array]):
     """An answer: output arrays by name in the order asked for, and the version that gave it.
 
-    `result["scores"]` is `result.outputs["scores"]`. Shapes: axis 0 is rows for a model that batches. shared: the
-    inputs that went by their place in shared memory. answers: one a row, where declared steps make answers.
+    It is a mapping of its outputs: `result["scores"]`, `for name in result`, `result.items()`. Shapes: axis 0 is rows
+    for a model that batches. shared: the inputs that went by their place in shared memory. answers: one a row, where
+    declared steps make answers.
     """
 
     model: str
@@ -110,3 +111,11 @@ class InferResult:
             return self.outputs[name]
         except KeyError:
             raise KeyError(f"no output {name!r}; got {', '.join(self.outputs)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the outputs."""
+        return iter(self.outputs)
+
+    def __len__(self) -> int:
+        """How many outputs there are."""
+        return len(self.outputs)

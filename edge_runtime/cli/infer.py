@@ -16,6 +16,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from edge_runtime.client.load_generator import quantile
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
+from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array, datatype_name
 
@@ -114,6 +116,10 @@ class _Asking:
         self._model: str = arguments.model
         self._screen = screen
         self._spec = pictures.spec_of(metadata)
+        both = [*metadata["inputs"], *metadata["outputs"]]
+        has_rows = all(tensor["shape"] and tensor["shape"][0] == DYNAMIC for tensor in both)
+        self._most_rows = int(metadata.get("max_batch_rows", 0)) if has_rows else 0
+        self._has_told_pieces = False
         self._once = None if arguments.once is None else pictures.steps_once(arguments.once)
         self._options: dict[str, Any] = {
             "version": arguments.version,
@@ -139,13 +145,30 @@ class _Asking:
     def ask(self, file: Path | None, *, retry: bool = False) -> InferResult:
         """Ask once, with a picture where there is one. Thread: any."""
         if file is None:
-            return self._client.infer(self._model, self.inputs, retry=retry, **self._options)
+            return self._ask_in_pieces()
         if self._once is None:
             return self._client.infer(self._model, self.inputs, picture=file, retry=retry, **self._options)
         tensor, read = pictures.tensor_once(read_picture(file), self._once, self._spec)
         self._screen.note(f"{file}: read {read}")
         inputs = {**self.inputs, self.name: tensor}
         return self._client.infer(self._model, inputs, retry=retry, **self._options)
+
+    def _ask_in_pieces(self) -> InferResult:
+        """Ask with the tensors: once, or with as many rows at a time as one request may have."""
+        rows = {array.shape[0] if array.ndim else 0 for array in self.inputs.values()}
+        most = self._most_rows
+        if len(rows) != 1 or not 0 < most < max(rows):
+            return self._client.infer(self._model, self.inputs, **self._options)
+        results = []
+        for start in range(0, max(rows), most):
+            piece = {name: array[start : start + most] for name, array in self.inputs.items()}
+            results.append(self._client.infer(self._model, piece, retry=True, **self._options))
+        if not self._has_told_pieces:
+            self._has_told_pieces = True
+            self._screen.note(f"{max(rows):,} rows in {len(results):,} requests: one takes {most:,}")
+        joined = {name: np.concatenate([each[name] for each in results]) for name in results[0]}
+        answers = tuple(answer for each in results for answer in each.answers)
+        return replace(results[0], outputs=joined, answers=answers)
 
     def ask_patiently(self, file: Path) -> InferResult:
         """As `ask`, again while the daemon refuses."""

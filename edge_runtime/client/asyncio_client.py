@@ -24,10 +24,11 @@ from edge_runtime.client.frames import Options, arrays, check_targets, fit_datat
 from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, all_in_flight, closed, no_reply
 from edge_runtime.client.link import lost
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import Retries
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
-from edge_runtime.errors import ConfigError, EdgeRuntimeError
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import Array
 from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
@@ -98,6 +99,7 @@ class AsyncClient:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
         retry: bool = False,
     ) -> InferResult:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
@@ -109,9 +111,12 @@ class AsyncClient:
             inputs = with_pictures(inputs, picture, pictures)
         retries = Retries(options) if retry else None
         while True:
+            call = await self._packed(model, inputs, options, parameters, outputs, cast=cast)
             try:
-                call = await self._packed(model, inputs, options, parameters, outputs)
-                return cast("InferResult", await self._link.ask(call))
+                result: InferResult = await self._link.ask(call)
+                return result
+            except TensorMismatch as error:
+                raise await self._advised(error, model, inputs) from None
             except EdgeRuntimeError as error:
                 if retries is None:
                     raise
@@ -210,11 +215,13 @@ class AsyncClient:
         options: Options,
         parameters: Mapping[str, Any] | None,
         outputs: Sequence[str] | Mapping[str, Array] | None,
+        *,
+        cast: bool,
     ) -> Call:
         core = self._core
         tensors, guessed = arrays(inputs)
-        if guessed:
-            fit_datatypes(tensors, guessed, await self._metadata(model))
+        if guessed or cast:
+            fit_datatypes(tensors, list(tensors) if cast else guessed, await self._metadata(model))
         targets = check_targets(outputs)
         call = core.infer(model, tensors, options, parameters, targets, await self._places(tensors, targets))
         if core.is_large(call):
@@ -245,6 +252,13 @@ class AsyncClient:
             memory.lose()
         else:
             memory.attached = call.connection
+
+    async def _advised(self, error: TensorMismatch, model: str, inputs: Mapping[str, npt.ArrayLike]) -> TensorMismatch:
+        """The error, with what would fit the model as it is now."""
+        self._core.metadata.pop(model, None)
+        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
+            return advised(error, arrays(inputs)[0], await self._metadata(model))
+        return error
 
     async def _metadata(self, model: str) -> Mapping[str, Any]:
         """Return a model's metadata, fetched once, also when many tasks begin together."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from edge_runtime.client import frames
 from edge_runtime.client.frames import Frame, Options, Shared
 from edge_runtime.client.in_flight import Call
+from edge_runtime.client.near_misses import checked_options
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.messages import RegionPlace
 from edge_runtime.tensors import Array
@@ -77,10 +78,10 @@ class ClientCore:
         priority: int,
         timing: bool,
     ) -> Options:
-        """The options of an inference call, with the client's timeout where it names none."""
+        """The options of an inference call, with the client's timeout where it names none. Raises TypeError."""
         if timeout_ms is None:
             timeout_ms = self._timeout_ms
-        return Options(version, None if outputs is None else tuple(outputs), timeout_ms, priority, timing)
+        return checked_options(version, outputs, timeout_ms, priority, timing=timing)
 
     def infer(  # noqa: PLR0917 (what a call is made of)
         self,

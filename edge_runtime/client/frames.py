@@ -158,7 +158,14 @@ class ReplyDecoder:
 
 
 def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[str]]:
-    """Return the inputs as arrays, and the names of lists, numbers and texts, whose dtype is a guess."""
+    """Return the inputs as arrays, and the names of lists, numbers and texts, whose dtype is a guess.
+
+    Raises TensorMismatch for what has no names.
+    """
+    if not isinstance(inputs, Mapping):
+        raise TensorMismatch(
+            f"inputs: got {type(inputs).__name__}, wanted arrays by name: {{'image': array}}; metadata(model) has names"
+        )
     found: dict[str, Array] = {}
     guessed: list[str] = []
     for name, value in inputs.items():
@@ -183,13 +190,13 @@ def check_targets(outputs: object) -> Mapping[str, Array]:
     return outputs
 
 
-def fit_datatypes(inputs: dict[str, Array], guessed: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Convert arrays made from lists to the model's datatypes where no value is lost; in place.
+def fit_datatypes(inputs: dict[str, Array], names: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Convert these arrays to the model's datatypes where they are of the same kind and every integer fits; in place.
 
     Fractions for an integer input stay as they are: the daemon's refusal then names both datatypes.
     """
     wanted = {str(spec["name"]): str(spec["datatype"]) for spec in metadata.get("inputs", ())}
-    for name in guessed:
+    for name in names:
         kind = wanted.get(name)
         if kind is None or kind in ("BYTES", "BF16") or inputs[name].dtype.kind not in "biuf":
             continue

@@ -23,11 +23,12 @@ from edge_runtime.client.devices import AWAY, Device, DeviceListing
 from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
+from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttProtocol, MqttSettings
-from edge_runtime.errors import ConfigError, EdgeRuntimeError
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.repository.names import check_model_name
 from edge_runtime.tensors import Array
@@ -143,6 +144,7 @@ class MqttClient:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
         retry: bool = False,
     ) -> InferResult:
         """Run a model once and wait for the answer, as `Client.infer`. Thread: any but a future's callback.
@@ -154,7 +156,12 @@ class MqttClient:
         inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
-            return cast("InferResult", self._link.ask(self._packed(model, inputs, options, parameters, outputs)))
+            call = self._packed(model, inputs, options, parameters, outputs, cast=cast)
+            try:
+                result: InferResult = self._link.ask(call)
+            except TensorMismatch as error:
+                raise self._advised(error, model, inputs) from None
+            return result
 
         return ask_until_due(options, ask) if retry else ask(options)
 
@@ -172,6 +179,7 @@ class MqttClient:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
     ) -> Future[InferResult]:
         """Send a request and return at once; the future gets what `infer` would return or raise. Thread: any.
 
@@ -181,7 +189,7 @@ class MqttClient:
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
         inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
-        return self._link.submit(self._packed(model, inputs, options, parameters, outputs))
+        return self._link.submit(self._packed(model, inputs, options, parameters, outputs, cast=cast))
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make a zeroed array, as `Client.allocate`, but an ordinary one: a broker shares no memory."""
@@ -272,12 +280,14 @@ class MqttClient:
         options: Options,
         parameters: Mapping[str, Any] | None,
         outputs: Sequence[str] | Mapping[str, Array] | None,
+        *,
+        cast: bool,
     ) -> Call:
         topic = self._device_topics().infer(check_model_name(model), options.version)
         core = self._core
         tensors, guessed = arrays(inputs)
-        if guessed:
-            fit_datatypes(tensors, guessed, self._metadata(model))
+        if guessed or cast:
+            fit_datatypes(tensors, list(tensors) if cast else guessed, self._metadata(model))
         targets = check_targets(outputs)
         call = core.infer(model, tensors, options, parameters, targets)
         call.topic = topic
@@ -295,6 +305,13 @@ class MqttClient:
                 f"{self.endpoint} names no device; wanted {self.endpoint}/DEVICE, or device=; devices() lists them"
             )
         return self._topics
+
+    def _advised(self, error: TensorMismatch, model: str, inputs: Mapping[str, npt.ArrayLike]) -> TensorMismatch:
+        """The error, with what would fit the model as it is now."""
+        self._core.metadata.pop(model, None)
+        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
+            return advised(error, arrays(inputs)[0], self._metadata(model))
+        return error
 
     def _metadata(self, model: str) -> Mapping[str, Any]:
         """Return a model's metadata, fetched once."""

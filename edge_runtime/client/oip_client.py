@@ -24,6 +24,7 @@ from edge_runtime.answers import PICTURE_SIZE, answers_of
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, SLACK_S
 from edge_runtime.client.frames import Options, arrays, check_targets, fill_target, fit_datatypes, tensor_frame
 from edge_runtime.client.in_flight import acquire, all_in_flight, closed
+from edge_runtime.client.near_misses import advised, checked_options
 from edge_runtime.client.oip_call import OipCall, OipLink, OipReply
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
@@ -111,6 +112,7 @@ class OipClient:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
         retry: bool = False,
     ) -> InferResult:
         """Run a model once and wait for the answer, as `Client.infer`. Thread: any; it waits itself.
@@ -121,9 +123,14 @@ class OipClient:
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
-            call, targets = self._call_of(model, inputs, options, parameters, outputs)
+            call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
             self._take_slot(call.wait_s)
-            return self._answer(call, targets)
+            try:
+                return self._answer(call, targets)
+            except TensorMismatch as error:
+                with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
+                    error = advised(error, arrays(inputs)[0], self._known_metadata(model, version))
+                raise error from None
 
         return ask_until_due(options, ask) if retry else ask(options)
 
@@ -141,6 +148,7 @@ class OipClient:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
     ) -> Future[InferResult]:
         """Send a request and return at once; the future gets the result or the error of `infer`. Thread: any.
 
@@ -150,7 +158,7 @@ class OipClient:
         """
         options = self._options(version, outputs, timeout_ms, priority, timing)
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
-        call, targets = self._call_of(model, inputs, options, parameters, outputs)
+        call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
         self._take_slot(call.wait_s)
         try:
             return self._pool.submit(self._answer, call, targets)
@@ -247,7 +255,7 @@ class OipClient:
         timing: bool,
     ) -> Options:
         timeout_ms = self._timeout_ms if timeout_ms is None else timeout_ms
-        return Options(version, None if outputs is None else tuple(outputs), timeout_ms, priority, timing)
+        return checked_options(version, outputs, timeout_ms, priority, timing=timing)
 
     def _call_of(
         self,
@@ -256,11 +264,13 @@ class OipClient:
         options: Options,
         parameters: Mapping[str, Any] | None,
         outputs: Sequence[str] | Mapping[str, Array] | None,
+        *,
+        cast: bool,
     ) -> tuple[OipCall, Mapping[str, Array]]:
         """Raises Unsupported and TensorMismatch for what cannot be sent."""
         tensors, guessed = arrays(inputs)
-        if guessed:
-            fit_datatypes(tensors, guessed, self._known_metadata(model))
+        if guessed or cast:
+            fit_datatypes(tensors, list(tensors) if cast else guessed, self._known_metadata(model))
         sent = dict(parameters or {})
         if unknown := [name for name, value in sent.items() if not isinstance(value, bool | int | float | str)]:
             raise Unsupported(f"parameter {unknown[0]!r}: the Open Inference Protocol carries bool, numbers and text")

@@ -23,10 +23,11 @@ from edge_runtime.client.frames import Options, arrays, check_targets, fit_datat
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.link import Link
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
-from edge_runtime.errors import ConfigError, EdgeRuntimeError
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import Array
 from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
@@ -105,6 +106,7 @@ class Client:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
         retry: bool = False,
     ) -> InferResult:
         """Run a model once and wait for the answer. Thread: any; the calling thread drives the socket itself.
@@ -113,6 +115,7 @@ class Client:
         numbers take the model's. outputs: their names in order; None for all; or arrays by name, into which they go
         (C-contiguous; where a result is smaller, it is the array's beginning). priority: 1 (first) to 9; 0 for the
         model's default. timing: fill `InferResult.timing`. The returned arrays are writable, and the caller's own.
+        cast: convert arrays to the model's datatypes where those are of the same kind, and integers fit.
         retry: send a refused request again, when the daemon says or after a growing pause, until its deadline.
         picture, pictures: in place of the input that declared steps take them for: paths, bytes (JPEG, PNG, WebP, BMP),
         PIL images, or uint8 frames [height, width, 3], RGB; `InferResult.answer` and `answers` say what was seen. raw:
@@ -124,7 +127,12 @@ class Client:
         inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
-            return cast("InferResult", self._link.ask(self._packed(model, inputs, options, parameters, outputs)))
+            call = self._packed(model, inputs, options, parameters, outputs, cast=cast)
+            try:
+                result: InferResult = self._link.ask(call)
+            except TensorMismatch as error:
+                raise self._advised(error, model, inputs) from None
+            return result
 
         return ask_until_due(options, ask) if retry else ask(options)
 
@@ -142,6 +150,7 @@ class Client:
         priority: int = 0,
         timing: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        cast: bool = False,
     ) -> Future[InferResult]:
         """Send a request and return at once; the future gets the result or the error of `infer`. Thread: any.
 
@@ -152,7 +161,7 @@ class Client:
         """
         options = self._core.options(version, outputs, timeout_ms, priority, timing)
         inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
-        return self._link.submit(self._packed(model, inputs, options, parameters, outputs))
+        return self._link.submit(self._packed(model, inputs, options, parameters, outputs, cast=cast))
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make an array in memory that is shared with the daemon: zeroed, C-contiguous. Thread: any.
@@ -298,11 +307,13 @@ class Client:
         options: Options,
         parameters: Mapping[str, Any] | None,
         outputs: Sequence[str] | Mapping[str, Array] | None,
+        *,
+        cast: bool,
     ) -> Call:
         core = self._core
         tensors, guessed = arrays(inputs)
-        if guessed:
-            fit_datatypes(tensors, guessed, self._metadata(model))
+        if guessed or cast:
+            fit_datatypes(tensors, list(tensors) if cast else guessed, self._metadata(model))
         targets = check_targets(outputs)
         call = core.infer(model, tensors, options, parameters, targets, self._places(tensors, targets))
         if core.is_large(call):
@@ -333,6 +344,13 @@ class Client:
             memory.lose()
         else:
             memory.attached = call.connection
+
+    def _advised(self, error: TensorMismatch, model: str, inputs: Mapping[str, npt.ArrayLike]) -> TensorMismatch:
+        """The error, with what would fit the model as it is now."""
+        self._core.metadata.pop(model, None)
+        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
+            return advised(error, arrays(inputs)[0], self._metadata(model))
+        return error
 
     def _metadata(self, model: str) -> Mapping[str, Any]:
         """Return a model's metadata, fetched once."""

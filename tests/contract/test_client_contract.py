@@ -373,3 +373,15 @@ def test_draining_answers_what_was_admitted_and_refuses_what_comes_later(held):
         stopping.join()
 
     assert [future.result(ANSWER_S).version for future in admitted] == [1] * 5
+
+
+def test_an_array_that_nearly_fits_gets_the_code_that_does_and_cast_converts_it(client):
+    x = floats(1, 16).astype(np.float64)
+    with pytest.raises(TensorMismatch, match=r"send x\.astype\(np\.float32\), or cast=True"):
+        client.infer("mlp", {"x": x})
+    with pytest.raises(TensorMismatch, match=r"send x\[None\]"):
+        client.infer("mlp", {"x": floats(1, 16)[0]})
+    result = client.infer("mlp", {"x": x}, cast=True)
+    assert np.array_equal(result["y"], client.submit("mlp", {"x": x}, cast=True).result()["y"])
+    assert list(result) == ["y"]
+    assert dict(result).keys() == {"y"}

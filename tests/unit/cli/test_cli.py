@@ -182,6 +182,17 @@ def test_an_answer_as_json_is_the_protocols(server: FakeServer, capsys: pytest.C
     assert (header.version, header.timeout_ms) == (3, 50.0)
 
 
+def test_more_rows_than_one_request_takes_go_in_several(
+    tmp_path: Path, server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.arange(70 * 4, dtype=np.float32).reshape(70, 4)
+    np.save(tmp_path / "rows.npy", rows)
+    assert main(["infer", "echo", "--input", f"x={tmp_path}/rows.npy", "--output", f"{tmp_path}/out.npy"]) == 0
+    assert [request.header.inputs[0].shape[0] for request in infers(server)] == [32, 32, 6]
+    assert np.array_equal(np.load(tmp_path / "out.npy"), rows)
+    assert "70 rows in 3 requests: one takes 32" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
