@@ -16,7 +16,8 @@ from edge_runtime.client.in_flight import closed, closed_before_answer, no_reply
 from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess
 from edge_runtime.errors import DecodeFailed
-from edge_runtime.wire.protobuf_messages import METHODS, InferRequest, plain
+from edge_runtime.protobufs import plain
+from edge_runtime.wire.protobuf_messages import METHODS, InferRequest
 
 CODE, PUSHBACK_MS = "edge-runtime-code", "grpc-retry-pushback-ms"
 """Trailing metadata: our code of an error, and gRPC's own key for when to try again."""

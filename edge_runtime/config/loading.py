@@ -42,11 +42,31 @@ def load_model_settings(path: Path) -> ModelSettings:
 
     Raises ConfigError as `load_config`, and for a `model.toml` that is not a plain file.
     """
+    return build(ModelSettings, read_model_keys(path), str(path))
+
+
+def read_model_keys(path: Path) -> dict[str, Any]:
+    """The keys that a model's `model.toml` sets, checked; none without a file. Raises ConfigError as above."""
     if not path.exists() and not path.is_symlink():
-        return ModelSettings()
+        return {}
     if not path.is_file():
         raise ConfigError(f"{path}: wanted a plain file")
-    return build(ModelSettings, parse_toml(read_settings(path), str(path)), str(path))
+    keys = parse_toml(read_settings(path), str(path))
+    build(ModelSettings, keys, str(path))
+    return keys
+
+
+def lay_over(keys: Mapping[str, Any], over: Mapping[str, Any], source: str) -> ModelSettings:
+    """Settings of a model from two places: of a key that both have, the second's. source: for messages.
+
+    Tables by name (`options`, `[input.NAME]`, `[output.NAME]`) have the names of both. Raises ConfigError where they do
+    not go together.
+    """
+    merged = {**keys, **over}
+    for name in ("options", "input", "output"):
+        if name in keys and name in over:
+            merged[name] = {**keys[name], **over[name]}
+    return build(ModelSettings, merged, source)
 
 
 def read_settings(path: Path) -> str:

@@ -35,6 +35,7 @@ from edge_runtime.frontend.grpc_message import (
 )
 from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference
+from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.scheduling.request import Request
 from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
 from edge_runtime.wire.codec import MAX_ID_BYTES
@@ -46,9 +47,6 @@ from edge_runtime.wire.protobuf_messages import (
     HealthRequest,
     HealthResponse,
     Method,
-    packed,
-    plain,
-    read,
 )
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,11 @@ from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.frontend.encodings import timing_fields
 from edge_runtime.frontend.open_inference import OipRequest, OpenInference, infer_header
 from edge_runtime.messages import TensorHeader
+from edge_runtime.protobufs import parameter, plain, read
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import DATATYPES, Array, Buffer, array_to_wire, element_count
-from edge_runtime.wire.protobuf_messages import InferRequest, InferResponse, parameter, plain, read
+from edge_runtime.wire.protobuf_messages import InferRequest, InferResponse
 
 ID, RAW_INPUT = 0x1A, 0x3A
 """Tags of `id` and `raw_input_contents` in ModelInferRequest: the fields in which requests with one head differ."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edge_runtime.config.settings import ModelSettings, Versions
 from edge_runtime.pipelines import PIPELINE_FILE
+from edge_runtime.repository.names import SETTINGS_FILE
+from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]
@@ -60,9 +63,11 @@ class VersionFolder:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """One model on disk. settings_error: why `model.toml` cannot be used; `settings` are the defaults then.
+    """One model on disk. settings_error: why its settings cannot be used; `settings` are the defaults then.
 
-    owned: of a pipeline that brings its models with it, each of one version and under its `owned_name`.
+    triton: its `config.pbtxt`, where it has one; told: the keys of its `model.toml`. `settings` are both, and of a key
+    that both have, those of `model.toml`. owned: of a pipeline that brings its models with it, each of one version and
+    under its `owned_name`.
     """
 
     name: str
@@ -73,6 +78,14 @@ class ModelFolder:
     settings_fingerprint: Fingerprint = ()
     problems: tuple[Problem, ...] = ()
     owned: tuple[ModelFolder, ...] = ()
+    triton: TritonConfig | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings_file(self) -> Path:
+        """Return the file of settings that a fault is in."""
+        is_tritons = (self.settings_error or "").startswith(f"{self.path / CONFIG_FILE}")
+        return self.path / (CONFIG_FILE if is_tritons else SETTINGS_FILE)
 
 
 @dataclass(frozen=True, slots=True)

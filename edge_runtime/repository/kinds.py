@@ -90,7 +90,7 @@ SAVED_MODEL = FileKind(
 )
 FROZEN_GRAPH = FileKind(
     "a TensorFlow graph without a signature",
-    (".pb",),
+    (".pb", ".graphdef"),
     advice="where it was made, export a SavedModel (model.export('FOLDER')), and put that folder here",
 )
 PADDLE = FileKind("a PaddlePaddle model", (".pdmodel",), served_with="edge-runtime[openvino]")

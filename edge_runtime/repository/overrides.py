@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import msgspec
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import DecodeFailed, LoadFailed
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.triton_config import TritonConfig
 
 MAX_FILES = 64
 MAX_MODELS = 64
@@ -32,19 +34,35 @@ _FILE = re.compile(r"([1-9][0-9]{0,17})/([A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.(?:o
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """settings: keys of `model.toml` with their values. files: by path below the model's folder; none: its own."""
+    """settings: keys of `model.toml` with their values. files: by path below the model's folder; none: its own.
+
+    triton: the config that the settings are of, in the place of the model's own `config.pbtxt`.
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    triton: TritonConfig | None = None
 
-    def over(self, settings: ModelSettings) -> ModelSettings:
-        """Lay the settings over those of `model.toml`. Raises DecodeFailed where they do not go together."""
-        if not self.settings:
-            return settings
-        try:
-            return msgspec.convert({**msgspec.to_builtins(settings), **self.settings}, ModelSettings)
-        except msgspec.ValidationError as error:
-            raise DecodeFailed(f"config: {error}") from None
+    def over(self, model: ModelFolder) -> ModelFolder:
+        """Lay the settings over those of a model's `model.toml`. Raises DecodeFailed where they do not go together."""
+        if self.triton is not None:
+            model = replace(model, triton=self.triton, settings_error=None)
+            base: Mapping[str, Any] = model.told
+        else:
+            base = msgspec.to_builtins(model.settings)
+        return replace(model, settings=_settings({**base, **self.settings})) if self.settings else model
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise DecodeFailed for settings that no model can have."""
+    _settings(settings)
+
+
+def _settings(keys: Mapping[str, Any]) -> ModelSettings:
+    try:
+        return msgspec.convert(keys, ModelSettings)
+    except msgspec.ValidationError as error:
+        raise DecodeFailed(f"config: {error}") from None
 
 
 NO_OVERRIDE = Override()

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_runtime.config.loading import load_model_settings
+from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE
@@ -38,6 +38,7 @@ from edge_runtime.repository.names import (
     variant_of,
     weights_name,
 )
+from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig, read_config_file
 
 MAX_DEPTH = 4
 """Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
@@ -249,30 +250,32 @@ class _FolderWalk:
             self._problems.extend(problems)
             return None
         versions: dict[int, VersionFolder] = {}
-        settings_entry: os.DirEntry[str] | None = None
+        settings = self._settings(name, [entry for entry in entries if entry.name in (SETTINGS_FILE, CONFIG_FILE)])
+        if known is not None and known.triton is not settings.triton:
+            known = None  # another config may name another file
         said_before = len(self._problems)
         shared = self._pipeline_files(entries, problems)
         others: list[os.DirEntry[str]] = []
         for entry in entries:
             number = parse_version(entry.name)
-            if entry.name == SETTINGS_FILE:
-                settings_entry = entry
-            elif number is None or not _is_folder(entry):
+            if entry.name in (SETTINGS_FILE, CONFIG_FILE):
+                continue
+            if number is None or not _is_folder(entry):
                 others.append(entry)
             elif (reason := self._listing.why_not_followed(entry)) is not None:
                 problems.append(Problem(Path(entry.path), reason))
             elif (version := self._version(name, number, entry.path, known, shared)) is not None:
-                versions[number] = version
+                versions[number] = _as_configured(version, settings.triton)
         if versions:
             problems.extend(_beside_versions(others))
         elif (version := self._flat_version(name, path, others, known)) is not None:
-            versions[version.number] = version
+            versions[version.number] = _as_configured(version, settings.triton)
         else:
             problems.extend(list(_files_that_lack(others)) or _not_a_version(others))
             has_said_why = bool(problems) or len(self._problems) > said_before
             if not has_said_why and not any(entry.path in self._listing.unreadable for entry in entries):
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
-        return self._with_settings(name, path, settings_entry, dict(sorted(versions.items())), tuple(problems))
+        return replace(settings, path=Path(path), versions=dict(sorted(versions.items())), problems=tuple(problems))
 
     def _pipeline_files(self, entries: list[os.DirEntry[str]], problems: list[Problem]) -> Files:
         """Return the pipeline in a model's own folder, which is that of each version without one; empty without it."""
@@ -331,18 +334,10 @@ class _FolderWalk:
             paths.setdefault(SAVED_MODEL_FILE, Path(path, nested))
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
 
-    def _with_settings(
-        self,
-        name: str,
-        path: str,
-        entry: os.DirEntry[str] | None,
-        versions: dict[int, VersionFolder],
-        problems: tuple[Problem, ...],
-    ) -> ModelFolder:
-        if entry is None:
-            return ModelFolder(name, Path(path), ModelSettings(), None, versions, (), problems)
+    def _settings(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder:
+        """Return a model with the settings of its `config.pbtxt` and `model.toml`, and nothing else yet."""
         files = Files()
-        self._listing.read_files([entry], files)
+        self._listing.read_files(entries, files)
         fingerprint = files.fingerprint()
         known = self._known.models.get(name)
         if (
@@ -350,12 +345,11 @@ class _FolderWalk:
             and fingerprint
             and (known.settings_fingerprint, known.settings_error) == (fingerprint, None)
         ):
-            settings, error = known.settings, None
-        elif files.problems:
-            settings, error = ModelSettings(), str(files.problems[0])
-        else:
-            settings, error = _load_settings(Path(entry.path))
-        return ModelFolder(name, Path(path), settings, error, versions, fingerprint, problems)
+            return known
+        made = ModelFolder(name, Path(), ModelSettings(), None, {}, fingerprint)
+        if files.problems:
+            return replace(made, settings_error=str(files.problems[0]))
+        return _read_settings(made, {entry.name: Path(entry.path) for entry in entries})
 
     # ---- files that are models
 
@@ -478,13 +472,36 @@ def _stems(name: str) -> Iterator[str]:
         yield name
 
 
-def _load_settings(path: Path) -> tuple[ModelSettings, str | None]:
+def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder:
+    """Return a model with what its files of settings say, or why that cannot be used."""
+    triton, told = None, {}
+    path = files.get(SETTINGS_FILE)
     try:
-        return load_model_settings(path), None
+        if CONFIG_FILE in files:
+            path = files[CONFIG_FILE]
+            triton = read_config_file(path, model.name)
+        if SETTINGS_FILE in files:
+            path = files[SETTINGS_FILE]
+            told = read_model_keys(path)
+        settings = lay_over(triton.settings if triton is not None else {}, told, str(path))
     except ConfigError as error:
-        return ModelSettings(), error.message
+        return replace(model, settings_error=error.message, triton=triton)
     except OSError as error:
-        return ModelSettings(), f"{path}: cannot be read: {error.strerror}"
+        return replace(model, settings_error=f"{path}: cannot be read: {error.strerror}", triton=triton)
+    return replace(model, settings=settings, triton=triton, told=told)
+
+
+def _as_configured(version: VersionFolder, triton: TritonConfig | None) -> VersionFolder:
+    """Return a version with the file that its config names in the place of the usual one, whatever it is called."""
+    named, usual = (triton.model_file, triton.usual_file) if triton is not None else ("", "")
+    there = {name for name, *_ in version.fingerprint} if usual else set()
+    # A SavedModel is a folder, and a large ONNX model may be one: 1/model.onnx/model.onnx.
+    found = next((each for each in (named, f"{named or usual}/{usual}") if each in there), None)
+    if found is None or not usual or version.files.get(usual) == version.path / found:
+        return version
+    files = {**version.files, usual: version.path / found}
+    problems = tuple(each for each in version.problems if each.path != version.path and each.path.name != named)
+    return replace(version, files=dict(sorted(files.items())), problems=problems)
 
 
 def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
@@ -551,7 +568,7 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
 
 def _problems_of(model: ModelFolder) -> Iterator[Problem]:
     if model.settings_error is not None:
-        yield Problem(model.path / SETTINGS_FILE, model.settings_error)
+        yield Problem(model.settings_file, model.settings_error)
     yield from model.problems
     for version in model.versions.values():
         yield from version.problems

@@ -115,10 +115,11 @@ class Watcher:
 
     def _laid_over(self, model: ModelFolder, versions: dict[int, VersionFolder]) -> ModelFolder:
         override = self._overrides.get(model.name, NO_OVERRIDE)
+        model = replace(model, versions=versions)
         try:
-            return replace(model, versions=versions, settings=override.over(model.settings))
+            return override.over(model)
         except DecodeFailed as error:
-            return replace(model, versions=versions, settings_error=error.message)
+            return replace(model, settings_error=error.message)
 
     def _taken_states(self) -> dict[_Key, _State]:
         states = {key: _version_state(version) for key, version in self._versions.items()}

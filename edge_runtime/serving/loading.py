@@ -26,6 +26,7 @@ from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
+from edge_runtime.repository.triton_config import CONFIG_FILE
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.level_queue import LevelQueue
@@ -186,6 +187,8 @@ class VersionLoader:
                 extra={"model": folder.name, "backend": choice.name, "passed_over": "; ".join(map(str, passed))},
             )
             told = worth_telling(passed, instance.device)
+            if folder.triton is not None:
+                told.extend(f"{CONFIG_FILE}: {note}" for note in folder.triton.notes)
             if (front := self._front_note(settings, version, artifact)) is not None:
                 told.append(front)
             if first_runs.note:

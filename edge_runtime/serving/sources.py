@@ -13,7 +13,6 @@ from pathlib import Path
 
 from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
 from edge_runtime.repository.folder import ModelFolder, Problem, select_versions
-from edge_runtime.repository.names import SETTINGS_FILE
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override, OverrideFiles
 from edge_runtime.repository.watch import VersionChange, Watcher
 from edge_runtime.serving.load_marks import LoadMarks
@@ -330,4 +329,4 @@ def _version_problems(folders: Iterable[ModelFolder]) -> Iterator[tuple[Path, st
         for version in folder.versions.values():
             yield from ((problem.path, problem.reason) for problem in version.problems)
         if folder.versions and folder.settings_error is not None:
-            yield folder.path / SETTINGS_FILE, folder.settings_error
+            yield folder.settings_file, folder.settings_error

@@ -10,7 +10,7 @@ from tests.architecture.source_tree import PACKAGE, Module, imports_of, own_modu
 
 LEVELS: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers", "pipelines"), 0),
-    **dict.fromkeys(("clock", "typed_toml"), 0),
+    **dict.fromkeys(("clock", "typed_toml", "protobufs"), 0),
     **dict.fromkeys(("config", "profiles", "telemetry", "sandbox", "regions"), 1),
     **dict.fromkeys(("backends", "repository", "scheduling", "wire", "transports"), 2),
     **dict.fromkeys(("serving", "client"), 3),
@@ -36,7 +36,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "httptools": ("transports.http_head",),
     "orjson": ("wire.json_codec",),
     "msgpack": ("wire.codec",),
-    "google": ("wire.protobuf_messages",),
+    "google": ("protobufs",),
     "grpc": ("transports.grpc_transport", "client."),
     "psutil": ("telemetry.", "profiles."),
     "prometheus_client": ("telemetry.",),

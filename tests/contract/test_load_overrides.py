@@ -70,12 +70,13 @@ def test_max_batch_size_0_means_that_the_model_does_not_batch(client):
 
 
 BAD_CONFIGS = (
-    ('{"instance_group": []}', "501", "'instance_group' cannot be set by a load"),
-    ('{"dynamic_batching": {"priority_levels": 2}}', "501", "dynamic_batching.'priority_levels'"),
-    ('{"max_batch_size": -1}', "400", "max_batch_size: got -1"),
-    ('{"name": "other"}', "400", "name: got 'other'"),
+    ('{"sequence_batching": {}}', "501", "sequence_batching: "),
+    ('{"dynamic_batching": {"priority_levels": 2}}', "400", "default priority level must be in range [1, 2] for mlp"),
+    ('{"max_batch_size": -1}', "400", "'max_batch_size' must be non-negative value for mlp"),
+    ('{"name": "other"}', "400", "model 'other', directory name must equal model name"),
     ('{"version_policy": {"specific": {"versions": ["x"]}}}', "400", "config:"),
-    ('{"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [4]}}', "400", "preferred_batch_rows"),
+    ('{"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [4]}}', "400", "must be <= max batch size"),
+    ('{"no_such_field": 1}', "400", "no_such_field"),
     ("[", "400", "config: not JSON"),
     ("[" * 100_000, "400", "config: not JSON"),
 )
@@ -146,5 +147,5 @@ def test_grpc_brings_a_config_and_files_too(tmp_path, model):
         client.load_model("brought", config='{"max_batch_size": 3}', files={"file:7/model.onnx": model})
         assert client.get_model_metadata("brought").versions == ["7"]
         assert client.get_model_config("brought").config.max_batch_size == 3
-        status, message = refused(client.load_model, "brought", config='{"optimization": {}}')
-        assert (status, "optimization" in message) == ("StatusCode.UNIMPLEMENTED", True), (status, message)
+        status, message = refused(client.load_model, "brought", config='{"batch_input": [{}]}')
+        assert (status, "batch_input" in message) == ("StatusCode.UNIMPLEMENTED", True), (status, message)

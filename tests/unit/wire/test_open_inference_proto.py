@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from edge_runtime.wire.protobuf_messages import COMPILED
+from edge_runtime.protobufs import COMPILED
 from hatch_build import FOLDER, compile_protocols
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +63,10 @@ def test_every_field_is_tritons(ours):
 
 def test_nothing_of_the_service_is_missing(ours):
     assert set(tritons(service_pb2)) - set(ours) == set()
+
+
+def test_nothing_of_a_configuration_is_missing(ours):
+    assert set(tritons(model_config_pb2)) - set(ours) == set()
 
 
 def test_what_is_compiled_is_what_is_written(tmp_path):
