@@ -88,7 +88,11 @@ class Core:
         self.loader.close()
         self.builds.close()
         until_s = self.clock.monotonic_s() + drain_s
-        drained = [servable.close(max(until_s - self.clock.monotonic_s(), 0.0)) for servable in self.table.loaded()]
+        # Pipelines first: those who ask others before those who are asked.
+        pipelines = [each for each in self.table.loaded() if each.chain is not None]
+        asked = {model for each in pipelines if each.chain is not None for model in each.chain.pipeline.models}
+        ordered = sorted(self.table.loaded(), key=lambda each: (each.chain is None, each.model in asked))
+        drained = [servable.close(max(until_s - self.clock.monotonic_s(), 0.0)) for servable in ordered]
         self.hosts.close()
         self.loader.forget_overrides()
         return self.workers.close() and all(drained)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import EdgeRuntimeError, QueueFull, RunFailed, TensorMismatch
+from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, RunFailed, TensorMismatch
 from edge_runtime.frontend.bursts import BurstReply, join_burst
 from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
 from edge_runtime.frontend.operations import OperationHandlers
@@ -395,6 +395,10 @@ class InferFrontend:
                     endpoint.send_answers(batch, cut.header, payloads, cut.nbytes)
                 else:
                     self._send_json(endpoint, route.answers, batch, payloads)
+            except Draining:
+                # A step of a pipeline was swapped for one that does not run here: nothing has run, and nothing is sent.
+                self._submit_each(endpoint, route, entries[start:], arrived_s, None)
+                return
             except Exception as error:  # noqa: BLE001 (these requests' answer; run_failed logs it)
                 self._refuse_batch(endpoint, route, batch, run_failed(error, servable.model))
                 continue

@@ -27,7 +27,7 @@ from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.culprits import Culprits
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.level_queue import LevelQueue
-from edge_runtime.scheduling.policy import BatchLimits, Claim, Load
+from edge_runtime.scheduling.policy import BatchLimits, ChainFlow, ChainLoad, Claim, Load
 from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.scheduling.refusals import Refusals
 from edge_runtime.scheduling.request import Request
@@ -196,6 +196,7 @@ class Dispatcher:
         self._disturbed_s = -math.inf
         # Invariant: without a circle, so that no run waits for itself, through whatever others.
         self._calls: dict[ScheduledModel, set[str]] = {}
+        self._chains, self._promised_s = 0, 0.0
         self.is_stopping = False
         # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
         # for a deadline that it looks at in time anyway would cost each request a switch of threads.
@@ -212,8 +213,7 @@ class Dispatcher:
         Raises Draining (the model was closed: resolve it again), QueueFull, DeadlineUnmeetable. Thread: any.
         """
         with self._lock:
-            if not model.is_open:
-                raise Draining(f"model {model.name} is being replaced or stopped")
+            self._check_open(model)
             if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
                 request.shape = policy.ALONE
             if request.timeout_s != math.inf:
@@ -424,6 +424,71 @@ class Dispatcher:
         """
         return 2 * self._cores + self._waiting_jobs
 
+    # ---- chains of steps ---------------------------------------------------------------------------------------------
+    #
+    # A pipeline is a scheduled model that never runs by itself (concurrency 0): its queue holds the requests that wait
+    # before their first step, and `running` counts those under way. Each of their steps is a request to another model.
+
+    def chain_load(
+        self, chain: ScheduledModel, models: Sequence[ScheduledModel], request: Request
+    ) -> tuple[int, ChainLoad, list[float]]:
+        """What lies before a new request to a pipeline.
+
+        Returns the rows that wait for the pipeline and begin before it, what chains under way will still ask for, and
+        how long it would wait for each of these models now. Thread: any.
+        """
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            rows = chain.queue.rows_before(request, now_s, 1) if chain.queue.rows else 0
+            return rows, ChainLoad(self._promised_s), [self._wait_s(model, request) for model in models]
+
+    def queue_chain(self, chain: ScheduledModel, request: Request) -> None:
+        """Have a request wait before its first step. Raises Draining, QueueFull. Thread: any."""
+        with self._lock:
+            self._check_open(chain)
+            given_way = self._make_room(chain, request)
+            self._queue(chain, request)
+        for other, error in given_way:
+            other.refuse(error)
+
+    def next_chain(self, chain: ScheduledModel, flow: ChainFlow) -> tuple[Request | None, list[Request]]:
+        """Take the request that is to begin now, which `end_chain` ends, and those found expired. Thread: any."""
+        with self._lock:
+            if not chain.queue.rows:
+                return None, []
+            now_s = self._clock.monotonic_s()
+            plan = policy.plan_batch(chain.queue.in_order(now_s), now_s, chain.limits, chain.layout.run_times)
+            chain.queue.remove(plan.expired)
+            first = plan.take[0] if plan.take else None
+            if first is not None and policy.may_begin_chain(flow, first.timeout_s, self._cores):
+                chain.queue.take([first], now_s)
+                self._begin_chain(chain)
+            else:
+                first = None
+            self._retire(chain)
+            return first, plan.expired
+
+    def begin_chain(self, chain: ScheduledModel) -> None:
+        """Count a request that begins without having waited. Raises Draining."""
+        with self._lock:
+            self._check_open(chain)
+            self._begin_chain(chain)
+
+    def promise(self, seconds: float) -> None:
+        """Add to the work that chains under way will still ask for, in seconds of one core; less than 0: asked for."""
+        with self._lock:
+            self._promised_s = max(self._promised_s + seconds, 0.0)
+
+    def end_chain(self, chain: ScheduledModel, promised_s: float) -> None:
+        """Count a request to a pipeline that was answered. promised_s: what it has not asked for."""
+        with self._lock:
+            chain.running -= 1
+            self._chains -= 1
+            # Sums of floats drift, so they begin anew where they must be 0.
+            self._promised_s = max(self._promised_s - promised_s, 0.0) if self._chains else 0.0
+            if not chain.running and not chain.is_open and not chain.queue.rows:
+                self._has_drained.notify_all()
+
     def mark_down(self, layout: Layout) -> bool:
         """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
         with self._lock:
@@ -543,10 +608,20 @@ class Dispatcher:
 
     # ---- under the lock ---------------------------------------------------------------------------------------------
 
+    def _check_open(self, model: ScheduledModel) -> None:
+        if not model.is_open:
+            raise Draining(f"model {model.name} is being replaced or stopped")
+
+    def _begin_chain(self, chain: ScheduledModel) -> None:
+        chain.running += 1
+        self._chains += 1
+
     def _queue(self, model: ScheduledModel, request: Request) -> None:
         if model not in self._active:
-            # A model that was idle earns no credit for it: it starts level with the least served one.
-            least_s = min((other.served_s for other in self._active), default=model.served_s)
+            # A model that was idle earns no credit for it: it starts level with the least served one that runs.
+            least_s = min(
+                (other.served_s for other in self._active if other.layout.concurrency), default=model.served_s
+            )
             model.served_s = max(model.served_s, least_s)
             self._active[model] = None
         model.queue.push(request)
@@ -647,7 +722,7 @@ class Dispatcher:
         if request.shape is policy.ALONE:
             wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
         run_s = model.layout.run_times.predict_s(request.rows)
-        if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes):
+        if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step):
             return
         if not self._is_busy():
             model.layout.run_times.relax()
@@ -661,7 +736,8 @@ class Dispatcher:
             return 0.0
         now_s = self._clock.monotonic_s()
         own_s = model.work_s(model.queue.rows_before(request, now_s, model.limits.max_rows))
-        others = [other for other in self._active if other is not model]
+        # What waits before a pipeline's first step is in no model's way yet.
+        others = [other for other in self._active if other is not model and other.layout.concurrency]
         load = Load(
             running_s=sum(job.left_s(now_s) * job.layout.threads for job in self._running if job.waits_since_s is None),
             own_queued_s=own_s,

@@ -32,6 +32,9 @@ LARGE_FRAME_MARGIN = 0.8
 LARGE_FRAME_BYTES = 64 * 1024
 
 
+CHAIN_SHARE = 0.25
+"""Share of a timeout that the work under way in a pipeline may take before another request begins there."""
+
 REFUSAL_S = 20e-6
 """What refusing a small request costs the device, in seconds of one core."""
 
@@ -170,8 +173,13 @@ def forecast_wait_s(load: Load, slots: int) -> float:
     return (load.running_s + queued_s) / slots
 
 
-def is_meetable(wait_s: float, run_s: float, timeout_s: float, nbytes: int) -> bool:
-    """Whether a forecast finish lies within the part of the timeout that a forecast may use."""
+def is_meetable(wait_s: float, run_s: float, timeout_s: float, nbytes: int, *, is_step: bool = False) -> bool:
+    """Whether a forecast finish lies within the part of the timeout that a forecast may use.
+
+    is_step: of a pipeline's request that was admitted: nothing comes after the forecast that is not in it.
+    """
+    if is_step:
+        return wait_s + run_s <= timeout_s
     margin = LARGE_FRAME_MARGIN if nbytes >= LARGE_FRAME_BYTES else ADMISSION_MARGIN
     return wait_s + run_s <= timeout_s * margin
 
@@ -187,6 +195,54 @@ def queue_timeout_s(policy: QueuePolicy, asked_ms: float) -> float:
     if policy.allow_override and 0 < asked_ms < allowed_ms:
         allowed_ms = asked_ms
     return allowed_ms / 1e3 if allowed_ms else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLoad:
+    """The work before a new request to a pipeline, in seconds of one core.
+
+    promised_s: of steps that chains under way will still ask for, of all pipelines: by their deadlines they come first.
+    waiting_s: all steps of the requests that wait for this pipeline and run before the new one.
+    """
+
+    promised_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+def forecast_chain_s(load: ChainLoad, path_s: float, cores: int) -> float:
+    """Seconds until a new request to a pipeline is answered.
+
+    path_s: its critical path, with the wait for each step's model. The queues of models do not show what chains will
+    ask for later: without that, each would be admitted by its first step's queue, and expire before its last.
+    """
+    return (load.promised_s + load.waiting_s) / cores + path_s
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFlow:
+    """The chains of one pipeline that are under way.
+
+    rows: of all. full_rows: as many as keep each step's model at full batches, with the next ones queued. work_s: what
+    they still run, in seconds of one core. nbytes: of their tensors; max_bytes: the bound on them.
+    """
+
+    rows: int
+    full_rows: int
+    work_s: float
+    nbytes: int
+    max_bytes: int
+
+
+def may_begin_chain(flow: ChainFlow, timeout_s: float, cores: int) -> bool:
+    """Whether the first request that waits for a pipeline begins now; else it waits on before its first step.
+
+    Invariant: a chain under way costs work when it expires, so as few are as keep the cores busy. As many as there are
+    cores always are; more, only while what is under way takes a small part of the timeout.
+    """
+    if flow.rows < cores:
+        return True
+    is_short = flow.work_s / cores <= timeout_s * CHAIN_SHARE
+    return flow.rows < flow.full_rows and is_short and flow.nbytes < flow.max_bytes
 
 
 def refusal_cost_s(nbytes: int) -> float:

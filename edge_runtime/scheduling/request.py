@@ -70,13 +70,14 @@ class Request:
     which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
     resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
     count: how many requests of its sender it stands for, all of one header and one arrival. split: makes them of it,
-    where each has to end by itself; None: it is one.
+    where each has to end by itself; None: it is one. is_step: it belongs to a pipeline's request, which was admitted
+    with it: a forecast may use all of its time, a stopping daemon takes it, and its refusal costs its sender nothing.
     """
 
     __slots__ = (
-        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "longest_s",
-        "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply", "resume", "rows",
-        "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
+        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "is_step",
+        "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply",
+        "resume", "rows", "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
     )  # fmt: skip
 
     plan: Any  # RequestPlan; scheduling only carries it
@@ -120,6 +121,7 @@ class Request:
         self.targets: Sequence[Array | None] = ()
         self.longest_s = math.inf
         self.count = 1
+        self.is_step = False
         self.split: Callable[[Request], list[Request]] | None = None
 
     def hold(self, unanswered: UnansweredBytes, nbytes: int) -> None:

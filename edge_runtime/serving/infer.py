@@ -49,8 +49,10 @@ class Infer:
         self._dispatcher.tell_refusals()
 
     def drop(self, sender: Hashable) -> int:
-        """Cancel what waits of a sender that is gone, for a run or for a load; how many."""
-        return self._dispatcher.drop(sender)
+        """Cancel what waits of a sender that is gone, for a run, a load or its pipeline's next step; how many."""
+        # Chains first: each answers once, and takes its steps out of the queues.
+        chains = [each.chain for each in self._table.loaded() if each.chain is not None]
+        return sum(chain.drop(sender) for chain in chains) + self._dispatcher.drop(sender)
 
     def begin_burst(self) -> None:
         """Have workers wait until all of a burst is submitted; `end_burst` must follow."""
@@ -83,7 +85,7 @@ class Infer:
         header = request.header
         try:
             for _ in range(RESOLVE_TRIES):
-                if not self._is_open:
+                if not self._is_open and not request.is_step:
                     raise Draining("this daemon is stopping; send it again after its restart")
                 if plan is None:
                     try:
@@ -138,7 +140,7 @@ class Infer:
 
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
         """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""
-        if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable):
+        if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable) and not request.is_step:
             self._dispatcher.refuse(request, error)
         else:
             request.refuse(error)

@@ -33,11 +33,12 @@ from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
     from edge_runtime.serving.build_cache import Conversion
+    from edge_runtime.serving.chain import Chain
     from edge_runtime.serving.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["inline", "workers"]
+Mode = Literal["inline", "workers", "pipeline"]
 
 RUN_GRACE_S = 1.0
 """A run inside the daemon, whose requests have been refused, has this long to end before its memory is given up."""
@@ -77,7 +78,7 @@ class InlineBuffers:
     """
 
     def __init__(self, bound: Bound) -> None:
-        self._bound = bound
+        self.bound = bound
         self._inputs = [_bytes_of(array) for array in bound.inputs]
         self._outputs = [_bytes_of(array) for array in bound.outputs]
         self.input_row_bytes = tuple(_row_bytes(array) for array in bound.inputs)
@@ -89,14 +90,14 @@ class InlineBuffers:
         """Run on the rows of a model's only input: each part a whole number of rows, `rows` their sum."""
         joined = b"".join(parts)
         self._inputs[0][: len(joined)] = joined
-        self._bound.run(rows)
+        self.bound.run(rows)
 
     def run(self, parts: Sequence[Sequence[bytes]], rows: int) -> None:
         """Run on several inputs: `parts` holds each request's inputs in the model's order."""
         for target, column in zip(self._inputs, zip(*parts, strict=True), strict=True):
             joined = b"".join(column)
             target[: len(joined)] = joined
-        self._bound.run(rows)
+        self.bound.run(rows)
 
     def unpack(self, outputs: Sequence[tuple[int, Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:
         """Cut the wanted outputs into requests. outputs: for each its index, and a Struct of one request's share."""
@@ -128,12 +129,14 @@ class Servable:
         metrics: ModelMetrics,
         warm_length: int | None = None,
         steps: ModelSteps | None = None,
+        chain: Chain | None = None,
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
         conversion: what was made of its file at load, where no backend reads that.
         steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
+        chain: runs the requests of a pipeline; with `inline` buffers, too, bursts of its known headers run there.
         """
         self.model = model
         self.number = number
@@ -150,6 +153,7 @@ class Servable:
         self.max_rows = max_rows
         self.warm_length = warm_length
         self.inline = inline
+        self.chain = chain
         self.scheduled = scheduled
         self.metrics = metrics
         self.inline_lock = threading.Lock()
@@ -212,13 +216,17 @@ class Servable:
                     self.mirror.follow(request)
                 except Exception:  # a release's trial must not fail the requests of its model
                     log.exception("the mirror of model %s failed", self.model)
-        if self.mode == "inline":
+        if self.chain is not None:
+            self.chain.submit(request)
+        elif self.mode == "inline":
             self._run_here(request)
         else:
             self._dispatcher.admit(self.scheduled, request)
 
     def cancel(self, request: Request) -> bool:
-        """Take a waiting request back; False when it is too late."""
+        """Take a waiting request back, or a pipeline's with all its steps; False when it is too late."""
+        if self.chain is not None:
+            return self.chain.cancel(request)
         return self.mode == "workers" and self._dispatcher.cancel(self.scheduled, request)
 
     def close(self, timeout_s: float) -> bool:
@@ -232,6 +240,8 @@ class Servable:
         for each in (self, *self.forms.values()):  # they share the time
             left_s = max(until_s - self._clock.monotonic_s(), 0.0)
             drained = self._dispatcher.close_model(each.scheduled, left_s) and drained
+        if self.chain is not None:
+            self.chain.end_all()
         instances = [each for each in (self.layouts.narrow, self.layouts.wide) if each is not None]
         is_hosted = all(isinstance(each, HostedInstance) for each in instances)
         if is_hosted or self._dispatcher.wait_for_runs(self.scheduled, RUN_GRACE_S):

@@ -14,7 +14,7 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -110,15 +110,30 @@ class Histogram:
         return low + (self.bounds[index] - low) * share
 
 
+@dataclass(slots=True)
+class StepMetrics:
+    """A pipeline's share of one of its steps: requests to its model that were answered, their wait and their runs."""
+
+    requests: int = 0
+    queue_s: float = 0.0
+    run_s: float = 0.0
+
+    def answered(self, queue_s: float, run_s: float, count: int = 1) -> None:
+        """Count answered requests, which waited and ran this long in all."""
+        self.requests += count
+        self.queue_s += queue_s
+        self.run_s += run_s
+
+
 class ModelMetrics:
     """The metrics of one model, over all its versions since the daemon started.
 
-    rows, runs: successful runs of the backend. run_s: their total time.
+    rows, runs: successful runs of the backend. run_s: their total time. steps: of a pipeline, by name.
     """
 
     __slots__ = (
         "answered_requests", "batch_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows", "run_s",
-        "run_time", "runs", "total",
+        "run_time", "runs", "steps", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -134,6 +149,11 @@ class ModelMetrics:
         self.refusals: dict[str, int] = {}
         self.gauges: dict[str, Callable[[], float]] = {}
         self.reasons: dict[str, Callable[[], str]] = {}
+        self.steps: dict[str, StepMetrics] = {}
+
+    def step(self, name: str) -> StepMetrics:
+        """One step's share, created at the first call and kept over reloads."""
+        return self.steps.setdefault(name, StepMetrics())
 
     def answered(self, queue_s: float, run_s: float, count: int = 1) -> None:
         """Count answered requests with their waiting and run time. `run` counts their run."""
@@ -186,6 +206,8 @@ class ModelMetrics:
         self.run_s += other.run_s
         for code, count in dict(other.refusals).items():
             self.refused(code, count)
+        for name, step in dict(other.steps).items():
+            self.step(name).answered(step.queue_s, step.run_s, step.requests)
 
     @property
     def requests(self) -> int:
@@ -204,6 +226,7 @@ class ModelMetrics:
             "batch_rows": _quantiles(self.batch_rows, 1.0),
             **{f"{phase}_ms": _quantiles(histogram, 1e3) for phase, histogram in self.phases.items()},
             **{name: read() for name, read in list(self.gauges.items())},
+            **({"steps": {name: asdict(step) for name, step in list(self.steps.items())}} if self.steps else {}),
         }
 
 

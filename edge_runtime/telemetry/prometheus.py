@@ -99,6 +99,19 @@ class MetricsCollector:
                 family.add_metric([model], read(metrics))
             yield family
         yield self._refusals(models)
+        yield from self._steps(models)
+
+    def _steps(self, models: dict[str, ModelMetrics]) -> Iterator[Any]:
+        """A pipeline's share of each of its steps."""
+        requests = _counter("step_requests", "Answered requests of a pipeline to its steps", ["model", "step"])
+        seconds = _counter("step_seconds", "Time of a pipeline's requests to its steps", ["model", "step", "phase"])
+        for model, metrics in models.items():
+            for name, step in list(metrics.steps.items()):
+                requests.add_metric([model, name], step.requests)
+                seconds.add_metric([model, name, "queue"], step.queue_s)
+                seconds.add_metric([model, name, "run"], step.run_s)
+        if requests.samples:
+            yield from (requests, seconds)
 
     def _refusals(self, models: dict[str, ModelMetrics]) -> Any:
         """Refusals by model and code; requests refused before their model was known have none."""

@@ -15,14 +15,18 @@ from edge_runtime.scheduling.policy import (
     MOST_PASSED,
     PATIENCE_S,
     BatchLimits,
+    ChainFlow,
+    ChainLoad,
     Claim,
     Load,
     aged_priority,
     choose_model,
     due_s,
+    forecast_chain_s,
     forecast_wait_s,
     is_meetable,
     level_of,
+    may_begin_chain,
     plan_batch,
     plan_expiry,
     queue_timeout_s,
@@ -309,3 +313,39 @@ def test_a_queues_timeout_is_the_policys_or_a_shorter_one_where_that_is_allowed(
     allowed_ms, may_override, asked_ms, timeout_s
 ):
     assert queue_timeout_s(QueuePolicy(timeout_ms=allowed_ms, allow_override=may_override), asked_ms) == timeout_s
+
+
+@pytest.mark.parametrize(
+    ("promised_s", "waiting_s", "path_s", "cores", "forecast_s"),
+    [
+        (0.0, 0.0, 0.030, 2, 0.030),  # nothing else is there: the critical path
+        (0.2, 0.0, 0.030, 2, 0.130),  # what chains under way will ask for comes first
+        (0.0, 0.4, 0.030, 2, 0.230),  # and what waits before it
+        (0.2, 0.4, 0.030, 1, 0.630),  # on one core all of it is waited for
+    ],
+)
+def test_a_chain_is_forecast_by_all_that_comes_before_its_first_step(promised_s, waiting_s, path_s, cores, forecast_s):
+    load = ChainLoad(promised_s, waiting_s)
+    assert forecast_chain_s(load, path_s, cores) == pytest.approx(forecast_s)
+
+
+@pytest.mark.parametrize(
+    ("rows", "work_s", "nbytes", "timeout_s", "begins"),
+    [
+        (0, 0.0, 0, 0.5, True),
+        (1, 9.0, 99, 0.001, True),  # as many as cores always are under way, or nothing would go on
+        (2, 0.1, 0, 0.5, True),  # a tenth of a second on two cores is a tenth of the timeout
+        (2, 0.3, 0, 0.5, False),  # work under way takes more than its share of the timeout
+        (2, 0.3, 0, math.inf, True),  # without a deadline only full batches count
+        (12, 0.1, 0, math.inf, False),  # every step has what it can run together, and the next
+        (2, 0.1, 10, 0.5, False),  # tensors under way fill their bound
+    ],
+)
+def test_a_chain_begins_while_few_enough_are_under_way(rows, work_s, nbytes, timeout_s, begins):
+    flow = ChainFlow(rows, 12, work_s, nbytes, 10)
+    assert may_begin_chain(flow, timeout_s, 2) is begins
+
+
+def test_a_step_of_an_admitted_chain_may_use_all_of_its_time():
+    assert is_meetable(0.4, 0.1, 0.5, 1 << 20, is_step=True)
+    assert not is_meetable(0.4, 0.1, 0.5, 4)

@@ -1,0 +1,684 @@
+"""One request through a pipeline: which of its steps runs next, what it is given, and how the whole ends.
+
+Owns: the requests of a pipeline that are under way, from the first step to the one reply; and when one that waits
+begins. Each step is an ordinary `Request` through `Infer.submit`, with the whole's sender, priority and deadline: its
+model's queue, batches and hosts are everybody's. The queue of requests that wait before their first step is the
+dispatcher's, with its bounds, turns and expiry.
+
+Thread: any. A step's reply comes on a worker, the timer, or, of an inline model, on the thread that asked; it stores
+the outputs and asks what can be asked next, and never waits. Invariant: no call of `_go_on` or `_begin_waiting` lies
+within another of the same chain, however many steps run inline: the outer one goes on with what the inner one found.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from edge_runtime.clock import Clock
+from edge_runtime.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    Draining,
+    EdgeRuntimeError,
+    NotReady,
+    QueueFull,
+    RunFailed,
+)
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, critical_path, readers, tensors_wanted
+from edge_runtime.scheduling import policy
+from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
+from edge_runtime.scheduling.request import Request, deadline_exceeded
+from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.serving.request_plan import OWN_PARAMETER, OWN_TOKEN, RequestPlan
+from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.step_tensors import Pieces, join_pieces, make_pieces, no_rows, tensor_bytes
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.tensors import Array
+
+log = logging.getLogger(__name__)
+
+ASKED_AT_ONCE = 32
+"""Requests of one map that wait for their model at the same time: enough for its batches, and not its whole queue."""
+
+KEPT_PLANS = 256
+"""Checked headers of steps, one for each step and shapes; all are dropped when there are more."""
+
+SELDOM_ROWS = 0.05
+"""A conditional step that runs more seldom is in no forecast."""
+
+ROWS_SMOOTHING = 0.1
+"""Weight of a new run in the mean of what a mapped or conditional step asks for: about the last twenty count."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A step of this chain, and what is known of it.
+
+    needs: how many steps must be done before. followers: whose that it is. wanted: tensors that others read. rows: mean
+    of those that it asks for, where that is found out by its run; None: as many as the pipeline's request has.
+    """
+
+    index: int
+    step: Step
+    needs: int
+    followers: tuple[int, ...]
+    wanted: tuple[str, ...]
+    rows: float | None = None
+
+
+@dataclass(slots=True)
+class _Resolved:
+    """Who answers each step now: valid for one generation of the model table. None: nobody does.
+
+    plans: checked headers, by step, shapes and priority.
+    """
+
+    generation: int
+    servables: list[Servable | None]
+    plans: dict[Hashable, tuple[RequestHeader, RequestPlan | None]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A step whose time has come: its requests, and their answers as they come.
+
+    asked: requests that are not answered yet. following: the index of the next one to ask.
+    """
+
+    node: _Node
+    pieces: Pieces | None = None
+    parts: list[Mapping[str, Array]] = field(default_factory=list)
+    asked: dict[int, Request] = field(default_factory=dict)
+    following: int = 0
+    left: int = 0
+    run_s: float = 0.0
+    longest_s: float = 0.0
+
+
+class _Running:
+    """One request under way. Changed under its lock; `todo` is gone through by one thread at a time.
+
+    values: tensors that a step or the answer has still to read, and by how many. needs: of each step, how many others
+    are still to be done. path_s: the runs on the longest way to each step's end. promised_s: of each step, its work
+    that was not asked for; work_s: of each step, until it is done.
+    """
+
+    __slots__ = (
+        "asked", "done", "is_going_on", "is_over", "lock", "nbytes", "needs", "path_s", "plan", "promised_s", "reads",
+        "request", "todo", "values", "work_s",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, nodes: Sequence[_Node], work_s: list[float]) -> None:
+        self.request = request
+        self.plan: RequestPlan = request.plan
+        self.lock = threading.Lock()
+        self.values: dict[Place, Array] = {}
+        self.reads: dict[Place, int] = {}
+        self.needs = [node.needs for node in nodes]
+        self.path_s = [0.0] * len(nodes)
+        self.work_s = work_s
+        self.promised_s = list(work_s)
+        self.todo: deque[_Asked] = deque()
+        self.asked: dict[int, _Asked] = {}
+        self.done = 0
+        self.nbytes = request.nbytes
+        self.is_going_on = False
+        self.is_over = False
+
+    def has_ended(self) -> bool:
+        """Whether it was answered meanwhile."""
+        return self.is_over
+
+
+def chain_model(name: str, *, max_queue_rows: int, max_queue_bytes: int, metrics: ModelMetrics) -> ScheduledModel:
+    """Make a pipeline's queue of requests that wait before their first step. The bounds hold for these."""
+    layout = Layout(lambda *_: [], concurrency=0)
+    return ScheduledModel(name, layout, max_queue_rows=max_queue_rows, max_queue_bytes=max_queue_bytes, metrics=metrics)
+
+
+class Chain:
+    """Runs the requests of one pipeline. `Dispatcher.close_model` drains it, `end_all` ends what is left."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spec: ModelSpec,
+        *,
+        scheduled: ScheduledModel,
+        infer: Infer,
+        table: ModelTable,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics,
+        python_steps: Mapping[str, Servable] | None = None,
+    ) -> None:
+        """scheduled: as `chain_model` makes it. python_steps: by step, servables that belong to this pipeline alone.
+
+        metrics: the daemon's.
+        """
+        self.pipeline = pipeline
+        self._spec = spec
+        self._scheduled = scheduled
+        self._infer = infer
+        self._table = table
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._metrics = metrics
+        self._own = dict(python_steps or {})
+        self._nodes = _nodes_of(pipeline)
+        self._index = {node.step.name: node.index for node in self._nodes}
+        self._step_metrics = [scheduled.metrics.step(node.step.name) for node in self._nodes]
+        self._outputs = [pipeline.outputs[each.name] for each in spec.outputs]
+        self._reads = _count_reads(pipeline)
+        self._resolved = _Resolved(-1, [])
+        self._lock = threading.Lock()
+        # Under the lock: what is under way, with the sums that `may_begin_chain` reads.
+        self._running: dict[Request, _Running] = {}
+        self._rows = self._nbytes = 0
+        self._work_s = 0.0
+        self._begins = False
+        self._begins_again = False
+
+    def submit(self, request: Request) -> None:
+        """Begin a request, or have it wait before its first step.
+
+        Raises Draining, QueueFull, DeadlineUnmeetable: the whole cannot make its deadline, and nothing has run.
+        """
+        if request.timeout_s != math.inf:
+            self._check_deadline(request)
+        with self._lock:
+            may_begin = not self._scheduled.queue.rows and policy.may_begin_chain(
+                self._flow(request.rows), request.timeout_s, self._dispatcher.cores
+            )
+            if may_begin:
+                self._dispatcher.begin_chain(self._scheduled)
+                running = self._count(request)
+        if may_begin:
+            self._begin(running)
+        else:
+            self._dispatcher.queue_chain(self._scheduled, request)
+            self._begin_waiting()  # what was under way may have ended meanwhile
+
+    def cancel(self, request: Request) -> bool:
+        """Refuse a request as cancelled, and take back those of its steps that wait; False: it was answered already."""
+        if self._dispatcher.cancel(self._scheduled, request):
+            return True
+        running = self._running.get(request)
+        return running is not None and self._end(running, Cancelled("cancelled by its caller"))
+
+    def drop(self, sender: Hashable) -> int:
+        """End what is under way of a sender that is gone; how many."""
+        with self._lock:
+            found = [each for each in self._running.values() if each.request.sender == sender]
+        return sum(self._end(each, Cancelled("its sender is gone")) for each in found)
+
+    def end_all(self) -> None:
+        """Refuse what is under way: the pipeline is closed, and had its time."""
+        with self._lock:
+            found = list(self._running.values())
+        for running in found:
+            self._end(running, Draining("stopped before this request was answered; send it again later"))
+
+    def seed(self, rows: Sequence[int]) -> None:
+        """Begin the pipeline's curve by those of its steps, for requests of these rows. Once, at load."""
+        for each in rows:
+            path_s = critical_path(self.pipeline, self._runs_s(each)).seconds
+            if path_s:
+                self._scheduled.layout.run_times.observe(each, path_s)
+
+    # ---- before the first step ---------------------------------------------------------------------------------------
+
+    def _check_deadline(self, request: Request) -> None:
+        """Raise DeadlineUnmeetable where the forecast of the whole is too late."""
+        forecast_s = self._forecast_s(request)
+        if policy.is_meetable(0.0, forecast_s, request.timeout_s, request.nbytes, is_step=request.is_step):
+            return
+        if self._dispatcher.is_idle():
+            # No run would correct this forecast: as in `Dispatcher.admit`.
+            for servable in self._resolve().servables:
+                if servable is not None:
+                    servable.scheduled.layout.run_times.relax()
+        raise DeadlineUnmeetable(
+            f"forecast {forecast_s * 1e3:.1f} ms for all steps, timeout {request.timeout_s * 1e3:.1f} ms",
+            retry_after_ms=max(forecast_s - request.timeout_s * ADMISSION_MARGIN, 0.0) * 1e3,
+        )
+
+    def _forecast_s(self, request: Request, *, is_first: bool = False) -> float:
+        """Seconds until a request that comes now is answered. is_first: it begins, before all that wait."""
+        resolved = self._resolve()
+        queued = [
+            (node.step.name, servable)
+            for node, servable in zip(self._nodes, resolved.servables, strict=True)
+            if _is_queued(servable)
+        ]
+        models = [servable.scheduled for _, servable in queued]
+        rows, load, waits_s = self._dispatcher.chain_load(self._scheduled, models, request)
+        waiting_s = sum(self._work_of(rows)) if rows and not is_first else 0.0
+        earliest_s = {name: wait_s for (name, _), wait_s in zip(queued, waits_s, strict=True)}
+        path_s = critical_path(self.pipeline, self._runs_s(request.rows), earliest_s).seconds
+        return policy.forecast_chain_s(ChainLoad(load.promised_s, waiting_s), path_s, self._dispatcher.cores)
+
+    def _runs_s(self, rows: int) -> dict[str, float]:
+        """How long each step's runs take, by name."""
+        found: dict[str, float] = {}
+        for node, servable in zip(self._nodes, self._resolve().servables, strict=True):
+            if servable is not None and (asked := _rows_asked(node, servable, rows)):
+                found[node.step.name] = servable.scheduled.work_s(asked)
+        return found
+
+    def _work_of(self, rows: int) -> list[float]:
+        """What each step's runs cost, batched with others' requests, in seconds of one core."""
+        found: list[float] = []
+        for node, servable in zip(self._nodes, self._resolve().servables, strict=True):
+            if servable is None:
+                found.append(0.0)
+                continue
+            layout, asked = servable.scheduled.layout, _rows_asked(node, servable, rows)
+            batch = max(asked, servable.scheduled.limits.max_rows)
+            found.append(layout.run_times.mean_s(batch) * asked / batch * layout.threads if asked else 0.0)
+        return found
+
+    def _flow(self, rows: int) -> ChainFlow:
+        """What is under way. rows: of one request, which says how many of a step that does not batch are meant."""
+        full = 0
+        cores = self._dispatcher.cores
+        for servable in self._resolve().servables:
+            if _is_queued(servable):
+                scheduled = servable.scheduled
+                at_once = max(min(scheduled.layout.concurrency, cores // scheduled.layout.threads), 1)
+                full += 2 * at_once * (scheduled.limits.max_rows if servable.batches else rows)
+        return ChainFlow(self._rows, full, self._work_s, self._nbytes, self._scheduled.max_queue_bytes)
+
+    def _begin_waiting(self) -> None:
+        """Begin what waits, as far as it may. Returns at once where a call of it is on, which then looks again."""
+        with self._lock:
+            self._begins_again = True
+            if self._begins:
+                return
+            self._begins = True
+        while True:
+            with self._lock:
+                self._begins_again = False
+                request, expired = self._dispatcher.next_chain(self._scheduled, self._flow(1))
+                if request is None and not expired and not self._begins_again:
+                    self._begins = False
+                    return
+                running = self._count(request) if request is not None else None
+            now_s = self._clock.monotonic_s()
+            for each in expired:
+                each.refuse(deadline_exceeded(each.arrived_s, each.timeout_s, now_s))
+            if running is None or request is None:
+                continue
+            if request.deadline_s != math.inf and now_s + self._forecast_s(request, is_first=True) > request.deadline_s:
+                # Before it costs a run: what was forecast at its admission took longer.
+                self._end(running, deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
+                continue
+            self._begin(running)
+
+    def _count(self, request: Request) -> _Running:
+        """Count a request as under way. Under the lock."""
+        work_s = self._work_of(request.rows)
+        running = _Running(request, self._nodes, work_s)
+        self._running[request] = running
+        self._rows += request.rows
+        self._nbytes += running.nbytes
+        self._work_s += sum(work_s)
+        return running
+
+    def _begin(self, running: _Running) -> None:
+        """Ask the steps that need nothing but the inputs. Never raises."""
+        request = running.request
+        self._dispatcher.promise(sum(running.promised_s))
+        # Memory that its client may change meanwhile is read once.
+        copies = running.plan.copies_shared
+        for spec, array in zip(self._spec.inputs, request.inputs, strict=True):
+            place = Place(INPUT, spec.name)
+            if place in self._reads:
+                running.values[place] = array.copy() if copies else array
+        running.reads = dict(self._reads)
+        running.todo.extend(_Asked(node) for node in self._nodes if not node.needs)
+        self._go_on(running)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _go_on(self, running: _Running) -> None:
+        """Ask what can be asked now. Returns at once where another call does it, which then goes on. Never raises."""
+        while True:
+            with running.lock:
+                if running.is_going_on or running.is_over:
+                    return
+                if not running.todo:
+                    if running.done < len(self._nodes):
+                        return
+                    running.is_going_on = True  # until its end: nobody else completes it
+                    break
+                running.is_going_on = True
+                asked = running.todo.popleft()
+            try:
+                self._ask(running, asked)
+            except EdgeRuntimeError as error:
+                self._fail(running, asked.node, error)
+            except Exception as error:
+                log.exception("step %s of pipeline %s could not be asked", asked.node.step.name, self._scheduled.name)
+                self._fail(running, asked.node, RunFailed(f"{type(error).__name__}: {error}"))
+            with running.lock:
+                running.is_going_on = False
+        self._complete(running)
+
+    def _ask(self, running: _Running, asked: _Asked) -> None:
+        """Submit the requests of a step, or the next ones of a map; a step that is not to run is done at once."""
+        pieces = asked.pieces or self._prepare(running, asked)
+        if pieces is None:
+            return
+        while True:
+            with running.lock:
+                if running.is_over or asked.following >= len(pieces) or len(asked.asked) >= ASKED_AT_ONCE:
+                    return
+                index = asked.following
+                asked.following += 1
+            self._submit(running, asked, index, pieces[index])
+
+    def _prepare(self, running: _Running, asked: _Asked) -> Pieces | None:
+        """Cut the step's inputs into requests. None: it is not to run, and is done."""
+        node, step = asked.node, asked.node.step
+        servable = self._servable(node)
+        values = running.values
+        pieces: Pieces | None = None
+        if step.when is None or step.when.holds(values[step.when.place]):
+            pieces = make_pieces(step, values, servable.max_rows if servable.batches else 1)
+            is_empty = any(array.ndim and not len(array) for array in pieces.inputs.values())
+            if not len(pieces) or (is_empty and step.python is None):
+                pieces = None
+        if node.rows is not None:
+            rows = (pieces.items or running.request.rows) if pieces is not None else 0
+            node.rows += ROWS_SMOOTHING * (rows - node.rows)
+        with running.lock:
+            promised_s, running.promised_s[node.index] = running.promised_s[node.index], 0.0
+        self._dispatcher.promise(-promised_s)
+        if pieces is None:
+            specs = {spec.name: spec for spec in self._specs(node, servable)}
+            self._step_done(running, asked, {name: no_rows(specs[name]) for name in node.wanted})
+            return None
+        asked.pieces = pieces
+        asked.left = len(pieces)
+        asked.parts = [{}] * len(pieces)
+        with running.lock:
+            running.asked[node.index] = asked
+        return pieces
+
+    def _submit(self, running: _Running, asked: _Asked, index: int, inputs: Mapping[str, Array]) -> None:
+        node, whole, resolved = asked.node, running.request, self._resolve()
+        now_s = self._clock.monotonic_s()
+        if now_s >= whole.deadline_s:
+            raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
+        arrays = list(inputs.values())
+        key = (node.index, tuple(array.shape for array in arrays), whole.priority, running.plan.is_own)
+        known = resolved.plans.get(key)
+        header, plan = known if known is not None else self._header(running, node, inputs)
+        reply = _StepReply(self, running, asked, index)
+        request = Request(header, arrays, tensor_bytes(iter(arrays)), reply, whole.sender, now_s, self._metrics)
+        request.is_step = True
+        request.longest_s = whole.deadline_s - now_s
+        with running.lock:
+            if running.is_over:
+                return
+            asked.asked[index] = request
+        plan = self._infer.submit(request, plan)
+        if known is None or known[1] is not plan:
+            if len(resolved.plans) >= KEPT_PLANS:
+                resolved.plans.clear()
+            resolved.plans[key] = header, plan
+            if plan is not None:
+                resolved.servables[node.index] = plan.servable
+        if plan is not None and running.has_ended():  # it ended while this was on its way into a queue
+            plan.servable.cancel(request)
+
+    def _header(
+        self, running: _Running, node: _Node, inputs: Mapping[str, Array]
+    ) -> tuple[RequestHeader, RequestPlan | None]:
+        """Make a header for inputs of these shapes; with its plan, where the step is the pipeline's own."""
+        step, whole = node.step, running.request
+        servable = self._servable(node)
+        datatypes = {name: self._datatype(step, place) for name, place in step.inputs.items()}
+        parameters: dict[str, object] = {} if step.raw is None else {"raw": step.raw}
+        if running.plan.is_own:
+            parameters |= {OWN_PARAMETER: OWN_TOKEN}
+        header = RequestHeader(
+            model=servable.model,
+            version=step.version,
+            inputs=tuple(TensorHeader(name, datatypes[name], array.shape) for name, array in inputs.items()),
+            outputs=node.wanted,
+            timeout_ms=math.inf,  # `longest_s` says it: a default of the model's own is for its own callers
+            priority=whole.priority,
+            parameters=parameters,
+        )
+        return header, RequestPlan(servable, header) if step.name in self._own else None
+
+    def _datatype(self, step: Step, place: Place) -> str:
+        """The datatype of a step's input, as whoever made it says."""
+        if step.crop is not None and place == step.crop.box:
+            return "UINT8"
+        specs: Sequence[TensorSpec] = self._spec.inputs
+        if place.step != INPUT:
+            source = self._nodes[self._index[place.step]]
+            specs = self._specs(source, self._servable(source))
+        return next((spec.datatype for spec in specs if spec.name == place.tensor), "")
+
+    def step_answered(self, running: _Running, asked: _Asked, index: int, request: Request) -> None:
+        """Keep the outputs of one request, and go on. Thread: whichever ran it."""
+        plan: RequestPlan = request.plan
+        names = (plan.servable.spec.outputs[each].name for each in plan.outputs)
+        part = dict(zip(names, plan.select(request.outputs), strict=True))
+        with running.lock:
+            if running.is_over:
+                return
+            was_full = len(asked.asked) >= ASKED_AT_ONCE
+            asked.asked.pop(index, None)
+            asked.parts[index] = part
+            asked.left -= 1
+            asked.longest_s = max(asked.longest_s, request.run_s)
+            asked.run_s += request.run_s
+            if was_full:
+                running.todo.append(asked)
+            is_done = not asked.left
+        self._step_metrics[asked.node.index].answered(request.queue_s, request.run_s)
+        if is_done:
+            try:
+                self._step_done(running, asked, join_pieces(asked.parts))
+            except EdgeRuntimeError as error:
+                self._fail(running, asked.node, error)
+                return
+        self._go_on(running)
+
+    def _step_done(self, running: _Running, asked: _Asked, outputs: Mapping[str, Array]) -> None:
+        """Hand a step's outputs to those that read them, and drop what nobody reads any more."""
+        node, step = asked.node, asked.node.step
+        nbytes = tensor_bytes(iter(outputs.values()))
+        with running.lock:
+            if running.is_over:
+                return
+            running.asked.pop(node.index, None)
+            before_s = max((running.path_s[self._index[need]] for need in step.needs), default=0.0)
+            # The requests of a map run side by side, as far as there are cores.
+            running.path_s[node.index] = before_s + max(asked.longest_s, asked.run_s / self._dispatcher.cores)
+            for name, array in outputs.items():
+                if (place := Place(step.name, name)) in running.reads:
+                    running.values[place] = array
+            for place in step.reads:
+                running.reads[place] -= 1
+                if not running.reads[place]:
+                    nbytes -= tensor_bytes(iter((running.values.pop(place),)))
+            running.done += 1
+            running.nbytes += nbytes
+            work_s, running.work_s[node.index] = running.work_s[node.index], 0.0
+            for follower in node.followers:
+                running.needs[follower] -= 1
+                if not running.needs[follower]:
+                    running.todo.append(_Asked(self._nodes[follower]))
+        with self._lock:
+            self._nbytes += nbytes
+            self._work_s -= work_s
+
+    def step_refused(self, running: _Running, asked: _Asked, index: int, error: EdgeRuntimeError) -> None:
+        """End the whole: one request of a step was not answered. Thread: any."""
+        with running.lock:
+            asked.asked.pop(index, None)
+        self._fail(running, asked.node, error)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _fail(self, running: _Running, node: _Node, error: EdgeRuntimeError) -> None:
+        """End the whole with a step's error, under the step's name."""
+        if isinstance(error, DeadlineUnmeetable) and running.done:
+            # Admitted, and too late after all: work was done on it.
+            failed: EdgeRuntimeError = DeadlineExceeded(error.message)
+        else:
+            failed = copy.copy(error)
+        failed.message = f"step {node.step.name}: {error.message}"
+        failed.args = (failed.message,)
+        self._end(running, failed)
+
+    def _complete(self, running: _Running) -> None:
+        request, now_s = running.request, self._clock.monotonic_s()
+        if now_s > request.deadline_s:
+            self._end(running, deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
+            return
+        request.outputs = [running.values[place] for place in self._outputs]
+        request.run_s = max(running.path_s)
+        request.queue_s = max(now_s - request.arrived_s - request.run_s, 0.0)
+        request.batch_rows = request.rows
+        self._end(running, None)
+
+    def _end(self, running: _Running, error: EdgeRuntimeError | None) -> bool:
+        """Answer the whole once, cancel what its steps still ask for, and begin what waits; False: it was answered."""
+        request = running.request
+        with running.lock:
+            if running.is_over:
+                return False
+            running.is_over = True
+            left = [each for asked in running.asked.values() for each in asked.asked.values()]
+            promised_s, work_s = sum(running.promised_s), sum(running.work_s)
+            running.asked.clear()
+            running.todo.clear()
+            running.values = {}
+        for each in left:
+            if each.plan is not None:
+                each.plan.servable.cancel(each)
+        with self._lock:
+            del self._running[request]
+            self._rows -= request.rows
+            self._nbytes -= running.nbytes
+            self._work_s = self._work_s - work_s if self._running else 0.0
+            if error is None:
+                self._scheduled.layout.run_times.observe(request.rows, request.run_s)
+        if error is None:
+            request.error = None
+            request.plan.metrics.run(request.rows, request.run_s)
+            request.complete()
+        elif isinstance(error, QueueFull | DeadlineUnmeetable) and not running.done and not request.is_step:
+            self._dispatcher.refuse(request, error)
+        else:
+            request.refuse(error)
+        self._dispatcher.end_chain(self._scheduled, promised_s)
+        self._begin_waiting()
+        return True
+
+    # ---- who answers -------------------------------------------------------------------------------------------------
+
+    def _resolve(self) -> _Resolved:
+        """Who answers each step now. A step that nobody answers costs nothing in forecasts; asking it says why."""
+        resolved, generation = self._resolved, self._table.generation
+        if resolved.generation != generation:
+            resolved = self._resolved = _Resolved(generation, [self._find(node.step) for node in self._nodes])
+        return resolved
+
+    def _find(self, step: Step) -> Servable | None:
+        own = self._own.get(step.name)
+        if own is not None or step.model is None:
+            return own
+        try:
+            return self._table.resolve(step.model, step.version)
+        except EdgeRuntimeError:
+            return None
+
+    def _servable(self, node: _Node) -> Servable:
+        """Who answers a step. Raises NotReady."""
+        found = self._resolve().servables[node.index]
+        if found is not None:
+            return found
+        step = node.step
+        if step.model is None:
+            raise NotReady(f"{step.python} is not loaded")
+        return self._table.resolve(step.model, step.version)
+
+    def _specs(self, node: _Node, servable: Servable) -> Sequence[TensorSpec]:
+        """The outputs of a step as its answers have them."""
+        for each in (servable, *servable.forms.values()):
+            if {spec.name for spec in each.spec.outputs}.issuperset(node.wanted):
+                return each.spec.outputs
+        return servable.spec.outputs
+
+
+class _StepReply:
+    """The reply of one request of a step."""
+
+    __slots__ = ("_asked", "_chain", "_index", "_running")
+
+    def __init__(self, chain: Chain, running: _Running, asked: _Asked, index: int) -> None:
+        self._chain = chain
+        self._running = running
+        self._asked = asked
+        self._index = index
+
+    def answer(self, request: Request) -> None:
+        """Go on with what it gave."""
+        self._chain.step_answered(self._running, self._asked, self._index, request)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """End the whole."""
+        self._chain.step_refused(self._running, self._asked, self._index, error)
+
+
+def _nodes_of(pipeline: Pipeline) -> list[_Node]:
+    index = {step.name: number for number, step in enumerate(pipeline.steps)}
+    following, wanted = readers(pipeline), tensors_wanted(pipeline)
+    return [
+        _Node(
+            number,
+            step,
+            len(step.needs),
+            tuple(index[name] for name in following[step.name]),
+            wanted[step.name],
+            1.0 if step.when is not None or step.map else None,
+        )
+        for number, step in enumerate(pipeline.steps)
+    ]
+
+
+def _count_reads(pipeline: Pipeline) -> dict[Place, int]:
+    """How many steps read each tensor; one more for the answer."""
+    reads = Counter(place for step in pipeline.steps for place in step.reads)
+    return dict(reads + Counter(dict.fromkeys(pipeline.outputs.values(), 1)))
+
+
+def _is_queued(servable: Servable | None) -> TypeGuard[Servable]:
+    return servable is not None and servable.mode != "inline"
+
+
+def _rows_asked(node: _Node, servable: Servable, rows: int) -> int:
+    """Rows that a step asks of its model for a request of so many."""
+    if node.rows is not None:
+        return math.ceil(node.rows - SELDOM_ROWS)
+    return rows if servable.batches else 1
