@@ -213,6 +213,7 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each", type=int, default=8, help="models of each operator of table and schema")
     parser.add_argument("--chains", type=int, default=0, help="chains of operators of the table")
     parser.add_argument("--every", type=int, default=1, help="one of so many models")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one: goes on where one ended")
 
 
 def make_cases(arguments: argparse.Namespace) -> list[Case]:
@@ -231,7 +232,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
 
             own = [each for each in get_all_operator_schema() if each.domain == "com.microsoft"]
             cases += schema_cases(own, arguments.each)
-    return cases[:: arguments.every]
+    return cases[arguments.first :: arguments.every]
 
 
 def main() -> int:

@@ -28,6 +28,12 @@ from edge_runtime.tensors import DATATYPES, Array, as_tensors, values_to_bits
 MAX_SAMPLE_BYTES = 64 << 20
 """Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""
 
+MADE_UP_BYTES = 256 << 20
+"""Most bytes that are made up for one run: five open axes of 224 would be 10 GB, and making them takes thrice that."""
+
+TEXT_BYTES = 64
+"""About what an element of text takes in memory."""
+
 TWO_WAYS_OUT = (
     'a model that cannot run on made-up inputs gets real ones with [warmup] inputs = "sample.npz", '
     "or is ready without a run with [warmup] runs = 0"
@@ -190,7 +196,11 @@ def _first_runs(instance: Instance, settings: ModelSettings) -> FirstRuns:
     times = {1: time_run(instance, make_inputs(instance.spec, 1, length, settings.warmup.shapes))}
     if settings.batch is False or not instance.spec.may_batch:
         return FirstRuns(False, times, length)
-    batches, times[2] = _probe_batch(instance, make_inputs(instance.spec, 2, length, settings.warmup.shapes))
+    try:
+        together = make_inputs(instance.spec, 2, length, settings.warmup.shapes)
+    except LoadFailed:  # too large to be made up: nothing is gained by running two of them together
+        return FirstRuns(bool(settings.batch), times, length)
+    batches, times[2] = _probe_batch(instance, together)
     return FirstRuns(settings.batch if settings.batch is not None else batches, times, length)
 
 
@@ -274,10 +284,15 @@ def make_inputs(spec: ModelSpec, rows: int, length: int, shapes: Mapping[str, Se
     """Made-up inputs: axis 0 `rows` where dynamic, `length` for other dynamic axes, `shapes` (inner) where given.
 
     Floats lie in [-1, 1) and no two rows are alike; integers and text are 0 and 1, which every vocabulary holds.
+    Raises LoadFailed for more than MADE_UP_BYTES.
     """
-    return {
-        tensor.name: _made_up(tensor, _shape(tensor, rows, length, shapes.get(tensor.name))) for tensor in spec.inputs
-    }
+    wanted = {tensor.name: _shape(tensor, rows, length, shapes.get(tensor.name)) for tensor in spec.inputs}
+    nbytes = sum(
+        math.prod(wanted[tensor.name]) * (DATATYPES[tensor.datatype].itemsize or TEXT_BYTES) for tensor in spec.inputs
+    )
+    if nbytes > MADE_UP_BYTES:
+        raise LoadFailed(f"{nbytes:,} bytes of made-up inputs are over the bound, {MADE_UP_BYTES:,}")
+    return {tensor.name: _made_up(tensor, wanted[tensor.name]) for tensor in spec.inputs}
 
 
 def zero_inputs(spec: ModelSpec, length: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
@@ -297,7 +312,11 @@ def _runnable_length(instance: Instance, settings: ModelSettings) -> int | None:
     error: BackendError | None = None
     for length in GUESSED_LENGTHS[:1] if is_known else GUESSED_LENGTHS:
         try:
-            instance.run(make_inputs(spec, 1, length, shapes))
+            inputs = make_inputs(spec, 1, length, shapes)
+        except LoadFailed:
+            break  # the next length is larger, and a model that takes so much is served without a warm-up
+        try:
+            instance.run(inputs)
         except CalledTooSoon:
             raise
         except BackendError as failed:

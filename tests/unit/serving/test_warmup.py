@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from edge_runtime.backends.pictures import open_picture
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_steps
+from edge_runtime.serving.warmup import FirstRuns, make_inputs, time_steps, warm_up
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES
 
@@ -22,6 +24,25 @@ def test_every_made_up_input_is_an_array_of_the_right_type_and_shape(datatype: s
     assert isinstance(made, np.ndarray)
     assert made.dtype == DATATYPES[datatype].dtype
     assert made.shape == tuple(2 if size == DYNAMIC else size for size in shape)
+
+
+def test_inputs_too_large_to_be_made_up_are_refused_before_they_take_memory() -> None:
+    spec = ModelSpec((TensorSpec("x", "FP32", (DYNAMIC,) * 5),), ())
+    tracemalloc.start()
+    try:
+        with pytest.raises(LoadFailed, match=r"10,070,523,904 bytes of made-up inputs are over the bound"):
+            make_inputs(spec, 1, 224, {})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(DYNAMIC,) * 5, (1, 1 << 20, 1 << 20)], ids=["of open axes", "said by the model"])
+def test_a_model_of_such_inputs_is_served_without_a_warm_up(clock, shape) -> None:
+    refuses = RunFailed("too short")
+    form = AskedForm(clock, "FP32", shape, refuses)
+    first = warm_up(form, ModelSettings())
+    assert (first.times, first.batches) == ({}, False)
 
 
 class AskedForm:
