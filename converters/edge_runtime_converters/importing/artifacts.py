@@ -50,7 +50,29 @@ def artifact_pieces(
     raise ConversionFailed(f"{artifact} {kind.sentence(artifact.name)}")
 
 
+def model_in(source: SourceFolder, path: Path) -> Path:
+    """Return the one model of a folder; a file, or a folder that is a model, is itself.
+
+    One called `model` or `saved_model` goes before others. Raises ConversionFailed: none, or several.
+    """
+    if not path.is_dir() or kinds.kind_of(path) is not None:
+        return path
+    found = [each for each in source.entries(path) if source.holds(each) and _is_artifact(each)]
+    own = [each for each in found if each.stem in ("model", "saved_model")] or found
+    if not own:
+        raise ConversionFailed(f"{path}: holds no model that is known here (docs/models.md lists them)")
+    if len(own) > 1:
+        names = " and ".join(each.name for each in own)
+        raise ConversionFailed(f"{path}: holds {names}; which one is the model? Move the others away")
+    return own[0]
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _is_artifact(path: Path) -> bool:
+    kind = kinds.kind_of(path)
+    return kind is not None and (kind.is_model or kind.may_hold_code)
 
 
 def _copied(path: Path, folder: str, name: str) -> Piece:

@@ -89,6 +89,11 @@ def settings_piece(settings: Mapping[str, Any], system: str) -> tuple[Piece, ...
     return (Piece(place="model.toml", text=settings_text(settings, f"Imported from {system}.")),)
 
 
+def key_lines(table: Mapping[str, Any]) -> list[str]:
+    """Write the keys of one table, a line each; tables within it are inline."""
+    return [f"{_key(key)} = {_value(value)}" for key, value in table.items()]
+
+
 def labels_text(labels: Sequence[str]) -> str:
     """Write a file of labels, one a line; a line's end within a label becomes a space."""
     return "".join(f"{' '.join(str(label).split())}\n" for label in labels)
@@ -99,7 +104,7 @@ def labels_text(labels: Sequence[str]) -> str:
 
 def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
     """Lines of a table: its own keys first, since a line after another table's head would belong to that."""
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if not _is_table(value)]
+    lines = key_lines({key: value for key, value in table.items() if not _is_table(value)})
     for key, value in table.items():
         if _is_table(value):
             below = (*path, key)
@@ -121,6 +126,8 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return _text(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(key_lines(value)) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value)

@@ -21,6 +21,10 @@ from edge_runtime_converters.importing.plan import ImportPlan
 from edge_runtime_converters.importing.source_folder import SourceFolder
 
 READERS = {
+    "mlflow_models": "an MLflow model's folder (with MLmodel)",
+    "bentos": "a BentoML model, bento, model store, or archive of one (.bentomodel, .bento)",
+    "model_server": "OpenVINO Model Server's config.json, or the folder that holds it",
+    "optimum_exports": "an export of Hugging Face Optimum (config.json with model.onnx or openvino_model.xml)",
     "triton": "a Triton model repository (NAME/1/model.onnx, with config.pbtxt)",
 }
 """The modules beside this one, each with what it reads, in the order in which they are asked."""
