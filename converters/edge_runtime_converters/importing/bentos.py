@@ -33,7 +33,7 @@ _WAYS_OUT = {
 }
 
 
-class _Model(Struct, frozen=True):
+class _BentoModel(Struct, frozen=True):
     """The part of model.yaml that is read."""
 
     name: str
@@ -105,14 +105,14 @@ def _store(source: SourceFolder, folder: Path) -> tuple[tuple[PlannedModel, ...]
 def _model(source: SourceFolder, folder: Path) -> PlannedModel:
     name = folder.name
     try:
-        described: _Model = source.yaml_as(folder / MODEL_FILE, _Model)
+        described: _BentoModel = source.yaml_as(folder / MODEL_FILE, _BentoModel)
         name = described.name
         return _planned(source, folder, described)
     except ConversionFailed as error:
         return refusal(name, "a BentoML model", error.message)
 
 
-def _planned(source: SourceFolder, folder: Path, described: _Model) -> PlannedModel:
+def _planned(source: SourceFolder, folder: Path, described: _BentoModel) -> PlannedModel:
     name = model_name(described.name)
     was = f"BentoML, {described.module.removeprefix('bentoml.') or 'no framework'}"
     export = optimum_exports.planned(source, folder, name)

@@ -52,7 +52,7 @@ _MOST_COLUMNS = 40
 """Of a signature that is told."""
 
 
-class _Described(Struct, frozen=True):
+class _MLmodel(Struct, frozen=True):
     """The part of MLmodel that is read."""
 
     flavors: dict[str, dict[str, Any]] = {}
@@ -81,7 +81,7 @@ def _model(source: SourceFolder, folder: Path) -> PlannedModel:
 
 
 def _planned(source: SourceFolder, folder: Path) -> PlannedModel:
-    described: _Described = source.yaml_as(folder / MLMODEL, _Described)
+    described: _MLmodel = source.yaml_as(folder / MLMODEL, _MLmodel)
     flavor = next((name for name in PATHS if name in described.flavors), None)
     if flavor is None:
         held = ", ".join(map(str, described.flavors)) or "none"
@@ -106,7 +106,7 @@ def _planned(source: SourceFolder, folder: Path) -> PlannedModel:
     return PlannedModel(name=model_name(folder.name), was=f"MLflow, flavor {flavor}", pieces=pieces, notes=tuple(notes))
 
 
-def _inputs(described: _Described) -> list[dict[str, Any]]:
+def _inputs(described: _MLmodel) -> list[dict[str, Any]]:
     """The inputs of a signature, which MLflow writes as JSON within the YAML; none where it has another form."""
     try:
         text = (described.signature or {}).get("inputs")
@@ -115,7 +115,7 @@ def _inputs(described: _Described) -> list[dict[str, Any]]:
         return []
 
 
-def _shapes(described: _Described) -> tuple[str, ...]:
+def _shapes(described: _MLmodel) -> tuple[str, ...]:
     """The shapes that a signature of tensors says, as `convert --shapes` takes them; a wrong one is said there."""
     names = {str(tensor.dtype): name for name, tensor in DATATYPES.items()}
     shapes = []
@@ -129,7 +129,7 @@ def _shapes(described: _Described) -> tuple[str, ...]:
     return tuple(shapes)
 
 
-def _columns(described: _Described) -> list[str]:
+def _columns(described: _MLmodel) -> list[str]:
     """Tell the columns of a table that the model was trained on: they become one tensor, in this order."""
     names = [
         str(tensor.get("name")) for tensor in _inputs(described) if tensor.get("name") and "tensor-spec" not in tensor

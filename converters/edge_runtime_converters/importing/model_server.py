@@ -37,21 +37,21 @@ REQUEST = "request"
 Json = dict[str, Any]
 
 
-class _Entry(Struct, frozen=True):
+class _ModelEntry(Struct, frozen=True):
     config: Json = {}
 
 
-class _Source(Struct, frozen=True):
+class _NodeSource(Struct, frozen=True):
     node_name: str
     data_item: str
 
 
-class _Alias(Struct, frozen=True):
+class _OutputAlias(Struct, frozen=True):
     data_item: str
     alias: str
 
 
-class _Node(Struct, frozen=True):
+class _DagNode(Struct, frozen=True):
     name: str
     type: str = "DL model"
     model_name: str = ""
@@ -59,30 +59,30 @@ class _Node(Struct, frozen=True):
     version: int | None = None
     demultiply_count: int | None = None
     gather_from_node: str | None = None
-    inputs: list[dict[str, _Source]] = []
-    outputs: list[_Alias] = []
+    inputs: list[dict[str, _NodeSource]] = []
+    outputs: list[_OutputAlias] = []
 
 
 class _Dag(Struct, frozen=True):
     name: str
     inputs: list[str] = []
-    nodes: list[_Node] = []
-    outputs: list[dict[str, _Source]] = []
+    nodes: list[_DagNode] = []
+    outputs: list[dict[str, _NodeSource]] = []
     demultiply_count: int | None = None
 
 
-class _Graph(Struct, frozen=True):
+class _MediaPipeGraph(Struct, frozen=True):
     name: str
     base_path: str = ""
     graph_path: str = ""
 
 
-class _Config(Struct, frozen=True):
+class _ServerConfig(Struct, frozen=True):
     """The part of config.json that is read."""
 
-    model_config_list: list[_Entry]
+    model_config_list: list[_ModelEntry]
     pipeline_config_list: list[_Dag] = []
-    mediapipe_config_list: list[_Graph] = []
+    mediapipe_config_list: list[_MediaPipeGraph] = []
     custom_loader_config_list: list[Json] = []
     custom_node_library_config_list: list[Json] = []
 
@@ -95,7 +95,7 @@ def read(source: SourceFolder) -> ImportPlan | None:
     document = source.json(path)
     if not isinstance(document, dict) or "model_config_list" not in document:
         return None
-    config: _Config = source.json_as(path, _Config)
+    config: _ServerConfig = source.json_as(path, _ServerConfig)
     models = [
         _guarded(str(entry.config.get("name")), partial(_model, source, entry.config))
         for entry in config.model_config_list
@@ -295,7 +295,7 @@ def _step_names(dag: _Dag) -> dict[str, str]:
     return names
 
 
-def _reading(dag: _Dag, steps: Mapping[str, str], read: _Source) -> str:
+def _reading(dag: _Dag, steps: Mapping[str, str], read: _NodeSource) -> str:
     """A place in `pipeline.toml`, of a node's output by its alias. Raises ConversionFailed: there is none."""
     if read.node_name == REQUEST:
         if read.data_item not in dag.inputs:

@@ -54,7 +54,7 @@ _CONVNEXT_SMALL = 384
 """Below it ConvNeXT's processor scales by `crop_pct` and cuts the middle out."""
 
 
-class _Config(Struct, frozen=True):
+class _ExportedConfig(Struct, frozen=True):
     """The part of config.json that is read."""
 
     model_type: str = ""
@@ -84,7 +84,7 @@ def planned(source: SourceFolder, folder: Path, name: str) -> tuple[PlannedModel
     graphs = _graphs(source, folder)
     if not graphs:
         return ()
-    config = source.json_as(folder / CONFIG_FILE, _Config)
+    config = source.json_as(folder / CONFIG_FILE, _ExportedConfig)
     whole = [graph for graph in graphs if graph.stem in ("model", "openvino_model", *VARIANTS)]
     models = [_whole(source, folder, model_name(name), config, whole)] if whole else []
     parts = [graph for graph in graphs if graph not in whole]
@@ -103,7 +103,7 @@ def _graphs(source: SourceFolder, folder: Path) -> list[Path]:
     return [path for path in graphs if path.suffix == ".onnx" or path.with_suffix(".bin").is_file()]
 
 
-def _whole(source: SourceFolder, folder: Path, name: str, config: _Config, graphs: list[Path]) -> PlannedModel:
+def _whole(source: SourceFolder, folder: Path, name: str, config: _ExportedConfig, graphs: list[Path]) -> PlannedModel:
     """The model of an export that is one graph, in one precision or several."""
     pieces: list[Piece] = []
     notes: list[str] = []
@@ -140,7 +140,9 @@ def _part(source: SourceFolder, name: str, graph: Path) -> PlannedModel:
 # ---- private: what is declared --------------------------------------------------------------------------------------
 
 
-def _declared(source: SourceFolder, folder: Path, config: _Config) -> tuple[dict[str, Any], list[str], list[str]]:
+def _declared(
+    source: SourceFolder, folder: Path, config: _ExportedConfig
+) -> tuple[dict[str, Any], list[str], list[str]]:
     """What model.toml says, the labels, and what could not be said."""
     output = _output(config)
     labels = _labels(config) if output else []
@@ -158,7 +160,7 @@ def _declared(source: SourceFolder, folder: Path, config: _Config) -> tuple[dict
     return settings, labels, notes
 
 
-def _output(config: _Config) -> dict[str, dict[str, Any]]:
+def _output(config: _ExportedConfig) -> dict[str, dict[str, Any]]:
     """The output that becomes an answer, by task; none where its meaning is not known here."""
     if config.task in ("ImageClassification", "SequenceClassification"):
         if config.problem_type in ("multi_label_classification", "regression"):
@@ -171,7 +173,7 @@ def _output(config: _Config) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _labels(config: _Config) -> list[str]:
+def _labels(config: _ExportedConfig) -> list[str]:
     """Labels by number; a number without one is its own label."""
     numbers = {int(key): label for key, label in (config.id2label or {}).items() if key.isascii() and key.isdecimal()}
     if not numbers or max(numbers) >= 100_000:
