@@ -195,11 +195,11 @@ def _picture(said: Mapping[str, Any]) -> dict[str, Any] | str:
         return f"rescale_factor {factor} is none"
     if not said.get("do_normalize", True):
         return {**table, "mean": [0.0], "scale": [factor]}
-    means, deviations = (said.get(key) for key in ("image_mean", "image_std"))
-    means, deviations = (_numbers(means, 0.5), _numbers(deviations, 0.5))
-    if not means or not deviations or 0 in deviations:
+    centres, deviations = (said.get(key) for key in ("image_mean", "image_std"))
+    centres, deviations = (_numbers(centres, 0.5), _numbers(deviations, 0.5))
+    if not centres or not deviations or 0 in deviations:
         return "image_mean and image_std are no numbers"
-    table["mean"] = [round(mean / factor, 6) for mean in means]
+    table["mean"] = [round(mean / factor, 6) for mean in centres]
     table["scale"] = [round(factor / deviation, 9) for deviation in deviations]
     return table
 
