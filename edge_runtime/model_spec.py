@@ -13,13 +13,15 @@ DYNAMIC = -1
 class TensorSpec:
     """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open.
 
-    quantisation: scale and zero point, where integers stand for `scale * (integer - zero point)`.
+    quantisation: scale and zero point, where integers stand for `scale * (integer - zero point)`. is_optional: an input
+    that a request may leave out.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     quantisation: tuple[float, int] | None = None
+    is_optional: bool = False
 
     @property
     def has_dynamic_axis_0(self) -> bool:
@@ -39,15 +41,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ByRequest:
+    """How a model takes its requests where it sees each of them by itself, as Triton's python models do.
+
+    max_rows: of one request, and of all in a run; 0: axis 0 is no rows. joins: a run may have several requests.
+    streams: each request gets any number of responses, one after another.
+    """
+
+    max_rows: int
+    joins: bool
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """All inputs and outputs of one version, in the model's own order.
 
     max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
+    by_request: None for a model that sees the joined rows of a run alone.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_rows: int | None = None
+    by_request: ByRequest | None = None
 
     @property
     def may_batch(self) -> bool:

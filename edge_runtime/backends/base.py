@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array, Tensors
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.host_messages import RequestLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class StepFunction:
 
     name: str
     spec: ModelSpec
+
+
+TRITON_CONFIG = "triton.config"
+"""The option that holds the configuration of one of Triton's python models, as JSON of its ModelConfig."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +254,62 @@ class CallingInstance(Protocol):
     def call_by(self, call: Callable[[RequestHeader, Sequence[Array]], dict[str, Array]]) -> None:
         """Call other models by this, which waits for the answer. Called once, before the first run."""
         ...
+
+
+Fault = tuple[str, str]
+"""Why a request has no outputs: the code of an error, and its words."""
+
+
+class RequestsRun(Protocol):
+    """A run as its instance sees it, beside its inputs.
+
+    rows: of each request, along axis 0; empty: it is one request. lines: more of each request; empty: nothing more.
+    """
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Rows of each request."""
+        ...
+
+    @property
+    def lines(self) -> Sequence[RequestLine]:
+        """More of each request."""
+        ...
+
+    def respond(
+        self, index: int, outputs: Sequence[Array | None] | None, fault: Fault | None, *, is_last: bool
+    ) -> bool:
+        """Answer one request; whether its caller still waits.
+
+        outputs: in the model's order, None for one that was not asked for. Thread: any, while the run is on.
+        """
+        ...
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether the caller of a request does not wait any more. Thread: as above."""
+        ...
+
+    def call(self, header: RequestHeader, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Call another served model. Raises EdgeRuntimeError."""
+        ...
+
+
+@runtime_checkable
+class RequestsInstance(Protocol):
+    """An instance that sees each request of a run by itself (`ModelSpec.by_request`)."""
+
+    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
+        """Run once; returns the outputs of all, joined along axis 0, or None where each request was answered by itself.
+
+        inputs: of all requests, joined. Raises RunFailed, Refused: no request was answered.
+        """
+        ...
+
+
+OnResponse = Callable[[int, "Sequence[Array | None] | EdgeRuntimeError | None", bool], bool]
+"""Takes a response to one request of a run that is on: which request, its outputs in the model's order (None for one
+that was not asked for) or its error, None for neither, and whether it was the last. Returns whether anybody waits for
+another. Thread: the run's."""
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_runtime.backends.base import CallingInstance, Instance, Interruptible
+from edge_runtime.backends.base import CallingInstance, Instance, Interruptible, RequestsInstance
 from edge_runtime.backends.host_memory import SharedMemory, lay_out, lay_out_named, payload_of
 from edge_runtime.backends.host_messages import (
     MAX_ERROR_CHARACTERS,
@@ -44,9 +44,15 @@ from edge_runtime.backends.host_messages import (
     NotCalled,
     NotLoaded,
     NotRun,
+    RequestLine,
+    RequestLines,
+    Respond,
+    Responded,
+    RespondReport,
     Results,
     RunnerOrder,
     SlotPlace,
+    Taken,
     TensorLine,
     WantsEngine,
     close_all,
@@ -123,6 +129,7 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
         for index in range(1, len(used)):
             threading.Thread(target=host.run_orders, args=(index,), name=f"host-runner-{index}", daemon=True).start()
         host.run_orders(0)
+        instance.close()  # a model of Triton's finalises
     except ChannelEnded:
         pass
     finally:
@@ -175,6 +182,7 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
         instance.memory_bytes,
         can_interrupt=isinstance(instance, Interruptible),
         forms=tuple(FormLines(each.form, _lines(each.spec.inputs), _lines(each.spec.outputs)) for each in forms),
+        by_request=spec.by_request,
     )
     try:
         send(control, loaded)
@@ -185,7 +193,9 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
-    return tuple(TensorLine(spec.name, spec.datatype, spec.shape, spec.quantisation) for spec in specs)
+    return tuple(
+        TensorLine(spec.name, spec.datatype, spec.shape, spec.quantisation, spec.is_optional) for spec in specs
+    )
 
 
 class _EnginesOfDaemon:
@@ -294,15 +304,19 @@ class _HostRunner:
         self._channel = channel
         self._turns: contextlib.AbstractContextManager[None] = turns or contextlib.nullcontext()
         self._forms = forms
+        own: object = forms[0]
+        self._by_request = own if isinstance(own, RequestsInstance) else None
         self._keeps_inputs = keeps_inputs
         self._memories: dict[int, SharedMemory] = {}
-        self._kept: dict[bytes, tuple[dict[str, Array], int, int]] = {}
+        self._kept: dict[bytes, tuple[dict[str, Array], int, int, tuple[int, ...]]] = {}
         self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[SlotPlace, ...]]] = {}
         self._lock = threading.Lock()
         self._calls = threading.Lock()
         self._thread = 0
         self._runs = 0
         self._is_running = False
+        self.rows: tuple[int, ...] = ()
+        self.lines: tuple[RequestLine, ...] = ()
 
     def serve(self) -> None:
         """Run orders. Raises ChannelEnded."""
@@ -350,8 +364,37 @@ class _HostRunner:
             slot = self._memories[0]
             return {each.name: slot.view(each.datatype, each.place).copy() for each in report.outputs}
 
-    def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int] | None:
-        """Return a run's inputs, where its results may begin, and its form; None for an order that is done at once."""
+    def respond(
+        self, index: int, outputs: Sequence[Array | None] | None, fault: tuple[str, str] | None, *, is_last: bool
+    ) -> bool:
+        """Answer one request of the run that is on, see triton_python.RequestsRun. Raises ChannelEnded."""
+        code, message = fault or ("", "")
+        specs = self._forms[0].spec.outputs
+        named = [(spec, array) for spec, array in zip(specs, outputs or (), strict=False) if array is not None]
+        payloads = [payload_of(spec.datatype, values_to_bits(array)) for spec, array in named]
+        sizes = [(array.shape, payload.nbytes) for (_, array), payload in zip(named, payloads, strict=True)]
+        places, end = lay_out(sizes)
+        with self._calls:
+            if not self._is_running:
+                return False
+            if end > self._memories[0].nbytes:
+                send(self._channel, NeedsMemory(end))
+                self._take_memory(decode(receive_bytes(self._channel), Memory))
+            for place, payload in zip(places, payloads, strict=True):
+                self._memories[0].write(place, payload)
+            left = iter(places)
+            told = None if outputs is None else tuple(None if each is None else next(left) for each in outputs)
+            send(self._channel, Respond(index, told, code, message[:MAX_ERROR_CHARACTERS], is_last))
+            report = decode(receive_bytes(self._channel), RespondReport)
+            assert isinstance(report, Taken)
+            return report.is_waited_for
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether nobody waits for a response to a request of the run any more. Raises ChannelEnded."""
+        return not self.respond(index, None, None, is_last=False)
+
+    def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int, tuple[int, ...]] | None:
+        """Return a run's inputs, where its results may begin, its form and rows; None for what is done at once."""
         order = decode(data, RunnerOrder)
         if isinstance(order, Memory):
             self._take_memory(order)
@@ -359,6 +402,9 @@ class _HostRunner:
         if isinstance(order, Forget):
             self._memories.pop(order.region, None)
             self._kept.clear()
+            return None
+        if isinstance(order, RequestLines):
+            self.lines = order.lines
             return None
         inputs = self._forms[order.form].spec.inputs
         arrays = {
@@ -368,8 +414,8 @@ class _HostRunner:
         if all(DATATYPES[spec.datatype].itemsize for spec in inputs):
             if len(self._kept) >= KEPT_ORDERS:
                 self._kept.clear()
-            self._kept[data] = arrays, order.results_at, order.form
-        return arrays, order.results_at, order.form
+            self._kept[data] = arrays, order.results_at, order.form, order.rows
+        return arrays, order.results_at, order.form, order.rows
 
     def _take_memory(self, order: Memory) -> None:
         _, descriptors = receive_with_descriptors(self._channel)
@@ -380,7 +426,7 @@ class _HostRunner:
         self._kept.clear()
         self._replies.clear()
 
-    def _serve_run(self, arrays: dict[str, Array], results_at: int, form: int) -> None:
+    def _serve_run(self, arrays: dict[str, Array], results_at: int, form: int, rows: tuple[int, ...]) -> None:
         if self._keeps_inputs:
             arrays = {name: array.copy() for name, array in arrays.items()}
         with self._lock:
@@ -389,11 +435,15 @@ class _HostRunner:
         try:
             try:
                 with self._turns:
-                    results = self._forms[form].run(arrays)
+                    results = self._run(arrays, form, rows)
             finally:
                 with self._calls, self._lock:  # a call that a thread of the model still waits for ends first
                     self._is_running = False
-            self._reply(results, results_at, form)
+                self.lines = ()
+            if results is None:
+                send(self._channel, Responded())
+            else:
+                self._reply(results, results_at, form)
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
@@ -404,6 +454,13 @@ class _HostRunner:
         except Exception as error:  # noqa: BLE001  a library's surprise is a failed run
             traceback.print_exc()
             send(self._channel, NotRun(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]))
+
+    def _run(self, arrays: dict[str, Array], form: int, rows: tuple[int, ...]) -> list[Array] | None:
+        """Return the results of all requests, or None where each was answered by itself."""
+        if self._by_request is None:
+            return self._forms[form].run(arrays)
+        self.rows = rows
+        return self._by_request.run_requests(arrays, self)
 
     def _reply(self, results: Sequence[Array], results_at: int, form: int) -> None:
         """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""

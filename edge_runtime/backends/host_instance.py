@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from edge_runtime.backends.base import Backend, BeginCall, Called, HostStatus, LoadOptions, Probe
+from edge_runtime.backends.base import Backend, BeginCall, Called, HostStatus, LoadOptions, OnResponse, Probe
 from edge_runtime.backends.host_memory import (
     MAX_SLOT_BYTES,
     SharedMemory,
@@ -51,9 +51,14 @@ from edge_runtime.backends.host_messages import (
     NotCalled,
     NotLoaded,
     NotRun,
+    RequestLine,
+    RequestLines,
+    Respond,
+    Responded,
     Run,
     RunnerReport,
     SlotPlace,
+    Taken,
     TensorLine,
     WantsEngine,
     decode,
@@ -265,11 +270,12 @@ class HostInstance:
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once; the host may be replaced first, or end meanwhile.
 
-        The limit is the load's: without deadlines of their own, warm-up and calibration run on the loader's thread.
+        The limit is the load's: without deadlines of their own, warm-up and calibration run on the loader's thread. Of
+        a model that streams, the first response counts.
         """
         parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
         results = self.run_parts(parts, self.load_timeout_s)
-        if outputs is None:
+        if outputs is None or not results:
             return results
         by_name = {spec.name: array for spec, array in zip(self.spec.outputs, results, strict=True)}
         try:
@@ -282,13 +288,34 @@ class HostInstance:
     ) -> list[Array]:
         """Run requests together, joined in the host's memory. Raises RunFailed, RunTooLong, HostEnded.
 
-        form: of its steps, as `Run` has it.
+        form: of its steps, as `Run` has it. A model that sees each request by itself sees one, of the joined rows.
         """
         del alone  # the caller starts no other run beside it, and each runner is one run
+        if self.spec.by_request is None:
+            return self._run(parts, limit_s, form, None)
+        first = _FirstResponse()
+        return self._run(parts, limit_s, form, _Apart((), (), first)) or first.outputs()
+
+    def run_requests(
+        self,
+        parts: Sequence[Sequence[Array]],
+        limit_s: float,
+        rows: tuple[int, ...],
+        lines: Sequence[RequestLine],
+        on_response: OnResponse,
+    ) -> list[Array]:
+        """Run requests together that the model sees each by itself; an empty list where each was answered alone.
+
+        parts: as of `run_parts`. rows: of each request, in the order of the parts, which may hold several. lines: more
+        of each, empty where there is nothing to tell. limit_s: between two responses. Raises as `run_parts`.
+        """
+        return self._run(parts, limit_s, 0, _Apart(rows, tuple(lines), on_response))
+
+    def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: _Apart | None) -> list[Array]:
         life, runner = self._take_runner()
         limit_s = min(limit_s, self._run_limit_s)
         try:
-            return runner.run(parts, limit_s, form)
+            return runner.run(parts, limit_s, form, apart)
         except TimeoutError:
             self._end_run(life, runner, limit_s)
             raise RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended") from None
@@ -422,7 +449,7 @@ class HostInstance:
             if failure:
                 raise LoadFailed(failure)
             loaded = self._wait_for_load(process)
-            spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows)
+            spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows, loaded.by_request)
             form_specs = [
                 ModelSpec(_specs(each.inputs), _specs(each.outputs), loaded.max_rows) for each in loaded.forms
             ]
@@ -638,6 +665,36 @@ class _RunOrder:
     inputs: tuple[Array | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """What a run tells of its requests by themselves, and who takes their responses."""
+
+    rows: tuple[int, ...]
+    lines: tuple[RequestLine, ...]
+    on_response: OnResponse
+
+
+class _FirstResponse:
+    """Takes the responses of a run that no request asked for: the first counts."""
+
+    def __init__(self) -> None:
+        self._found: Sequence[Array | None] | EdgeRuntimeError | None = None
+
+    def __call__(self, index: int, response: Sequence[Array | None] | EdgeRuntimeError | None, is_last: bool) -> bool:
+        del index, is_last
+        if self._found is None:
+            self._found = response
+        return True
+
+    def outputs(self) -> list[Array]:
+        """The first response's outputs. Raises its error, RunFailed: there was none."""
+        if isinstance(self._found, EdgeRuntimeError):
+            raise self._found
+        if self._found is None:
+            raise RunFailed("the model sent no response")
+        return [np.empty(0) if each is None else each for each in self._found]
+
+
 class _OpenCall:
     """A call of another model that a run waits for."""
 
@@ -680,7 +737,10 @@ class _RunnerSide:
         self._calls = threading.Lock()
         self._open: _OpenCall | None = None
         self._waited_s = 0.0
+        self._began_s = 0.0
         self._too_soon: CalledTooSoon | None = None
+        self._apart: _Apart | None = None
+        self._count = 1
 
     def _use_form(self, form: int) -> None:
         """The inputs and outputs of the next runs."""
@@ -690,8 +750,10 @@ class _RunnerSide:
         self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
         self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
 
-    def run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0) -> list[Array]:
-        """Write inputs, run, copy results out.
+    def run(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0, apart: _Apart | None = None
+    ) -> list[Array]:
+        """Write inputs, run, copy results out; an empty list where `apart` took the responses.
 
         Raises RunFailed, Refused (by a model that it calls), TimeoutError, ChannelEnded.
         """
@@ -699,7 +761,8 @@ class _RunnerSide:
             self._use_form(form)
             self._orders.clear()
             self._results.clear()
-        message = self._write_text(parts) if self._has_text_inputs else self._write(parts)
+        rows = apart.rows if apart is not None else ()
+        message = self._write_text(parts, rows) if self._has_text_inputs else self._write(parts, rows)
         timeout_s = None if limit_s == math.inf else limit_s
         if timeout_s != self._timeout_s:
             self._timeout_s = timeout_s
@@ -707,6 +770,9 @@ class _RunnerSide:
         self._runs += 1
         self._waited_s = 0.0
         self._too_soon = None
+        self._apart, self._count = apart, max(len(rows), 1)
+        if apart is not None and apart.lines:
+            send(self._channel, RequestLines(apart.lines))
         send_bytes(self._channel, message)
         try:
             results = self._receive_results(limit_s)
@@ -719,10 +785,10 @@ class _RunnerSide:
             raise self._too_soon
         return results
 
-    def _write(self, parts: Sequence[Sequence[Array]]) -> bytes:
+    def _write(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
         """Write inputs that do not lie in a region already; return the message."""
         self.forget_regions()
-        order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts)
+        order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts, rows)
         if len(parts) == 1:
             for view, array in zip(order.inputs, parts[0], strict=True):
                 if view is not None:
@@ -746,15 +812,15 @@ class _RunnerSide:
             pass
         return True
 
-    def _order_for(self, parts: Sequence[Sequence[Array]]) -> _RunOrder:
-        """Return the order for requests of these shapes."""
+    def _order_for(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> _RunOrder:
+        """Return the order for requests of these shapes. rows: of each, where the model sees each."""
         first = parts[0]
         if len(parts) == 1:
             shapes = tuple([array.shape for array in first])
         else:
-            rows = sum([part[0].shape[0] for part in parts])
-            shapes = tuple([(rows, *array.shape[1:]) for array in first])
-        order = self._orders.get(shapes)
+            total = sum([part[0].shape[0] for part in parts])
+            shapes = tuple([(total, *array.shape[1:]) for array in first])
+        order = self._orders.get((shapes, rows))
         if order is None:
             if len(self._orders) >= KEPT_LAYOUTS:
                 self._orders.clear()
@@ -765,7 +831,8 @@ class _RunnerSide:
             places, end = lay_out(sizes)
             slot = self._slot_of(end)
             views = tuple(slot.view(spec.datatype, place) for spec, place in zip(self._inputs, places, strict=True))
-            order = self._orders[shapes] = _RunOrder(msgspec.msgpack.encode(Run(places, end, self._form)), views)
+            message = msgspec.msgpack.encode(Run(places, end, self._form, rows))
+            order = self._orders[shapes, rows] = _RunOrder(message, views)
         return order
 
     def _order_in_regions(self, inputs: Sequence[Array]) -> _RunOrder | None:
@@ -824,7 +891,7 @@ class _RunnerSide:
             self._given.remove(serial)
             self._orders.clear()
 
-    def _write_text(self, parts: Sequence[Sequence[Array]]) -> bytes:
+    def _write_text(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
         """Write inputs of which some are text, whose bytes differ from run to run; return the message."""
         joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
         payloads = [payload_of(spec.datatype, array) for spec, array in zip(self._inputs, joined, strict=True)]
@@ -833,17 +900,20 @@ class _RunnerSide:
         slot = self._slot_of(end)
         for place, payload in zip(places, payloads, strict=True):
             slot.write(place, payload)
-        return msgspec.msgpack.encode(Run(places, end, self._form))
+        return msgspec.msgpack.encode(Run(places, end, self._form, rows))
 
     def _receive_results(self, limit_s: float) -> list[Array]:
-        """Receive what the host tells until the run has ended. Its limit does not count its waits for other models."""
-        began_s = time.monotonic()
+        """Receive what the host tells until the run has ended. Its limit does not count its waits for other models.
+
+        It begins anew with each response.
+        """
+        self._began_s = time.monotonic()
         while True:
             try:
                 results = self._read(receive_bytes(self._channel))
             except TimeoutError:
                 with self._calls:
-                    left_s = limit_s + self._waited_s - (time.monotonic() - began_s)
+                    left_s = limit_s + self._waited_s - (time.monotonic() - self._began_s)
                     if self._open is None and left_s <= 0:
                         raise
                 self._timeout_s = limit_s if left_s <= 0 else left_s
@@ -867,12 +937,13 @@ class _RunnerSide:
         if isinstance(report, NotRun):
             error = error_from_wire(report.code, report.message, report.retry_after_ms)
             raise error if isinstance(error, Refused | DecodeFailed) else RunFailed(report.message)
-        if isinstance(report, NeedsMemory):
-            self._grow(report.nbytes)
+        if isinstance(report, NeedsMemory | CallModel | Respond):
+            self._serve(report)
             return None
-        if isinstance(report, CallModel):
-            self._call(report)
-            return None
+        if isinstance(report, Responded):
+            if self._apart is None:
+                raise BrokenMessage("it answered requests of which it was not told")
+            return []
         slot = self._slot
         if slot is None or len(report.outputs) != len(self._outputs):
             raise BrokenMessage(f"{len(report.outputs)} results for {len(self._outputs)} outputs")
@@ -884,6 +955,33 @@ class _RunnerSide:
             self._results.clear()
         self._results[data] = views
         return [view.copy() for view in views]
+
+    def _serve(self, wanted: NeedsMemory | CallModel | Respond) -> None:
+        """Do what the run waits for. Raises BrokenMessage, ChannelEnded."""
+        if isinstance(wanted, NeedsMemory):
+            self._grow(wanted.nbytes)
+        elif isinstance(wanted, CallModel):
+            self._call(wanted)
+        else:
+            self._respond(wanted)
+
+    def _respond(self, response: Respond) -> None:
+        """Hand on a response to one request of the run. Raises BrokenMessage, ChannelEnded."""
+        slot, apart = self._slot, self._apart
+        if slot is None or apart is None or not 0 <= response.index < self._count:
+            raise BrokenMessage(f"a response to request {response.index} of {self._count}")
+        found: Sequence[Array | None] | EdgeRuntimeError | None = None
+        if response.code:
+            found = error_from_wire(response.code, response.message)
+        elif response.outputs is not None:
+            if len(response.outputs) != len(self._outputs):
+                raise BrokenMessage(f"{len(response.outputs)} results for {len(self._outputs)} outputs")
+            found = [
+                None if place is None else slot.view(spec.datatype, place).copy()
+                for spec, place in zip(self._outputs, response.outputs, strict=True)
+            ]
+        self._began_s, self._waited_s = time.monotonic(), 0.0
+        send(self._channel, Taken(apart.on_response(response.index, found, response.is_last)))
 
     # ---- calls of other models ---------------------------------------------------------------------------------------
 
@@ -999,4 +1097,6 @@ def _not_loaded(report: NotLoaded) -> EdgeRuntimeError:
 
 
 def _specs(lines: Sequence[TensorLine]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(line.name, line.datatype, line.shape, line.quantisation) for line in lines)
+    return tuple(
+        TensorSpec(line.name, line.datatype, line.shape, line.quantisation, line.is_optional) for line in lines
+    )

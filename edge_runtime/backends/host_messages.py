@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.errors import RunFailed
+from edge_runtime.model_spec import ByRequest
 from edge_runtime.steps import Form
 
 MAX_MESSAGE_BYTES = 1 << 17
@@ -104,6 +105,7 @@ class TensorLine(Struct, frozen=True, array_like=True):
     datatype: str
     shape: tuple[int, ...]
     quantisation: tuple[float, int] | None = None
+    is_optional: bool = False
 
 
 class FormLines(Struct, frozen=True, array_like=True):
@@ -117,7 +119,7 @@ class FormLines(Struct, frozen=True, array_like=True):
 class Loaded(Struct, frozen=True, tag="loaded"):
     """The model is loaded: what its instance says. can_interrupt: whether its library can end a run.
 
-    forms: beside its own tensors, of declared steps.
+    forms: beside its own tensors, of declared steps. by_request: as ModelSpec has it.
     """
 
     inputs: tuple[TensorLine, ...]
@@ -129,6 +131,7 @@ class Loaded(Struct, frozen=True, tag="loaded"):
     memory_bytes: int
     can_interrupt: bool
     forms: tuple[FormLines, ...] = ()
+    by_request: ByRequest | None = None
 
 
 class NotLoaded(Struct, frozen=True, tag="not loaded"):
@@ -185,12 +188,40 @@ class SlotPlace(Struct, frozen=True, array_like=True):
 class Run(Struct, frozen=True, tag="run", array_like=True):
     """Run the model on these inputs, in its order. results_at: where results may begin in the slot.
 
-    form: 0 for the model's own tensors, else the number of a form of its steps, counted from 1.
+    form: 0 for the model's own tensors, else the number of a form of its steps, counted from 1. rows: of each request,
+    for a model that sees each by itself; empty: it is one.
     """
 
     inputs: tuple[SlotPlace, ...]
     results_at: int
     form: int = 0
+    rows: tuple[int, ...] = ()
+
+
+class RequestLine(Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a model that sees each request by itself learns of one, beside its tensors.
+
+    outputs: wanted names, empty for all. absent: optional inputs that it leaves out. timeout_us: 0 for none.
+    """
+
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: dict[str, str | int | float | bool] = {}
+    timeout_us: int = 0
+    priority: int = 0
+    absent: tuple[str, ...] = ()
+
+
+class RequestLines(Struct, frozen=True, tag="requests", array_like=True):
+    """Of the requests of the next run, in its order. Not sent where there is nothing to tell of any."""
+
+    lines: tuple[RequestLine, ...]
+
+
+class Taken(Struct, frozen=True, tag="taken", array_like=True):
+    """A response was taken. is_waited_for: whether anybody waits for another."""
+
+    is_waited_for: bool
 
 
 class Memory(Struct, frozen=True, tag="memory", array_like=True):
@@ -216,6 +247,24 @@ class NeedsMemory(Struct, frozen=True, tag="needs memory", array_like=True):
     """The results need a slot of this size; a new one is to be sent."""
 
     nbytes: int
+
+
+class Respond(Struct, frozen=True, tag="respond", array_like=True):
+    """A response to one request of the run, or, with neither outputs nor a code, a question whether it is waited for.
+
+    outputs: in the slot, in the model's order, None for one that was not asked for; none: no outputs. code, message: of
+    an error, "" for none. is_last: nothing more comes for this request.
+    """
+
+    index: int
+    outputs: tuple[SlotPlace | None, ...] | None = None
+    code: str = ""
+    message: str = ""
+    is_last: bool = False
+
+
+class Responded(Struct, frozen=True, tag="responded", array_like=True):
+    """The run has ended, and every request of it had its last response."""
 
 
 class NotRun(Struct, frozen=True, tag="not run", array_like=True):
@@ -259,9 +308,10 @@ class NotCalled(Struct, frozen=True, tag="not called", array_like=True):
     retry_after_ms: float | None = None
 
 
-RunnerOrder = Run | Memory | Forget
-RunnerReport = Results | NeedsMemory | NotRun | CallModel
+RunnerOrder = Run | Memory | Forget | RequestLines
+RunnerReport = Results | NeedsMemory | NotRun | CallModel | Respond | Responded
 CallReport = Answered | NotCalled | Memory
+RespondReport = Taken | Memory
 
 
 # ---- sockets --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ another served model. docs/python-models.md tells it to users. BYTES are object 
 BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give each row the same answer in any batch. An
 exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
 thread of the host.
+
+A `model.py` with a class TritonPythonModel is one of Triton's python backend instead: triton_python.py runs it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ import numpy as np
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
 from edge_runtime.backends.python_steps import FunctionInstance, load_functions
+from edge_runtime.backends.triton_python import (
+    TritonInstance,
+    import_triton_model,
+    is_triton_model,
+    load_triton_model,
+)
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, Refused, RunFailed, Unsupported
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
@@ -70,11 +78,15 @@ class PythonBackend:
             raise BackendUnavailable(f"a Python model chooses its device itself; got device {options.device!r}")
         artifact_size(artifact)
 
-    def load(self, artifact: Path, options: LoadOptions) -> PythonInstance:
-        """Import the model into this process, and run its `load`."""
+    def load(self, artifact: Path, options: LoadOptions) -> PythonInstance | TritonInstance:
+        """Import the model into this process, and run its `load`, or `initialize`."""
         self.check(artifact, options)
         growth = watch_growth(0)
         try:
+            if is_triton_model(artifact):
+                instance = load_triton_model(import_triton_model(artifact), artifact, options)
+                instance.memory_bytes = growth()
+                return instance
             module = _import_model(artifact.parent)
             spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"))
             context = Context()

@@ -183,6 +183,11 @@ class GrpcEncoding:
     The id of a reply is a request's field `id` as its bytes, tag included, which an answer repeats.
     """
 
+    def user_id(self, request_id: bytes) -> str:
+        """The id as text."""
+        text: str = InferRequest.FromString(request_id).id if request_id else ""
+        return text
+
     def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
         """The outputs that its plan selects."""
         plan: RequestPlan = request.plan

@@ -321,6 +321,10 @@ def error_frames(error: EdgeRuntimeError, status: int | None = None, fields: Map
 class BinaryAnswer:
     """Answers of known headers: every output in binary form behind the JSON head. The id is JSON text, b"" without."""
 
+    def user_id(self, request_id: bytes) -> str:
+        """The id as text."""
+        return str(json_codec.loads(b'{"id":' + request_id + b"}")["id"]) if request_id else ""
+
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with the outputs that its plan selects."""
         plan: RequestPlan = request.plan
@@ -348,6 +352,10 @@ class OipAnswer:
         self._protocol = protocol
         self._asked = asked
         self._deflates = deflates
+
+    def user_id(self, request_id: str | None) -> str:
+        """The id as text."""
+        return request_id or ""
 
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with the outputs that its plan selects."""
@@ -404,6 +412,10 @@ class GenerateAnswer:
     def __init__(self, call: HttpCall) -> None:
         self._is_stream = call.values["generate"] == "generate_stream"
         self._deflates = call.deflates
+
+    def user_id(self, request_id: str | None) -> str:
+        """The id as text."""
+        return request_id or ""
 
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with every output."""

@@ -187,6 +187,12 @@ class TransportReply:
         self.encoding = encoding
         self.request_id = request_id
 
+    @property
+    def user_id(self) -> str:
+        """The caller's own name for its request, "" for none: what other encodings call an id is a transport's."""
+        name = getattr(self.encoding, "user_id", None)
+        return name(self.request_id) if name is not None else ""
+
     def answer(self, request: Request) -> None:
         """Send the answer.
 
@@ -336,8 +342,8 @@ class InferFrontend:
     @staticmethod
     def cancel(request: Request) -> None:
         """Refuse one request that waits in a queue, because its caller does not wait any more; what runs goes on."""
-        if request.plan is not None:
-            request.plan.servable.cancel(request)
+        if request.plan is not None and not request.plan.servable.cancel(request):
+            request.is_given_up = True
 
     @contextmanager
     def answering(self, reply: OpReply) -> Iterator[None]:

@@ -126,7 +126,8 @@ def infer_header(
     """Read a request for inference from the decoded JSON or protobuf: id, parameters, inputs and outputs.
 
     version: as in the path, None or "" for the daemon's choice. timeout_ms: what the transport itself says; the
-    smallest counts. Unknown parameters are ignored, as by Triton. Raises DecodeFailed, TensorMismatch, Unsupported.
+    smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch,
+    Unsupported.
     """
     parameters = typed(fields, "parameters", dict, {})
     _refuse_sequences(parameters)
@@ -161,7 +162,11 @@ def infer_header(
         model=model,
         version=version_number(version),
         inputs=tuple(inputs),
-        parameters={key: parameters[key] for key in (oip.RAW, oip.TOP_K) if parameters.get(key) is not None},
+        parameters={
+            key: value
+            for key, value in parameters.items()
+            if isinstance(value, str | int | float) and key not in oip.PROTOCOLS_OWN
+        },
         outputs=tuple(names) or None,
         timeout_ms=_timeout_ms(parameters, timeout_ms),
         queue_timeout_ms=(_whole_number(parameters, oip.TIMEOUT_US) or 0) / 1e3 or None,

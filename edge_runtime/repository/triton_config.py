@@ -463,7 +463,6 @@ _PARAMETERS_MEANINGLESS = {
         "TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS", "TF_SIGNATURE_DEF",
         "TF_GRAPH_TAG",
     ),
-    "python": ("EXECUTION_ENV_PATH",),
 }  # fmt: skip
 """Parameters that a backend of Triton knows and nothing here does, by backend."""
 

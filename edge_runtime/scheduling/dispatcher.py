@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
@@ -73,6 +74,10 @@ Run = Callable[[Sequence[Sequence[Array]], float, bool], list[Array]]
 whether the run is on trial alone in its host. Returns the outputs of all, in the model's order. Raises RunFailed."""
 
 
+RunRequests = Callable[[Sequence[Request], Sequence[Sequence[Array]], float, bool], list[Array]]
+"""The same for a model that sees each request by itself. Raises AnsweredApart beside."""
+
+
 @dataclass(slots=True)
 class Layout:
     """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
@@ -80,7 +85,8 @@ class Layout:
     run_limit_s: how long a run may last; None: as the curve says, and least_limit_s at least, see `limit_s`; math.inf
     inside the daemon, where nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured
     with, where rows differ in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not
-    yet, so nothing runs. ahead: runs that its host takes beside `concurrency`, see `Job.is_ahead`.
+    yet, so nothing runs. ahead: runs that its host takes beside `concurrency`, see `Job.is_ahead`. run_requests: None
+    for a model that sees the joined rows of a run alone.
     """
 
     run: Run
@@ -93,6 +99,11 @@ class Layout:
     restore: Callable[[], None] = lambda: None
     is_down: bool = False
     ahead: int = 0
+    run_requests: RunRequests | None = None
+
+    def run_of(self, batch: Sequence[Request]) -> Run:
+        """Return what runs these requests."""
+        return self.run if self.run_requests is None else partial(self.run_requests, batch)
 
     def limit_s(self, rows: int, nbytes: int) -> float:
         """How long a run may last before it is ended."""
@@ -296,6 +307,9 @@ class Dispatcher:
             for model in list(self._active):
                 dropped += model.queue.remove_sender(sender)
                 self._retire(model)
+            for job in self._running:
+                for request in job.batch:
+                    request.is_given_up = request.is_given_up or request.sender == sender
         for request in dropped:
             request.refuse(Cancelled("its sender is gone"))
         return len(dropped)

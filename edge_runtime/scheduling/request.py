@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueTimeExpired, RunFailed
 from edge_runtime.messages import RequestHeader
@@ -34,6 +34,26 @@ class Reply(Protocol):
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send an error."""
         ...
+
+
+@runtime_checkable
+class StreamingReply(Reply, Protocol):
+    """A reply that may have several parts; `answer` sends the last, or with no outputs only tells that it was."""
+
+    def part(self, request: Request) -> None:
+        """Send the outputs that its plan selects; more come. Thread: the run's. May raise: the request then ends."""
+        ...
+
+
+class AnsweredApart(RunFailed):
+    """Not a failure: the model answered each request of a run by itself.
+
+    answers: of each request, in the order of the run, a burst's one by one: its outputs, or its error.
+    """
+
+    def __init__(self, answers: Sequence[list[Array] | EdgeRuntimeError]) -> None:
+        super().__init__("each request was answered by itself")
+        self.answers = answers
 
 
 class Terms(Protocol):
@@ -69,15 +89,16 @@ class Request:
     run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
     which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
     resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
+    is_given_up: nobody waits for its answer any more, or it has ended.
     count: how many requests of its sender it stands for, all of one header and one arrival. split: makes them of it,
     where each has to end by itself; None: it is one. is_step: it belongs to a pipeline's request, which was admitted
     with it: a forecast may use all of its time, a stopping daemon takes it, and its refusal costs its sender nothing.
     """
 
     __slots__ = (
-        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "is_step",
-        "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s", "reply",
-        "resume", "rows", "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
+        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "is_given_up",
+        "is_step", "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s",
+        "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
     )  # fmt: skip
 
     plan: Any  # RequestPlan; scheduling only carries it
@@ -120,6 +141,7 @@ class Request:
         self.held: tuple[UnansweredBytes, int] | None = None
         self.targets: Sequence[Array | None] = ()
         self.longest_s = math.inf
+        self.is_given_up = False
         self.count = 1
         self.is_step = False
         self.split: Callable[[Request], list[Request]] | None = None
@@ -161,6 +183,7 @@ class Request:
 
     def complete(self) -> None:
         """Answer with the outputs of its run, or refuse with its error. Called once; never raises."""
+        self.is_given_up = True
         if self.error is None:
             self._release()
             try:
@@ -177,6 +200,7 @@ class Request:
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """End it with an error. Called once; never raises."""
+        self.is_given_up = True
         error.__traceback__ = None  # its frames hold the request's memory, and the request may hold the error
         self.metrics.refused(error.code, self.count)
         self._release()

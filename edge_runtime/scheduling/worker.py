@@ -18,11 +18,18 @@ from functools import partial
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import DeadlineUnmeetable, HostEnded, NotReady, QueueTimeExpired, RunTooLong
+from edge_runtime.errors import (
+    DeadlineUnmeetable,
+    EdgeRuntimeError,
+    HostEnded,
+    NotReady,
+    QueueTimeExpired,
+    RunTooLong,
+)
 from edge_runtime.scheduling.dispatcher import Dispatcher, Job, Layout, Run, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import ALONE
-from edge_runtime.scheduling.request import Request, deadline_exceeded, run_failed
+from edge_runtime.scheduling.request import AnsweredApart, Request, deadline_exceeded, run_failed
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array
 
@@ -133,8 +140,11 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
 
     Returns whether the layout's host ended: the caller then has it restored.
     """
-    batch, model = job.batch, job.model
-    run_s = run_batch(job.layout.run, batch, job.rows, model.name, model.metrics, job, clock, job.limit_s)
+    batch, model, run_of = job.batch, job.model, job.layout.run_of
+    run_s = run_batch(run_of(batch), batch, job.rows, model.name, model.metrics, job, clock, job.limit_s)
+    if run_s is None and isinstance(batch[0].error, AnsweredApart):
+        _complete_apart(job, batch[0].error.answers, dispatcher, clock)
+        return False
     if run_s is None and any(request.count > 1 for request in batch):
         batch = dispatcher.take_apart(job)
         if not batch:
@@ -149,7 +159,8 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
             if request in job.ended:
                 continue
             started_s = clock.monotonic_s()
-            run_batch(job.layout.run, [request], request.rows, model.name, model.metrics, started_s, clock, job.limit_s)
+            run = run_of([request])
+            run_batch(run, [request], request.rows, model.name, model.metrics, started_s, clock, job.limit_s)
             if isinstance(request.error, HostEnded | RunTooLong):
                 # Those that have not run yet are lost with it.
                 return _judge_lost_run(job, request.error, dispatcher)
@@ -162,6 +173,29 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
     for request in job.unanswered():
         request.complete()
     return False
+
+
+def _complete_apart(
+    job: Job, answers: Sequence[list[Array] | EdgeRuntimeError], dispatcher: Dispatcher, clock: Clock
+) -> None:
+    """Complete the requests of a run whose model answered each by itself; those of a burst one by one."""
+    finished_s = clock.monotonic_s()
+    run_s = finished_s - min(job.started_s, finished_s)
+    job.model.metrics.run(job.rows, run_s)
+    own: dict[Request, Sequence[list[Array] | EdgeRuntimeError]] = {}
+    start = 0
+    for request in job.batch:
+        own[request] = answers[start : start + request.count]
+        start += request.count
+    dispatcher.finish(job, run_s)
+    for request in job.unanswered():
+        parts = request.split(request) if request.split is not None else [request]
+        for part, answer in zip(parts, own[request], strict=True):
+            if isinstance(answer, EdgeRuntimeError):
+                part.error = answer
+            else:
+                _give(part, answer, finished_s - run_s, finished_s, run_s, job.rows)
+            part.complete()
 
 
 def _judge_lost_run(job: Job, error: HostEnded | RunTooLong, dispatcher: Dispatcher) -> bool:
@@ -252,15 +286,22 @@ def run_batch(  # noqa: PLR0917 (on the data path, where keywords cost)
     run_s = finished_s - started_s
     metrics.run(rows, run_s)
     for request, own in zip(batch, parts, strict=True):
-        if finished_s > request.deadline_s:
-            request.error = deadline_exceeded(request.arrived_s, request.timeout_s, finished_s)
-            continue
-        request.error = None
-        request.outputs = own
-        request.queue_s = started_s - request.arrived_s
-        request.run_s = run_s
-        request.batch_rows = rows
+        _give(request, own, started_s, finished_s, run_s, rows)
     return run_s
+
+
+def _give(  # noqa: PLR0917 (on the data path, where keywords cost)
+    request: Request, outputs: list[Array], started_s: float, finished_s: float, run_s: float, rows: int
+) -> None:
+    """Give a request the outputs of its run, or the error that they come too late."""
+    if finished_s > request.deadline_s:
+        request.error = deadline_exceeded(request.arrived_s, request.timeout_s, finished_s)
+        return
+    request.error = None
+    request.outputs = outputs
+    request.queue_s = started_s - request.arrived_s
+    request.run_s = run_s
+    request.batch_rows = rows
 
 
 def check_in_time(run_times: LatencyModel, rows: int, arrived_s: float, timeout_s: float, started_s: float) -> None:

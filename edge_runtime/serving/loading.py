@@ -6,6 +6,7 @@ Owns: the decisions at load. Reads the folder's values, never the folder's layou
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import threading
@@ -13,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_runtime.backends.base import Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import artifact_names, known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
-from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
@@ -161,6 +162,9 @@ class VersionLoader:
             options = _options(choice, settings, self._limits)
             try:
                 options = replace(options, steps=declared_steps(settings, folder, version, artifact))
+                if folder.triton is not None and choice.name in CODE:
+                    extra = {TRITON_CONFIG: json.dumps(folder.triton.config), **options.extra}
+                    options = replace(options, extra=extra)
                 backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
@@ -349,7 +353,9 @@ class VersionLoader:
             steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
             instance.finish_warm_up()
         _check_range(instance, first, options)
-        max_rows = (settings.max_batch_rows or self._limits.max_batch_rows) if first.batches else 1
+        by_request = instance.spec.by_request
+        most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
+        max_rows = (settings.max_batch_rows or most) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
@@ -366,14 +372,17 @@ class VersionLoader:
             model,
             layout,
             BatchLimits(
-                max_rows=min(first_batch_limit(settings, first, max_rows), instance.spec.max_rows or max_rows),
+                max_rows=min(
+                    first_batch_limit(settings, first, max_rows, by_request), instance.spec.max_rows or max_rows
+                ),
                 max_delay_s=settings.max_queue_delay_ms / 1e3,
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
                 in_order=settings.queue is not None,
             ),
             max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
             max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
-            may_rerun=settings.rerun,
+            # One that streams may have sent responses by then.
+            may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
             metrics=metrics,
             queue=_queue_of(settings),
         )
@@ -476,10 +485,17 @@ def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> 
     )
 
 
-def first_batch_limit(settings: ModelSettings, first: FirstRuns, max_rows: int) -> int:
-    """Return the rows joined into one run before the curve is known: as set, else a guess from one and two rows."""
-    if not first.batches:
+def first_batch_limit(
+    settings: ModelSettings, first: FirstRuns, max_rows: int, by_request: ByRequest | None = None
+) -> int:
+    """Return the rows joined into one run before the curve is known: as set, else a guess from one and two rows.
+
+    by_request: what a model that sees each request says of that; its requests do not run together unless it says so.
+    """
+    if not first.batches or (by_request is not None and not by_request.joins):
         return 1
+    if by_request is not None:
+        return max_rows
     if settings.max_batch_rows is not None:
         return settings.max_batch_rows
     one, two = first.times.get(1, math.inf), first.times.get(2, math.inf)

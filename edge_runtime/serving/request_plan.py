@@ -79,7 +79,8 @@ class RequestPlan:
     shape: inner shapes and datatypes, equal for requests that may share a batch. copies_shared: inputs may lie in their
     client's memory, and no host reads them, so a lone run copies them first. inline: set when the lean path may answer
     it; None while a canary or a mirror needs each request by itself. timeout_s is math.inf without a deadline.
-    makes_bursts: many requests of it may be one, whose only input and outputs are theirs in a row.
+    absent: optional inputs that it leaves out, whose index in `order` is -1. makes_bursts: many requests of it may be
+    one, whose only input and outputs are theirs in a row.
     level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
     shared memory, as in the header.
@@ -91,16 +92,20 @@ class RequestPlan:
         self.servable = servable
         self.inputs = header.inputs
         self.order = _match_inputs(servable, header.inputs)
-        self.rows = _count_rows(servable, [header.inputs[index] for index in self.order])
+        self.absent = _absent_inputs(servable, self.order)
+        self.rows = _count_rows(servable, [header.inputs[index] for index in self.order if index >= 0])
         self.sizes = frame_sizes(header.inputs)
         self.nbytes = sum(size for size in self.sizes if size > 0)
         _check_places(header.inputs)
         self.places = header.output_places
         self.copies_shared = header.has_places and not isinstance(servable.layouts.narrow, HostedInstance)
-        self._plain_dtypes = [_plain_dtype(header.inputs[index], self.sizes[index]) for index in self.order]
+        self._plain_dtypes = [
+            _plain_dtype(header.inputs[index], self.sizes[index]) if index >= 0 else None for index in self.order
+        ]
         self.outputs = _match_outputs(servable, header.outputs)
         self._least_bytes = _output_bytes(servable, self.outputs, self.rows) if self.places else ()
-        self.shape = tuple(tensor.shape[1:] if servable.batches else tensor.shape for tensor in header.inputs)
+        shapes = tuple(tensor.shape[1:] if servable.batches else tensor.shape for tensor in header.inputs)
+        self.shape: object = (shapes, self.absent) if self.absent else shapes
         settings = servable.settings
         self.timeout_s = _timeout_s(header, servable)
         self.priority = min(header.priority or settings.priority or DEFAULT_PRIORITY, LOWEST_PRIORITY)
@@ -138,6 +143,9 @@ class RequestPlan:
             raise TensorMismatch(f"the header names {len(inputs)} inputs, {len(tensors)} tensor frames came")
         arrays: list[Array] = []
         for index, plain in zip(self.order, self._plain_dtypes, strict=True):
+            if index < 0:
+                arrays.append(self._no_input(len(arrays)))
+                continue
             tensor = tensors[index]
             if isinstance(tensor, SharedTensor):
                 tensor = self._own_or_shared(inputs[index], tensor)
@@ -158,6 +166,11 @@ class RequestPlan:
         if self.servable.form.given == "picture":
             arrays = [_without_base64(each) if each.dtype == object else each for each in arrays]
         return arrays
+
+    def _no_input(self, index: int) -> Array:
+        """What stands for an optional input that a request leaves out: no elements."""
+        dtype = DATATYPES[self.servable.spec.inputs[index].datatype].dtype
+        return np.empty((self.rows, 0) if self.servable.batches else (0,), dtype)
 
     def rows_of(self, data: bytes) -> list[Array]:
         """The only input of several requests, whose bytes are `data`: [requests * rows, *inner], without copying."""
@@ -293,11 +306,12 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
 
 
 def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
-    """For each input of the model, the index of the request's tensor of that name."""
+    """For each input of the model, the index of the request's tensor of that name; -1 for one that may be left out."""
     spec, model = servable.spec, servable.model
     given = {tensor.name: index for index, tensor in enumerate(inputs)}
     wanted = [tensor.name for tensor in spec.inputs]
-    if len(given) != len(inputs) or set(given) != set(wanted):
+    needed = {tensor.name for tensor in spec.inputs if not tensor.is_optional}
+    if len(given) != len(inputs) or not needed <= set(given) <= set(wanted) or not given:
         got = ", ".join(tensor.name for tensor in inputs) or "none"
         strange = next((tensor.name for tensor in inputs if tensor.name not in wanted), "")
         fault = f"expected {len(wanted)} inputs but got {len(inputs)} inputs for model '{model}'"
@@ -305,6 +319,8 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
             fault = f"unexpected inference input '{strange}' for model '{model}'"
         raise TensorMismatch(f"{fault}: got {got}; wanted {', '.join(wanted)}, each once")
     for tensor in spec.inputs:
+        if tensor.name not in given:
+            continue
         got_tensor = inputs[given[tensor.name]]
         _check_tensor(servable, tensor, got_tensor)
         if not servable.has_frame_channels(got_tensor):
@@ -312,7 +328,11 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
                 f"input {tensor.name!r}: frames are {_shape(got_tensor.shape)}; wanted [rows,height,width,3], RGB, or "
                 "[rows,height,width,1], gray"
             )
-    return tuple(given[name] for name in wanted)
+    return tuple(given.get(name, -1) for name in wanted)
+
+
+def _absent_inputs(servable: Servable, order: Sequence[int]) -> tuple[str, ...]:
+    return tuple(spec.name for spec, index in zip(servable.spec.inputs, order, strict=True) if index < 0)
 
 
 def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> None:

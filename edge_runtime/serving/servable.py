@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
+from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining
@@ -26,6 +27,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, Schedule
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
+from edge_runtime.serving.request_runs import STREAM_LIMIT_S, run_requests_of
 from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
@@ -285,6 +287,11 @@ def layout_of(
     run_limit_s: None for what the curve says.
     """
     layout = Layout(run_in_order(instance, batches=batches), threads, concurrency, run_times)
+    by_request = instance.spec.by_request
+    if by_request is not None and isinstance(instance, HostInstance):
+        layout.run_requests = run_requests_of(instance)
+        if by_request.streams and run_limit_s is None:
+            run_limit_s = STREAM_LIMIT_S
     if isinstance(instance, HostedInstance):
         layout.run_limit_s = run_limit_s
         layout.warm_row_bytes = warm_row_bytes

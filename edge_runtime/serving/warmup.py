@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed
-from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
 from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, as_tensors, values_to_bits
 
@@ -85,6 +85,9 @@ def warm_up(instance: Instance, settings: ModelSettings, sample: Mapping[str, Ar
     wholly known shape not at all: it never could. Where inner axes are dynamic and no guess fits, where `runs` is 0,
     or where its runs call other models, the model is served without a warm-up.
     """
+    by_request = instance.spec.by_request
+    if by_request is not None:
+        return _runs_by_request(instance, settings, by_request, sample)
     unknown = FirstRuns(batches=bool(settings.batch) and instance.spec.may_batch, times={})
     if settings.warmup.runs == 0:
         return unknown
@@ -93,6 +96,23 @@ def warm_up(instance: Instance, settings: ModelSettings, sample: Mapping[str, Ar
     except CalledTooSoon:
         # What it calls may not be loaded yet, and whether it is must not decide how this model is served.
         return unknown if settings.batch is not None else replace(unknown, note=NOT_WARMED_UP)
+
+
+def _runs_by_request(
+    instance: Instance, settings: ModelSettings, by_request: ByRequest, sample: Mapping[str, Array] | None
+) -> FirstRuns:
+    """Run on a sample, as often as is asked for; nothing is made up for a model that sees each request.
+
+    Whether its axis 0 is rows is its own to say. Raises LoadFailed: it cannot run on the sample.
+    """
+    try:
+        for _ in range(settings.warmup.runs if sample is not None else 0):
+            instance.run(sample or {})
+    except CalledTooSoon:
+        pass
+    except BackendError as error:
+        raise LoadFailed(f"the first run, on {settings.warmup.inputs}, failed: {error.message}") from error
+    return FirstRuns(by_request.max_rows > 0, times={})
 
 
 def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str, Array]:

@@ -25,7 +25,7 @@ NOT_USED = frozenset(
 
 MEANT_OTHERWISE = {
     "exchange": r"backends\.python_backend",  # of messages with a child process
-    "info": r"pytorch_archives|mqtt_connection",  # zipfile's ZipInfo, paho's MQTTMessageInfo
+    "info": r"pytorch_archives|mqtt_connection|triton_interface",  # ZipInfo, MQTTMessageInfo, Triton's log level
     "manager": r"openvino_from_onnx",  # OpenVINO's pass manager
     "outcome": r"update\.(rollout|trial)",  # the word that a result has for how it ended
     "settle": r"repository\.watch|serving\.sources",  # files come to rest

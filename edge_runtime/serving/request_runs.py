@@ -1,0 +1,136 @@
+"""Runs of a model that sees each request by itself, as Triton's python models do.
+
+Owns: what such a model is told of a request beside its tensors, and where each response goes: to its caller at once
+where the door takes several, else kept until the run has ended. Thread: the worker's that waits for the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.backends.host_instance import HostInstance
+from edge_runtime.backends.host_messages import RequestLine
+from edge_runtime.errors import EdgeRuntimeError, RunFailed, Unsupported
+from edge_runtime.scheduling.dispatcher import RunRequests
+from edge_runtime.scheduling.request import AnsweredApart, Request, StreamingReply
+from edge_runtime.tensors import Array
+from edge_runtime.wire import oip
+
+log = logging.getLogger(__name__)
+
+STREAM_LIMIT_S = 60.0
+"""Between two responses of a model that streams, where no limit is configured."""
+
+_NOT_TOLD = (oip.RAW, oip.TOP_K)
+"""Parameters that mean declared steps, and nothing to a model."""
+
+_PLAIN = RequestLine()
+
+
+def run_requests_of(instance: HostInstance) -> RunRequests:
+    """Return what runs a batch of requests on an instance whose `by_request` is not None."""
+
+    def run(
+        batch: Sequence[Request],
+        parts: Sequence[Sequence[Array]],
+        limit_s: float,
+        alone: bool,  # noqa: ARG001
+    ) -> list[Array]:
+        responses = _Responses(batch)
+        lines = [_line(request) for request in batch]
+        if all(line is _PLAIN for line in lines):
+            lines = []
+        else:
+            lines = [line for line, request in zip(lines, batch, strict=True) for _ in range(request.count)]
+        rows = tuple([each for request in batch for each in (request.rows // request.count,) * request.count])
+        return instance.run_requests(parts, limit_s, rows, lines, responses.take) or responses.end()
+
+    return run
+
+
+def _line(request: Request) -> RequestLine:
+    """What is told of a request beside its tensors."""
+    header, name = request.header, getattr(request.reply, "user_id", "")
+    absent = request.plan.absent
+    if not (header.parameters or header.outputs or header.priority or name or absent) and request.timeout_s == math.inf:
+        return _PLAIN
+    timeout_s = 0.0 if request.timeout_s == math.inf else request.timeout_s
+    told = {key: value for key, value in (header.parameters or {}).items() if key not in _NOT_TOLD}
+    return RequestLine(name, header.outputs or (), told, math.ceil(timeout_s * 1e6), header.priority, absent)
+
+
+class _Responses:
+    """The responses of one run, as they come."""
+
+    def __init__(self, batch: Sequence[Request]) -> None:
+        self._requests = [request for request in batch for _ in range(request.count)]
+        self._answers: list[list[Array] | EdgeRuntimeError | None] = [None] * len(self._requests)
+
+    def take(self, index: int, response: Sequence[Array | None] | EdgeRuntimeError | None, is_last: bool) -> bool:
+        """See base.OnResponse."""
+        request = self._requests[index]
+        known = self._answers[index]
+        if isinstance(known, EdgeRuntimeError) or request.is_given_up or response is None:
+            streams = is_last and known is None and isinstance(request.reply, StreamingReply)
+            if streams:
+                self._answers[index] = []
+        elif isinstance(response, EdgeRuntimeError):
+            self._answers[index] = response
+        else:
+            self._answers[index] = self._next(request, known, _whole(request, response), is_last)
+        return not (request.is_given_up or isinstance(self._answers[index], EdgeRuntimeError))
+
+    def _next(
+        self, request: Request, known: list[Array] | None, outputs: list[Array] | EdgeRuntimeError, is_last: bool
+    ) -> list[Array] | EdgeRuntimeError | None:
+        """What a request's answer is after another response with outputs; None where its caller got them already."""
+        if isinstance(outputs, EdgeRuntimeError) or is_last:
+            return outputs if known is None else _too_many(request)
+        if not isinstance(request.reply, StreamingReply):
+            return outputs if known is None else _too_many(request)
+        try:
+            request.outputs = outputs
+            request.reply.part(request)
+        except EdgeRuntimeError as error:
+            return error
+        except Exception as error:
+            log.exception("a part of an answer of model %s could not be given", request.header.model)
+            return RunFailed(f"{type(error).__name__}: {error}")
+        return None
+
+    def end(self) -> list[Array]:
+        """Return the outputs of the run's one request. Raises its error, AnsweredApart: there are several."""
+        answers = [_no_response(each) if each is None else each for each in self._answers]
+        if len(answers) > 1:
+            raise AnsweredApart(answers)
+        if isinstance(answers[0], EdgeRuntimeError):
+            raise answers[0]
+        return answers[0]
+
+
+def _whole(request: Request, outputs: Sequence[Array | None]) -> list[Array] | EdgeRuntimeError:
+    """The outputs, where every one that is asked for is there."""
+    plan: Any = request.plan
+    for index in plan.outputs:
+        if outputs[index] is None:
+            return RunFailed(f"the response has no output '{plan.servable.spec.outputs[index].name}'")
+    return [np.empty(0) if each is None else each for each in outputs]
+
+
+def _too_many(request: Request) -> EdgeRuntimeError:
+    return Unsupported(
+        f"model '{request.header.model}' is decoupled and sent more than one response, and this call takes one; ask by "
+        "gRPC's ModelStreamInfer, or by generate_stream"
+    )
+
+
+def _no_response(_: None) -> EdgeRuntimeError:
+    return RunFailed(
+        "the model ended the request without a response, and this call takes one; ask by gRPC's ModelStreamInfer, or "
+        "by generate_stream"
+    )

@@ -1,0 +1,339 @@
+"""Python models of Triton, served as they are: through the doors, by Triton's own clients and by ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from edge_runtime.client.zmq_client import Client
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.errors import ModelNotFound, RunFailed, TensorMismatch
+from tests.contract.running_daemon import ANSWER_S, running_daemon
+from tests.models import onnx_models, triton_models
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
+
+FAULTS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            value = int(x[0, 0])
+            if value < 0:
+                error = pb_utils.TritonError(f"no {value}", -value if value > -100 else pb_utils.TritonError.INTERNAL)
+                responses.append(pb_utils.InferenceResponse(error=error))
+            elif value == 100:
+                raise ValueError("a hundred")
+            elif value == 101:
+                responses.append(None)
+            elif value == 102:
+                return "no list"
+            elif value == 103:
+                return []
+            elif value == 104:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("z", x)]))
+            elif value == 105:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x.astype(np.float64))]))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return responses
+"""
+
+COUNTS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        size = np.float32(len(requests))
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full_like(x, size))]))
+        return responses
+"""
+
+TOLD = """
+import helper
+from .helper import STARS
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            told = {
+                "args": {key: value for key, value in self.args.items() if key != "model_config"},
+                "config": json.loads(self.args["model_config"])["parameters"],
+                "id": request.request_id(), "parameters": json.loads(request.parameters()),
+                "outputs": request.requested_output_names(), "timeout": request.timeout(),
+                "cancelled": request.is_cancelled(), "correlation": request.correlation_id(),
+                "helper": helper.STARS + STARS,
+            }
+            text = np.array([json.dumps(told).encode()], dtype=np.object_)
+            tensors = [pb_utils.Tensor(name, text) for name in request.requested_output_names()]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+
+SHAPES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            y = np.arange(x[0, 0], dtype=np.float32)[:, None]
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return responses
+"""
+
+COMPLETED = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        config = auto_complete_model_config.as_dict()
+        if "INPUT0" not in [each["name"] for each in config["input"]]:
+            auto_complete_model_config.add_input(
+                {"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [4], "optional": True}
+            )
+        auto_complete_model_config.add_input({"name": "INPUT1", "data_type": "TYPE_FP32", "dims": [4]})
+        auto_complete_model_config.add_output({"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [4]})
+        auto_complete_model_config.set_max_batch_size(8)
+        auto_complete_model_config.set_dynamic_batching()
+        return auto_complete_model_config
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            first = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            if first is not None:
+                array = array + first.as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+        return responses
+"""
+
+CALLER = """
+import asyncio
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x")
+            asked = pb_utils.InferenceRequest(model_name="plus", requested_output_names=["y"], inputs=[x])
+            answer = asked.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            y = pb_utils.get_output_tensor_by_name(answer, "y").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y * 10)]))
+        return responses
+"""
+
+ASYNC_CALLER = """
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        responses = []
+        for request in requests:
+            waits = []
+            for name in ("plus", "absent", "plus"):
+                x = pb_utils.get_input_tensor_by_name(request, "x")
+                asked = pb_utils.InferenceRequest(model_name=name, requested_output_names=["y"], inputs=[x])
+                waits.append(asked.async_exec())
+            one, absent, other = await asyncio.gather(*waits)
+            assert absent.error().code() == pb_utils.TritonError.NOT_FOUND, absent.error().code()
+            y = sum(pb_utils.get_output_tensor_by_name(each, "y").as_numpy() for each in (one, other))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return responses
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    models = tmp_path_factory.mktemp("models")
+    triton_models.add_sub(models)
+    triton_models.rows(models, "identity", triton_models.IDENTITY)
+    triton_models.rows(models, "faults", FAULTS)
+    triton_models.rows(models, "counts", COUNTS)
+    triton_models.rows(models, "shapes", SHAPES, output=[triton_models.tensor("y", "FP32", 1)])
+    triton_models.put(models, "completed", COMPLETED)
+    triton_models.rows(models, "caller", CALLER)
+    triton_models.rows(models, "async_caller", ASYNC_CALLER)
+    onnx_models.added(models / "plus" / "1", 2.0)
+    told = triton_models.put(
+        models,
+        "told",
+        TOLD,
+        input=[triton_models.tensor("x", "STRING", 1)],
+        output=[triton_models.tensor(name, "STRING", 1) for name in ("one", "two")],
+        parameters={"stars": {"string_value": "5"}},
+    )
+    (told / "1" / "helper.py").write_text("STARS = 5\n")
+    triton_models.put(models, "no_tensors", triton_models.IDENTITY)
+    environment = {"EXECUTION_ENV_PATH": {"string_value": "env.tar.gz"}}
+    triton_models.rows(models, "environment", triton_models.IDENTITY, parameters=environment)
+    return models
+
+
+@pytest.fixture(scope="module")
+def daemon(models: Path, tmp_path_factory) -> Iterator[Daemon]:
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    with running_daemon(models, tmp_path_factory.mktemp("run"), python_models=True, watch=False, **doors) as daemon:
+        with Client(daemon.endpoints[0]) as client:
+            client.wait_ready(ANSWER_S)
+            client.infer("caller", {"x": np.ones((1, 2), np.float32)})  # starts the worker that stands in, which stays
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(daemon.endpoints[0]) as client:
+        yield client
+
+
+@pytest.fixture(params=["http", "grpc"])
+def triton(daemon: Daemon, request):
+    """Triton's module of one protocol, and a client of it."""
+    module = getattr(tritonclient, request.param)
+    address = getattr(daemon, request.param).endpoints[0].partition("://")[2]
+    with module.InferenceServerClient(address) as client:
+        yield module, client
+
+
+def given(module, **arrays):
+    made = []
+    for name, array in arrays.items():
+        kind = "BYTES" if array.dtype == object else "FP32"
+        made.append(module.InferInput(name, list(array.shape), kind))
+        made[-1].set_data_from_numpy(array)
+    return made
+
+
+def test_the_first_example_of_the_documentation_answers_tritons_clients(triton) -> None:
+    module, client = triton
+    one, two = np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
+    result = client.infer("add_sub", given(module, INPUT0=one, INPUT1=two))
+    assert result.as_numpy("OUTPUT0").tolist() == (one + two).tolist()
+    assert result.as_numpy("OUTPUT1").tolist() == (one - two).tolist()
+
+
+def test_a_request_tells_its_model_what_its_caller_said_and_the_model_its_surroundings(triton, models: Path) -> None:
+    module, client = triton
+    asked = {"outputs": [module.InferRequestedOutput("two")], "request_id": "seven", "timeout": 9_000_000}
+    text = np.array([b"x"], object)
+    result = client.infer("told", given(module, x=text), parameters={"shade": "blue", "depth": 3}, **asked)
+    assert result.as_numpy("one") is None
+    told = json.loads(result.as_numpy("two")[0])
+    assert told["args"] == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "told_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(models / "told"),
+        "model_version": "1",
+        "model_name": "told",
+    }
+    assert told["config"] == {"stars": {"string_value": "5"}}
+    assert told["id"] == "seven"
+    assert told["parameters"] == {"shade": "blue", "depth": 3}
+    assert 0 < told["timeout"] <= 9_000_000
+    assert (told["outputs"], told["cancelled"], told["correlation"]) == (["two"], False, 0)
+    assert told["helper"] == 10
+
+
+def test_a_request_without_more_to_tell_asks_for_every_output(client: Client) -> None:
+    told = json.loads(client.infer("told", {"x": np.array([b"x"], object)})["one"][0])
+    assert (told["id"], told["parameters"], told["outputs"], told["timeout"]) == ("", {}, ["one", "two"], 0)
+
+
+def test_requests_that_wait_together_come_as_a_list_of_requests(client: Client) -> None:
+    waiting = [client.submit("counts", {"x": np.zeros((1, 2), np.float32)}) for _ in range(64)]
+    sizes = [float(each.result(ANSWER_S)["y"][0, 0]) for each in waiting]
+    assert max(sizes) > 1
+    assert client.infer("counts", {"x": np.zeros((3, 2), np.float32)})["y"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_an_error_in_one_response_fails_that_request_alone(client: Client) -> None:
+    values = [float(each) for each in range(64)]
+    values[5] = -200.0
+    waiting = [client.submit("faults", {"x": np.full((1, 2), value, np.float32)}) for value in values]
+    for value, each in zip(values, waiting, strict=True):
+        if value < 0:
+            with pytest.raises(RunFailed, match=r"^no -200$"):
+                each.result(ANSWER_S)
+        else:
+            assert each.result(ANSWER_S)["y"].tolist() == [[value, value]]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, ModelNotFound), (3, TensorMismatch), (1, RunFailed)])
+def test_a_code_of_tritons_reaches_the_caller_as_the_one_that_means_it(client: Client, code: int, kind: type) -> None:
+    with pytest.raises(kind, match=f"^no -{code}$"):
+        client.infer("faults", {"x": np.full((1, 2), -code, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (100, "Failed to process the request.s. for model instance 'faults_0_0', message: ValueError: a hundred"),
+        (101, "Expected an 'InferenceResponse' object in the execute function return list, found type .*NoneType"),
+        (102, "Expected a list in the execute return, found type .*str"),
+        (103, "InferenceRequest.s. size is:1, and InferenceResponse.s. size is:0"),
+        (104, "the response has no output 'y'; got z"),
+        (105, "output 'y' is FP64; the configuration says FP32"),
+    ],
+)
+def test_a_wrong_answer_is_told_in_tritons_words(triton, value: int, words: str) -> None:
+    module, client = triton
+    with pytest.raises(InferenceServerException, match=words):
+        client.infer("faults", given(module, x=np.full((1, 2), value, np.float32)))
+
+
+def test_responses_of_other_rows_than_their_requests_go_to_their_own_callers(client: Client) -> None:
+    waiting = [client.submit("shapes", {"x": np.full((1, 2), 1 + each % 3, np.float32)}) for each in range(24)]
+    assert [each.result(ANSWER_S)["y"].shape for each in waiting] == [(1 + each % 3, 1) for each in range(24)]
+
+
+def test_auto_complete_config_alone_describes_a_model_with_an_optional_input(triton) -> None:
+    module, client = triton
+    one, two = np.ones((2, 4), np.float32), np.full((2, 4), 3, np.float32)
+    assert client.infer("completed", given(module, INPUT1=two)).as_numpy("OUTPUT0").tolist() == two.tolist()
+    both = client.infer("completed", given(module, INPUT0=one, INPUT1=two))
+    assert both.as_numpy("OUTPUT0").tolist() == (one + two).tolist()
+    with pytest.raises(InferenceServerException, match="expected 2 inputs but got 1 inputs"):
+        client.infer("completed", given(module, INPUT0=one))
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 8"):
+        client.infer("completed", given(module, INPUT1=np.ones((9, 4), np.float32)))
+
+
+@pytest.mark.parametrize(("model", "wanted"), [("caller", 30.0), ("async_caller", 6.0)])
+def test_a_model_asks_another_one_by_exec_and_async_exec(client: Client, model: str, wanted: float) -> None:
+    assert client.infer(model, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[wanted, wanted]]
+
+
+def test_what_cannot_be_served_says_why(client: Client) -> None:
+    reasons = {each["name"]: each["reason"] for each in client.models() if each["state"] == "failed"}
+    assert "has no input: write it into config.pbtxt, or add it in auto_complete_config" in reasons["no_tensors"]
+    assert "EXECUTION_ENV_PATH is not served" in reasons["environment"]
+    assert set(reasons) == {"no_tensors", "environment"}
+
+
+def test_a_model_of_triton_is_code_that_the_configuration_must_allow(tmp_path: Path) -> None:
+    triton_models.add_sub(tmp_path / "models")
+    onnx_models.added(tmp_path / "models" / "plus" / "1", 2.0)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", watch=False) as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        client.wait_ready(ANSWER_S)
+        (entry,) = [each for each in client.models() if each["name"] == "add_sub"]
+    assert entry["state"] == "failed"
+    assert "python_models = true" in entry["reason"]

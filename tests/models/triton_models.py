@@ -1,0 +1,79 @@
+"""Python models as Triton's documentation shows them, in folders as Triton has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from edge_runtime.protobufs import from_json, message_class
+
+HEAD = "import json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n"
+
+
+def tensor(name: str, data_type: str, *dims: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{data_type}", "dims": list(dims), **more}
+
+
+def put(models: Path, name: str, body: str, toml: str = "", **config: Any) -> Path:
+    """Write `NAME/1/model.py`, the usual imports before `body`, and `config.pbtxt` where there is a configuration.
+
+    Returns the folder of the model.
+    """
+    folder = models / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(HEAD + body)
+    if config:
+        message = from_json(message_class("inference.ModelConfig"), {"name": name, "backend": "python", **config})
+        (folder / "config.pbtxt").write_text(text_format.MessageToString(message))
+    if toml:
+        (folder / "model.toml").write_text(toml)
+    return folder
+
+
+ADD_SUB = '''
+class TritonPythonModel:
+    """Adds and subtracts, as the first example of Triton's documentation."""
+
+    def initialize(self, args):
+        self.model_config = model_config = json.loads(args["model_config"])
+        output0_config = pb_utils.get_output_config_by_name(model_config, "OUTPUT0")
+        self.output0_dtype = pb_utils.triton_string_to_numpy(output0_config["data_type"])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            in_0 = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            in_1 = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            out_tensor_0 = pb_utils.Tensor("OUTPUT0", (in_0 + in_1).astype(self.output0_dtype))
+            out_tensor_1 = pb_utils.Tensor("OUTPUT1", (in_0 - in_1).astype(self.output0_dtype))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[out_tensor_0, out_tensor_1]))
+        return responses
+
+    def finalize(self):
+        print("Cleaning up...")
+'''
+
+IDENTITY = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(request, "x").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
+def add_sub(models: Path, name: str = "add_sub") -> Path:
+    """INPUT0, INPUT1 FP32 [4] -> their sum and difference; one request a run, no rows."""
+    ports = {"input": [tensor(f"INPUT{i}", "FP32", 4) for i in range(2)]}
+    return put(models, name, ADD_SUB, output=[tensor(f"OUTPUT{i}", "FP32", 4) for i in range(2)], **ports)
+
+
+def rows(models: Path, name: str, body: str, size: int = 2, kind: str = "FP32", **config: Any) -> Path:
+    """Write a model x [rows, size] -> y the same, whose requests run together."""
+    ports = {"input": [tensor("x", kind, size)], "output": [tensor("y", kind, size)]}
+    return put(models, name, body, **{"max_batch_size": 64, "dynamic_batching": {}, **ports, **config})
