@@ -262,7 +262,9 @@ def _take_batching(taking: _Taking, batching: Mapping[str, Any]) -> None:
         taking.settings["preferred_batch_rows"] = preferred
     if delay := batching["max_queue_delay_microseconds"]:
         taking.settings["max_queue_delay_ms"] = delay / 1e3
-    asks = ("preserve_ordering", "priority_levels", "default_queue_policy", "priority_queue_policy")
+    asks = (
+        "preferred_batch_size", "preserve_ordering", "priority_levels", "default_queue_policy", "priority_queue_policy",
+    )  # fmt: skip
     if any(batching.get(key) for key in asks):
         taking.settings["queue"] = {
             "levels": batching["priority_levels"],

@@ -378,6 +378,22 @@ def sized_finder(folder: Path, height: int, width: int) -> Path:
     return _write(folder, nodes, inputs, outputs, weights)
 
 
+def add_sub(folder: Path, datatype: str = "INT32") -> Path:
+    """INPUT0, INPUT1 [rows, 16] -> OUTPUT0, their sum, OUTPUT1, their difference: Triton's `simple`."""
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    inputs = [(name, datatype, ["rows", 16]) for name in ("INPUT0", "INPUT1")]
+    return _write(folder, nodes, inputs, [(name, datatype, ["rows", 16]) for name in ("OUTPUT0", "OUTPUT1")])
+
+
+def channel_means(folder: Path) -> Path:
+    """data_0 FP32 [1, 3, 8, 8] -> fc6_1 FP32 [1, 3, 1, 1], the means of its channels: shaped as Triton's DenseNet."""
+    nodes = [helper.make_node("ReduceMean", ["data_0"], ["fc6_1"], axes=[2, 3], keepdims=1)]
+    return _write(folder, nodes, [("data_0", "FP32", [1, 3, 8, 8])], [("fc6_1", "FP32", [1, 3, 1, 1])])
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:
