@@ -572,6 +572,9 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_http: bool = False
     """Allow http beyond this machine. Installing stays safe, but everyone on the way sees what is fetched."""
 
+    redirect_hosts: tuple[str, ...] = ()
+    """Other servers, `"host"` or `"host:port"`, that the repository may lead a device to. When empty: none."""
+
     require_signed: bool = True
     """Serve nothing from the models folder. `false` serves its models that no release has."""
 

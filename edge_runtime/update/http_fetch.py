@@ -12,7 +12,8 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 STALL_S = 30.0
 """No byte for this long ends a transfer before its deadline; a packet lost three times costs some 7 s (RFC 6298)."""
+
+HEAD_S = 30.0
+"""Connecting, the handshake and the headers may take this long together, however steadily bytes drip."""
+
+LOOK_S = 1.0
+"""How often a wait looks whether the daemon stops."""
 
 SPARE_BYTES = 256 << 10
 """Of a reply beside the file, and once more as many bytes as came of the file: headers, lengths of chunks, read-ahead.
@@ -57,16 +64,22 @@ class HttpFetcher:
         tls: ssl.SSLContext | None = None,
         stall_s: float = STALL_S,
         allow_plain: bool = False,
+        redirect_hosts: Sequence[str] = (),
+        stop: threading.Event | None = None,
     ) -> None:
         """Check the address, without a connection.
 
         tls: None takes the system's certificate authorities. allow_plain: http also to other hosts than this one.
+        redirect_hosts: other servers, `host` or `host:port`, that redirects may lead to. stop: ends a transfer once it
+        is set.
         Raises ConfigError: not http or https, no host, a user in it, or http where it is not allowed.
         """
         self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
         self._clock = clock or SystemClock()
         self._stall_s = stall_s
         self._allow_plain = allow_plain
+        self._redirect_hosts = redirect_hosts
+        self._stop = stop or threading.Event()
         complaint = self._complaint(self._base_url)
         if "?" in base_url or "#" in base_url:
             complaint = "files are found by adding their names to it; wanted an address without ? and #"
@@ -84,7 +97,7 @@ class HttpFetcher:
             raise NotPublished(f"{self._base_url}: {path!r} is not a path within a repository")
         url = self._base_url + quote(path, safe=PATH_SAFE)
         for _ in range(MAX_REDIRECTS + 2):
-            with closing(_HttpConnection(self._clock, self._stall_s, deadline_s)) as connection:
+            with closing(_HttpConnection(self._clock, self._stall_s, deadline_s, self._stop)) as connection:
                 reply = connection.get(urlsplit(url), start_bytes, self._tls)
                 if reply.status in _REDIRECTS:
                     url = self._redirected(url, reply.headers.get("Location"))
@@ -105,6 +118,12 @@ class HttpFetcher:
         complaint = self._complaint(to)
         if complaint is not None:
             raise DownloadError(f"{url} leads to {to!r}: {complaint}")
+        known, new = urlsplit(self._base_url), urlsplit(to)
+        named = {new.hostname, f"{new.hostname}:{_port_of(new)}"}
+        if (new.hostname, _port_of(new)) != (known.hostname, _port_of(known)) and not named & set(self._redirect_hosts):
+            raise DownloadError(
+                f"{url} leads to another server, {new.netloc}; name it in update.redirect_hosts, or give its address"
+            )
         return to
 
     def _complaint(self, url: str) -> str | None:
@@ -126,10 +145,12 @@ class HttpFetcher:
 class _HttpConnection:
     """One connection with one request and its reply. `close` ends it in any state."""
 
-    def __init__(self, clock: Clock, stall_s: float, deadline_s: float) -> None:
+    def __init__(self, clock: Clock, stall_s: float, deadline_s: float, stop: threading.Event) -> None:
         self._clock = clock
         self._stall_s = stall_s
         self._deadline_s = deadline_s
+        self._head_end_s: float | None = clock.monotonic_s() + HEAD_S
+        self._stop = stop
         self._socket: socket.socket | None = None
         self._spare_bytes = SPARE_BYTES
 
@@ -140,7 +161,7 @@ class _HttpConnection:
         if start_bytes:
             headers["Range"] = f"bytes={start_bytes}-"
         try:
-            self._socket = self._connect(url.hostname, url.port or (443 if url.scheme == "https" else 80))
+            self._socket = self._connect(url.hostname, _port_of(url))
             if url.scheme == "https":
                 assert tls is not None
                 self._socket.settimeout(self.patience_s())
@@ -148,16 +169,40 @@ class _HttpConnection:
             connection = HTTPConnection(url.hostname, url.port)
             connection.sock = _TimedSocket(self._socket, self)
             connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""), headers=headers)
-            return connection.getresponse()
+            reply = connection.getresponse()
+            self._head_end_s = None
+            return reply
         except (OSError, HTTPException, ValueError) as error:
             raise DownloadError(f"{url.geturl()}: {_reason(error)}") from error
 
     def patience_s(self) -> float:
-        """Return how long the next wait may be. Raises TimeoutError: the deadline passed."""
-        left_s = self._deadline_s - self._clock.monotonic_s()
+        """Return how long the next wait may be. Raises TimeoutError: the deadline passed; OSError: the daemon stops."""
+        if self._stop.is_set():
+            raise OSError("the daemon stops")
+        now_s = self._clock.monotonic_s()
+        left_s = self._deadline_s - now_s
         if left_s <= 0:
             raise TimeoutError("the deadline passed")
+        if self._head_end_s is not None:
+            left_s = min(left_s, self._head_end_s - now_s)
+            if left_s <= 0:
+                raise TimeoutError(f"no headers within {HEAD_S:.0f} s; the deadline for them passed")
         return min(left_s, self._stall_s)
+
+    def receive_into(self, source: socket.socket, buffer: WriteableBuffer) -> int:
+        """Read what there is, looking now and then whether the daemon stops. Raises OSError, TimeoutError."""
+        left_s = self.patience_s()
+        while True:
+            source.settimeout(min(left_s, LOOK_S))
+            try:
+                nbytes = source.recv_into(buffer)
+            except TimeoutError:
+                left_s = min(left_s - LOOK_S, self.patience_s())
+                if left_s <= 0:
+                    raise
+                continue
+            self.count_received(nbytes)
+            return nbytes
 
     def count_received(self, nbytes: int) -> None:
         """Count received bytes of any kind. Raises OSError: too many of them are not the file's."""
@@ -219,10 +264,7 @@ class _TimedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        self._real.settimeout(self._connection.patience_s())
-        nbytes = self._real.recv_into(buffer)
-        self._connection.count_received(nbytes)
-        return nbytes
+        return self._connection.receive_into(self._real, buffer)
 
 
 class _HttpBody:
@@ -268,6 +310,10 @@ def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
             f"{url}: got the part {reply.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
         )
     return asked_bytes
+
+
+def _port_of(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 def _is_this_host(host: str) -> bool:

@@ -11,6 +11,7 @@ import os
 import shlex
 import ssl
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -42,9 +43,10 @@ class Source:
     targets: Fetcher
 
 
-def configured_source(settings: UpdateSettings, clock: Clock) -> Source | None:
+def configured_source(settings: UpdateSettings, clock: Clock, stop: threading.Event | None = None) -> Source | None:
     """Return the repository of `[update]`; None: it names none, and updates come by `update import` only.
 
+    stop: set when the daemon stops, which ends a transfer.
     Raises ConfigError: the address is invalid, or the certificates cannot be read.
     """
     if settings.folder is not None:
@@ -59,7 +61,14 @@ def configured_source(settings: UpdateSettings, clock: Clock) -> Source | None:
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"update.ca_file: {settings.ca_file}: {error}; wanted certificates in PEM") from None
     places = [
-        HttpFetcher(f"{base}/{place}/", clock=clock, tls=tls, allow_plain=settings.allow_http)
+        HttpFetcher(
+            f"{base}/{place}/",
+            clock=clock,
+            tls=tls,
+            allow_plain=settings.allow_http,
+            redirect_hosts=settings.redirect_hosts,
+            stop=stop,
+        )
         for place in (METADATA, TARGETS)
     ]
     return Source(base, *places)

@@ -22,9 +22,10 @@ from edge_runtime.update.fetch import Fetcher, FetchLimits, Pace, Pacer, fetch_b
 from edge_runtime.update.store import MetadataStore
 from edge_runtime.update.trust import TrustedSet
 
-METADATA_LIMITS = FetchLimits(total_s=300.0, min_bytes_per_s=0.0)
+METADATA_LIMITS = FetchLimits(total_s=300.0, min_bytes_per_s=16.0)
 """For all metadata of one check. A device years behind fetches every root, one request each; accepted ones are kept, so
-that the next check goes on from there. No slowest rate: small files over a long way are slow in bytes per second."""
+that the next check goes on from there. Small files over a long way are slow in bytes per second, but no server that
+means well sends one a second: that ends after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)

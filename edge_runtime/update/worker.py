@@ -55,7 +55,7 @@ class UpdateWorker:
         self._clock = clock
         self._stop = stop
         self._share = share
-        self._source = configured_source(settings, clock)
+        self._source = configured_source(settings, clock, stop)
         self._executor = Executor()
         self._is_woken = threading.Event()
         self._trouble: EdgeRuntimeError | None = None

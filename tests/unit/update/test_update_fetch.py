@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConfigError, DownloadError, NotPublished
+from edge_runtime.update import http_fetch
 from edge_runtime.update.fetch import FetchedBody, FetchLimits, Pace, fetch_bytes
 from edge_runtime.update.folder_fetch import FolderFetcher
 from edge_runtime.update.http_fetch import MAX_REDIRECTS, HttpFetcher
+from edge_runtime.update.tuf_client import METADATA_LIMITS
 from tests.fakes.clock import FakeClock
 from tests.fakes.http_server import Answer, HttpServer, Request
 
@@ -100,6 +102,44 @@ def test_a_file_in_many_small_chunks_is_a_file_all_the_same() -> None:
     with port_that_says(iter([*chunks, b"0\r\n\r\n"]), CHUNKED) as port:
         fetcher = HttpFetcher(f"http://127.0.0.1:{port}/")
         assert fetch_bytes(fetcher, "file", max_bytes=1 << 20, pace=Pace(LIMITS)) == content
+
+
+def test_headers_that_drip_end_long_before_a_long_deadline() -> None:
+    clock = FakeClock()
+    with port_that_says(dripping(clock, 1.0, b"X: y\r\n", times=90), b"HTTP/1.1 200 OK\r\n") as port:
+        fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", clock=clock)
+        with pytest.raises(DownloadError, match=r"no headers within 30 s"):
+            fetch_bytes(fetcher, "file", max_bytes=10, pace=Pace(FetchLimits(total_s=86_400.0), clock))
+
+
+def test_metadata_that_comes_byte_by_byte_ends_after_30_s() -> None:
+    clock = FakeClock()
+    pace = Pace(METADATA_LIMITS, clock)
+    for _ in range(29):
+        clock.advance(1.0)
+        pace.count(1)
+    clock.advance(1.0)
+    with pytest.raises(DownloadError, match=r"30 bytes came in 30 s, wanted 16 a second"):
+        pace.count(1)
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"], ids=["headers", "body"])
+def test_a_daemon_that_stops_ends_a_transfer_that_waits(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_fetch, "LOOK_S", 0.01)
+    stop, is_over = threading.Event(), threading.Event()
+
+    def says_and_holds() -> Iterator[bytes]:
+        yield says
+        stop.set()
+        assert is_over.wait(10)
+
+    with port_that_says(says_and_holds()) as port:
+        fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", stop=stop)
+        try:
+            with pytest.raises(DownloadError, match="the daemon stops"):
+                fetch_bytes(fetcher, "file", max_bytes=10, pace=Pace(LIMITS))
+        finally:
+            is_over.set()
 
 
 def test_nothing_at_all_ends_when_the_patience_with_silence_is_over() -> None:
@@ -262,6 +302,16 @@ def test_a_redirect_elsewhere_is_refused(server: HttpServer, location: str) -> N
     with pytest.raises(DownloadError, match="leads to"):
         fetch(server)
     assert len(server.requests) == 1
+
+
+def test_a_redirect_to_another_server_is_followed_only_where_it_is_named(server: HttpServer) -> None:
+    with HttpServer({"file": b"elsewhere"}.get) as other:
+        server.answer = _redirect_from("file", lambda: f"{other.url}file")
+        with pytest.raises(DownloadError, match=r"leads to another server, 127\.0\.0\.1:\d+; name it"):
+            fetch(server)
+        assert other.requests == []
+        named = HttpFetcher(server.url, redirect_hosts=[other.url.split("/")[2]])
+        assert fetch_bytes(named, "file", max_bytes=1 << 20, pace=Pace(LIMITS)) == b"elsewhere"
 
 
 def test_redirects_in_a_circle_end(server: HttpServer) -> None:
