@@ -70,3 +70,30 @@ class ModelSpec:
     def may_batch(self) -> bool:
         """Axis 0 is dynamic in every input and output: a candidate for batching, to be confirmed by the load probe."""
         return bool(self.inputs) and all(spec.has_dynamic_axis_0 for spec in (*self.inputs, *self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """An input or output as a configuration beside the model describes it, rows included.
+
+    shape: what requests have. inner_shape: what the model has in its place, of as many elements.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    inner_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What callers of a model see, as Triton's `config.pbtxt` has it: names, shapes, and which outputs.
+
+    No tensors: those of the model. by_place: names that the model does not have stand for its tensors in their order.
+    """
+
+    model: str
+    inputs: tuple[DeclaredTensor, ...]
+    outputs: tuple[DeclaredTensor, ...]
+    max_batch_size: int = 0
+    by_place: bool = False

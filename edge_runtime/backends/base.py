@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
-from edge_runtime.model_spec import ModelSpec
+from edge_runtime.model_spec import Interface, ModelSpec
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array, Tensors
 
@@ -57,7 +57,8 @@ class LoadOptions:
     library's own words, passed through. max_rows: most rows of one run, where the configuration says it; engines are
     built for that range. host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared
     with the model, which its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a
-    file that does not say them. functions: of a `steps.py`, each an instance; the artifact is that file.
+    file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
+    `steps.py`, each an instance; the artifact is that file.
     """
 
     threads: int = 1
@@ -71,6 +72,7 @@ class LoadOptions:
     host_memory_bytes: int | None = None
     steps: ModelSteps | None = None
     declared: ModelSpec | None = None
+    interface: Interface | None = None
     delegate: str = ""
     delegate_options: Mapping[str, str] = field(default_factory=dict)
     functions: tuple[StepFunction, ...] = ()

@@ -154,6 +154,10 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
             instance, *forms = PythonBackend(allow=task.allow_python).load_steps(Path(task.artifact), task.options)
         else:
             instance = made.load(Path(task.artifact), task.options)
+            if task.options.interface is not None:
+                from edge_runtime.backends.declared_instance import as_declared
+
+                instance = as_declared(instance, task.options.interface)
         if task.options.steps is not None:
             from edge_runtime.backends.steps_instance import make_forms
 

@@ -506,7 +506,7 @@ class OpenInference:
 def _classes(servable: Servable, header: TensorHeader, array: Array, count: int) -> Array:
     """The best classes of an output, with their labels. Raises TensorMismatch."""
     steps, name = servable.steps, header.name
-    labels = () if steps is None else steps.labels.get(name, ())
+    labels = (steps.labels.get(name) if steps is not None else None) or servable.labels.get(name, ())
     if steps is None or not servable.form.answers or name not in steps.outputs:
         return triton_words.classes(array, header.datatype, count, batches=servable.batches, labels=labels)
     kind = kind_of(steps.outputs[name])

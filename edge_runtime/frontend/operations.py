@@ -208,7 +208,7 @@ class OperationHandlers:
 
     def model_config(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply a ModelConfig of the version that answers."""
-        call.reply(triton_words.model_config(self._table.resolve(model, version)))
+        call.reply(triton_words.told_config(self._table.resolve(model, version)))
 
     def model_statistics(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply statistics of loaded versions: of one model, or of all."""

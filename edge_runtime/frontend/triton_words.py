@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.repository.folder import DEFAULT_LATEST
+from edge_runtime.repository.triton_config import ENSEMBLE, TritonConfig
+from edge_runtime.repository.triton_config import PLATFORMS as TRITON_PLATFORMS
 from edge_runtime.serving.servable import Servable
 from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
@@ -86,6 +88,79 @@ def model_config(servable: Servable) -> dict[str, Any]:
     parameters = {name: {"string_value": json.dumps(value)} for name, value in of_pictures.items()}
     config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": parameters, "model_warmup": []}
     return config
+
+
+def told_config(servable: Servable) -> dict[str, Any]:
+    """Return the ModelConfig that a loaded version is of, to the letter, completed as Triton completes it.
+
+    Without a `config.pbtxt` it is what was found out.
+    """
+    found = model_config(servable)
+    if servable.triton is None:
+        return found
+    config = dict(servable.triton.config)
+    config["platform"], config["backend"] = _platform_and_backend(servable.triton, found)
+    for key in ("input", "output"):
+        config[key] = config[key] or found[key]
+    if not config["max_batch_size"] and found["max_batch_size"]:  # it says nothing, as it names no tensors
+        config["max_batch_size"] = found["max_batch_size"]
+        if "sequence_batching" not in config and "dynamic_batching" in found:
+            config.setdefault("dynamic_batching", found["dynamic_batching"])
+    config.setdefault("version_policy", {"latest": {"num_versions": 1}})
+    batching = config.get("dynamic_batching")
+    if batching is not None and not batching["preferred_batch_size"] and config["max_batch_size"]:
+        config["dynamic_batching"] = {**batching, "preferred_batch_size": [config["max_batch_size"]]}
+    if servable.triton.pipeline is not None:
+        return config
+    config["optimization"] = {**_OPTIMIZATION, **config.get("optimization", {})}
+    config["default_model_filename"] = config["default_model_filename"] or _usual_file(config)
+    config["instance_group"] = _instance_groups(config, found)
+    return config
+
+
+_OPTIMIZATION = {
+    "priority": "PRIORITY_DEFAULT",
+    "input_pinned_memory": {"enable": True},
+    "output_pinned_memory": {"enable": True},
+    "gather_kernel_buffer_threshold": 0,
+    "eager_batching": False,
+}
+"""Triton's, where a config says nothing else."""
+
+
+def _platform_and_backend(told: TritonConfig, found: Mapping[str, Any]) -> tuple[str, str]:
+    platform, backend = told.config["platform"], told.backend
+    if platform == ENSEMBLE:
+        return platform, ""
+    backend = backend or found["backend"]
+    default = {**{name: platform for platform, name in TRITON_PLATFORMS.items() if name != "tensorflow"}}
+    return platform or default.get(backend, ""), backend
+
+
+def _usual_file(config: Mapping[str, Any]) -> str:
+    by_platform = {"tensorflow_savedmodel": "model.savedmodel", "tensorflow_graphdef": "model.graphdef"}
+    return by_platform.get(config["platform"]) or MODEL_FILES.get(config["backend"], "")
+
+
+def _instance_groups(config: Mapping[str, Any], found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each group with its name, kind, count and GPUs, as Triton fills them; one where the config has none."""
+    (made,) = found["instance_group"]
+    if not config["instance_group"]:
+        return [made]
+    groups: list[dict[str, Any]] = []
+    for index, group in enumerate(config["instance_group"]):
+        kind = group["kind"] if group["kind"] != "KIND_AUTO" else made["kind"]
+        is_double = kind == "KIND_CPU" and config["backend"] in ("onnxruntime", "tensorflow")
+        groups.append(
+            {
+                **group,
+                "name": group["name"] or f"{config['name']}_{index}",
+                "kind": kind,
+                "count": group["count"] if group["count"] > 0 else 2 if is_double else 1,
+                "gpus": group["gpus"] or (made["gpus"] if kind == "KIND_GPU" else []),
+            }
+        )
+    return groups
 
 
 def model_statistics(servables: Sequence[Servable]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 Owns: every field of Triton's public model_config.proto: which setting it becomes, what has no meaning here, what is
 refused; Triton's own checks of a config, with its texts, which people search for. Pure but for `read_config_file`.
 docs/from-triton.md has the table for people. Whether a config fits its model is decided at load
-(serving/declared_tensors.py).
+(backends/declared_instance.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.model_spec import DYNAMIC as ANY
-from edge_runtime.model_spec import TensorSpec
+from edge_runtime.model_spec import DeclaredTensor, Interface, TensorSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, make_pipeline
 
 CONFIG_FILE = "config.pbtxt"
@@ -48,20 +48,6 @@ USUAL_FILES = {
     "python": "model.py", "tensorflow": "saved_model.pb",
 }  # fmt: skip
 """What a version of each backend holds, as the walk names it."""
-
-
-class DeclaredTensor(NamedTuple):
-    """An input or output as a config declares it. datatype: as in requests ("FP32", "BYTES").
-
-    dims: what requests have, without rows where the model batches. shape: what the model has in its place (`reshape`).
-    """
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-    shape: tuple[int, ...]
-    labels: str = ""
-    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +87,19 @@ class TritonConfig:
         return int(self.config["max_batch_size"])
 
     @property
-    def inputs(self) -> tuple[DeclaredTensor, ...]:
-        """The declared inputs; none: as the model has them."""
-        return _all(self.config["input"])
+    def interface(self) -> Interface:
+        """The tensors as requests have them, and the model."""
+        inputs, outputs = (
+            tuple(_declared(each, self.max_batch_size) for each in self.config[kind]) for kind in ("input", "output")
+        )
+        # Modules of PyTorch name no tensors, so what they were exported to has other names.
+        by_place = self.backend == "pytorch"
+        return Interface(self.config["name"], inputs, outputs, self.max_batch_size, by_place)
 
     @property
-    def outputs(self) -> tuple[DeclaredTensor, ...]:
-        """The declared outputs; none: as the model has them."""
-        return _all(self.config["output"])
+    def label_files(self) -> dict[str, str]:
+        """The files of labels, by output."""
+        return {each["name"]: each["label_filename"] for each in self.config["output"] if each["label_filename"]}
 
 
 def whole_shape(dims: Sequence[int], max_batch_size: int) -> tuple[int, ...]:
@@ -193,21 +184,14 @@ def _read(message: Any, model: str, *, says_no_rows: bool = False) -> TritonConf
     return TritonConfig(config, taking.settings, tuple(taking.notes), taking.pipeline)
 
 
-def _all(tensors: Sequence[Mapping[str, Any]]) -> tuple[DeclaredTensor, ...]:
-    return tuple(map(_declared, tensors))
-
-
-def _declared(values: Mapping[str, Any]) -> DeclaredTensor:
+def _declared(values: Mapping[str, Any], max_batch_size: int) -> DeclaredTensor:
     kind = values["data_type"].removeprefix("TYPE_")
-    dims = tuple(values["dims"])
-    shape = tuple(values["reshape"]["shape"]) if "reshape" in values else dims
+    inner = values["reshape"]["shape"] if "reshape" in values else values["dims"]
     return DeclaredTensor(
         values["name"],
         "BYTES" if kind == "STRING" else kind,
-        dims,
-        shape,
-        values.get("label_filename", ""),
-        values.get("optional", False),
+        whole_shape(values["dims"], max_batch_size),
+        whole_shape(inner, max_batch_size),
     )
 
 
@@ -257,6 +241,21 @@ def _take_tensors(taking: _Taking, tensors: Sequence[Mapping[str, Any]]) -> None
                 taking.note(f"{each['name']}.{key}", why)
 
 
+def _take_inputs(taking: _Taking, tensors: Sequence[Mapping[str, Any]]) -> None:
+    _take_tensors(taking, tensors)
+    backend = taking.config["backend"] or PLATFORMS.get(taking.config["platform"], "")
+    if backend == "pytorch":  # TorchScript does not say what it takes
+        declared = [_declared(each, taking.config["max_batch_size"]) for each in tensors]
+        taking.settings["input"] = {
+            each.name: {"shape": each.inner_shape, "datatype": each.datatype}
+            for each in declared
+            if each.datatype != "BYTES"
+        }
+    if backend != PYTHON and any(each["optional"] for each in tensors):
+        names = ", ".join(each["name"] for each in tensors if each["optional"])
+        taking.note(f"{names}.optional", "a request that leaves it out is refused")
+
+
 def _take_batching(taking: _Taking, batching: Mapping[str, Any]) -> None:
     if preferred := batching["preferred_batch_size"]:
         taking.settings["preferred_batch_rows"] = preferred
@@ -297,11 +296,12 @@ def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
         for name, step in zip(names, ensemble["step"], strict=True)
     ]
     rows = config["max_batch_size"]
+    inputs = [_declared(each, rows) for each in config["input"]]
     try:
         taking.pipeline = make_pipeline(
             steps,
             {each["name"]: places[each["name"]] for each in config["output"]},
-            {name: TensorSpec(name, kind, whole_shape(dims, rows)) for name, kind, dims, *_ in _all(config["input"])},
+            {each.name: TensorSpec(each.name, each.datatype, each.shape) for each in inputs},
             max_batch_rows=rows or None,
             source=taking.model,
         )
@@ -384,7 +384,7 @@ _TAKEN: Mapping[str, Callable[[_Taking, Any], None]] = {
     "backend": _take_backend,
     "version_policy": _take_versions,
     "max_batch_size": _take_rows,
-    "input": _take_tensors,
+    "input": _take_inputs,
     "output": _take_tensors,
     "dynamic_batching": _take_batching,
     "ensemble_scheduling": _take_ensemble,

@@ -10,11 +10,12 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.declared_instance import DeclaringBackend
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import artifact_names, known_backends
@@ -27,7 +28,7 @@ from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
-from edge_runtime.repository.triton_config import CONFIG_FILE
+from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.level_queue import LevelQueue
@@ -35,7 +36,7 @@ from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.serving.build_cache import Conversion
 from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
-from edge_runtime.serving.declared_steps import declared_steps, told_preset
+from edge_runtime.serving.declared_steps import declared_steps, read_labels, told_preset
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import FirstRuns, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
@@ -155,6 +156,7 @@ class VersionLoader:
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
+        labels = _label_files(folder, version)
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
         chosen, conversion = self._choose(settings, version, passed)
@@ -165,6 +167,8 @@ class VersionLoader:
                 if folder.triton is not None and choice.name in CODE:
                     extra = {TRITON_CONFIG: json.dumps(folder.triton.config), **options.extra}
                     options = replace(options, extra=extra)
+                elif folder.triton is not None:
+                    options = replace(options, interface=folder.triton.interface)
                 backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
@@ -192,7 +196,11 @@ class VersionLoader:
             )
             told = worth_telling(passed, instance.device)
             if folder.triton is not None:
-                told.extend(f"{CONFIG_FILE}: {note}" for note in folder.triton.notes)
+                servable.triton, servable.labels = folder.triton, labels
+                told.extend(
+                    f"{CONFIG_FILE}: {note}"
+                    for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
+                )
             if (front := self._front_note(settings, version, artifact)) is not None:
                 told.append(front)
             if first_runs.note:
@@ -328,12 +336,13 @@ class VersionLoader:
             return self._hosted(name), "its declared steps decode pictures"
         if why_always is not None:
             return self._hosted(name), f"{artifact.name} {why_always}"
+        here = self._backend(name) if options.interface is None else DeclaringBackend(self._backend(name))
         if isolation == "never":
-            return self._backend(name), ""
+            return here, ""
         why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
         if why_hosted is not None:
             return self._hosted(name), why_hosted
-        return self._backend(name), ""
+        return here, ""
 
     def _make_servable(
         self,
@@ -452,6 +461,22 @@ class VersionLoader:
         )
         made.form = form
         return made
+
+
+def _label_files(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
+    """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
+    files = folder.triton.label_files if folder.triton is not None else {}
+    return {output: read_labels(file, (version.path, folder.path)) for output, file in files.items()}
+
+
+def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
+    """Yield where the device profile serves a model otherwise than its `config.pbtxt` says."""
+    if config.backend not in ("", instance.backend):
+        yield f"it says {config.config['platform'] or config.backend}; {instance.backend} of the profile serves it"
+    kinds = {group["kind"] for group in config.config["instance_group"]}
+    on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
+    if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
+        yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
 
 
 def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:

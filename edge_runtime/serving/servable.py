@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +34,7 @@ from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
     from edge_runtime.serving.build_cache import Conversion
     from edge_runtime.serving.chain import Chain
     from edge_runtime.serving.mirror import Mirror
@@ -136,6 +137,7 @@ class Servable:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
         conversion: what was made of its file at load, where no backend reads that.
+        triton: its `config.pbtxt`. labels: by output, which that names; those of steps are in `steps`.
         steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         chain: runs the requests of a pipeline; with `inline` buffers, too, bursts of its known headers run there.
@@ -148,6 +150,8 @@ class Servable:
         self.steps = steps
         self.offered: Preset | None = None
         self.conversion: Conversion | None = None
+        self.triton: TritonConfig | None = None
+        self.labels: Mapping[str, Sequence[str]] = {}
         self.form = Form("tensor", answers=False)
         self.forms: dict[Form, Servable] = {}
         self.batches = batches

@@ -71,8 +71,9 @@ def test_each_field_of_a_model_config_is_taken_noted_or_refused():
 def test_the_example_of_tritons_quickstart_is_read(tmp_path):
     config = config_of(tmp_path, DENSENET, "densenet_onnx")
     assert config.backend == "onnxruntime"
-    assert (config.inputs[0].dims, config.inputs[0].shape) == ((3, 224, 224), (1, 3, 224, 224))
-    assert config.outputs[0].labels == "densenet_labels.txt"
+    (given,) = config.interface.inputs
+    assert (given.shape, given.inner_shape) == ((3, 224, 224), (1, 3, 224, 224))
+    assert config.label_files == {"fc6_1": "densenet_labels.txt"}
     assert config.settings == {"batch": False}
     assert config.notes == ("data_0.format: the dims say where the channels are",)
 
@@ -230,12 +231,12 @@ def test_what_triton_refuses_or_would_answer_otherwise_is_refused_by_name(tmp_pa
 
 def test_a_reshape_between_open_dimensions_is_as_triton_takes_it(tmp_path):
     text = 'input [{name: "x" data_type: TYPE_FP32 dims: [2, 4, -1, 6] reshape {shape: [8, -1, 1, 6]}}]'
-    assert config_of(tmp_path, text).inputs[0].shape == (8, -1, 1, 6)
+    assert config_of(tmp_path, text).interface.inputs[0].inner_shape == (8, -1, 1, 6)
 
 
 def test_a_scalar_a_row_is_an_empty_reshape(tmp_path):
     text = 'max_batch_size: 2 input [{name: "x" data_type: TYPE_FP32 dims: [1] reshape {}}]'
-    assert config_of(tmp_path, text).inputs[0].shape == ()
+    assert config_of(tmp_path, text).interface.inputs[0].inner_shape == (-1,)
 
 
 def test_without_protobuf_the_model_says_what_to_install(tmp_path, monkeypatch):
