@@ -164,11 +164,7 @@ class VersionLoader:
             options = _options(choice, settings, self._limits)
             try:
                 options = replace(options, steps=declared_steps(settings, folder, version, artifact))
-                if folder.triton is not None and choice.name in CODE:
-                    extra = {TRITON_CONFIG: json.dumps(folder.triton.config), **options.extra}
-                    options = replace(options, extra=extra)
-                elif folder.triton is not None:
-                    options = replace(options, interface=folder.triton.interface)
+                options = _as_configured(options, choice.name, folder.triton)
                 backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
@@ -461,6 +457,15 @@ class VersionLoader:
         )
         made.form = form
         return made
+
+
+def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | None) -> LoadOptions:
+    """Return options with a model's `config.pbtxt`: whole for a `model.py`, else what callers see of the model."""
+    if config is None:
+        return options
+    if backend in CODE:
+        return replace(options, extra={TRITON_CONFIG: json.dumps(config.config), **options.extra})
+    return replace(options, interface=config.interface)
 
 
 def _label_files(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
