@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote
 import numpy as np
 
 from edge_runtime.answers import Answer, kind_of
+from edge_runtime.backends.torchserve_model import HANDLER_INPUTS, HANDLER_OUTPUTS
 from edge_runtime.errors import (
     DecodeFailed,
     EdgeRuntimeError,
@@ -65,11 +66,6 @@ _PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
 )
 
 ALL_VERSIONS = "all"
-
-HANDLER_INPUTS, HANDLER_OUTPUTS = ("body", "request"), ("answer", "response")
-"""Tensors, BYTES with one element a row, of a model that runs a handler of TorchServe's: the body's parts, one after
-another; in JSON, their names, types and lengths, and the request's headers; what the handler returned, as bytes; in
-JSON, its status and headers."""
 
 _WITHHELD_HEADERS = frozenset(("authorization", "cookie", "proxy-authorization"))
 """Headers of a request that no handler sees."""

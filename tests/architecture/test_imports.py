@@ -28,7 +28,8 @@ ENTRANCES = ("__init__", "__main__")
 FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime",),
     "openvino": ("backends.openvino",),
-    "torch": ("backends.pytorch",),
+    # torchserve_handlers: what handlers of TorchServe's find in a host, where they use both themselves.
+    "torch": ("backends.pytorch", "backends.torchserve_handlers"),
     "ai_edge_litert": ("backends.litert_backend",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
@@ -41,7 +42,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "psutil": ("telemetry.", "profiles."),
     "prometheus_client": ("telemetry.",),
     "ml_dtypes": ("tensors",),
-    "PIL": ("backends.pictures", "cli.", "client."),
+    "PIL": ("backends.pictures", "backends.torchserve_handlers", "cli.", "client."),
     "av": ("fleet.camera_child",),
     "tuf": ("update.", "publish."),
     "securesystemslib": ("update.", "publish."),

@@ -21,6 +21,7 @@ from edge_runtime_converters.importing.plan import ImportPlan
 from edge_runtime_converters.importing.source_folder import SourceFolder
 
 READERS = {
+    "torchserve": "a TorchServe model archive (.mar), or a model store of them",
     "mlflow_models": "an MLflow model's folder (with MLmodel)",
     "bentos": "a BentoML model, bento, model store, or archive of one (.bentomodel, .bento)",
     "model_server": "OpenVINO Model Server's config.json, or the folder that holds it",
@@ -42,20 +43,21 @@ class ReadTask(Struct, frozen=True):
 
     source: str
     work: str
+    shapes: tuple[str, ...] = ()
 
 
-def read_source(source: Path, work: Path, show: Show | None = None) -> ImportPlan:
+def read_source(source: Path, work: Path, show: Show | None = None, *, shapes: tuple[str, ...] = ()) -> ImportPlan:
     """Read a source in a child process, and return what an import of it will do.
 
-    work: an empty folder; archives are unpacked there, so it stays until the import is over. Raises ConversionFailed:
-    no reader knows it, or it is broken or hostile.
+    shapes: of inputs, as the caller says them. work: an empty folder; archives are unpacked there, so it stays until
+    the import is over. Raises ConversionFailed: no reader knows it, or it is broken or hostile.
     """
     SourceFolder.of(source, work)
     real = source.resolve()
     seen = real if real.is_dir() else real.parent
     ending = run_child(
         read_in_child,
-        ReadTask(str(source.absolute()), str(work)),
+        ReadTask(str(source.absolute()), str(work), shapes),
         limit_s=TIMEOUT_S,
         memory_bytes=MEMORY_BYTES,
         reads=[source.absolute(), seen],
@@ -74,7 +76,7 @@ def read_source(source: Path, work: Path, show: Show | None = None) -> ImportPla
 
 def read_in_child(task: ReadTask, progress: ShowProgress) -> int:
     """Write the plan into the work folder; returns its number of models. Raises ConversionFailed."""
-    source = SourceFolder.of(Path(task.source), Path(task.work))
+    source = SourceFolder.of(Path(task.source), Path(task.work), task.shapes)
     progress(f"reading {task.source}")
     plan = plan_of(source)
     (source.work / _PLAN_FILE).write_bytes(msgspec.json.encode(plan))

@@ -39,15 +39,16 @@ _CHUNK = 1 << 20
 class SourceFolder:
     """The folder of a source. file: the one file in it that was named as the source, None where the folder was.
 
-    work: where archives are unpacked; it lasts until the import is over.
+    work: where archives are unpacked; it lasts until the import is over. shapes: of inputs, as the caller says them.
     """
 
     root: Path
     work: Path
     file: Path | None = None
+    shapes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: Path, work: Path) -> SourceFolder:
+    def of(cls, source: Path, work: Path, shapes: tuple[str, ...] = ()) -> SourceFolder:
         """Open what somebody named. Raises ConversionFailed: there is no such file or folder."""
         try:
             real = source.resolve(strict=True)
@@ -55,10 +56,10 @@ class SourceFolder:
             said = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
             raise ConversionFailed(f"{source}: {said}; wanted a folder or an archive to import") from error
         if real.is_dir():
-            return cls(real, work)
+            return cls(real, work, shapes=shapes)
         if not real.is_file():
             raise ConversionFailed(f"{source}: is neither a folder nor a plain file")
-        return cls(real.parent, work, real)
+        return cls(real.parent, work, real, shapes)
 
     def entries(self, folder: Path | None = None) -> list[Path]:
         """Return what a folder holds, sorted, hidden files left out; empty where it is no folder.
@@ -175,7 +176,7 @@ class SourceFolder:
             NotImplementedError, OverflowError,
         ) as error:  # fmt: skip
             raise ConversionFailed(f"{archive}: cannot be unpacked: {reason_of(error)}; copy it again") from error
-        return SourceFolder(folder.resolve(), self.work)
+        return SourceFolder(folder.resolve(), self.work, shapes=self.shapes)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

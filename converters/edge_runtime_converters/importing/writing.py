@@ -67,7 +67,7 @@ def import_source(options: ImportOptions, show: Show | None = None) -> ImportRep
     if models_folder.resolve().is_relative_to(Path(options.source).resolve()) and Path(options.source).is_dir():
         raise ConversionFailed(f"{options.models}: lies in the source, {options.source}; name another with --models")
     with _work_folder(models_folder, options) as work:
-        plan = _chosen(read_source(Path(options.source), work, show), options)
+        plan = _chosen(read_source(Path(options.source), work, show, shapes=options.shapes), options)
         done: dict[str, ImportedModel] = {}
         for model in _in_order(plan.models):
             done[model.name] = _taken(_inside(model, (Path(options.source), work)), options, models_folder, done, show)
@@ -104,16 +104,18 @@ def _chosen(plan: ImportPlan, options: ImportOptions) -> ImportPlan:
         if absent:
             held = ", ".join(names) or "no model"
             raise ConversionFailed(f"{options.source}: holds no model {', '.join(absent)}; it holds {held}")
-        models = tuple(model for model in models if model.name in options.only)
+        models = _with_needs(models, options.only)
     if not models:
         raise ConversionFailed(f"{options.source}: is {plan.system}, and holds no model")
     if options.name:
-        if len(models) > 1:
+        needed = {need for model in models for need in model.needs}
+        named = [model for model in models if model.name not in needed]
+        if len(named) != 1:
             raise ConversionFailed(
                 f"--name {options.name} is for one model, and {options.source} holds {len(models)}; take one with "
                 f"--only NAME: {', '.join(model.name for model in models)}"
             )
-        models = (_renamed(models[0], options.name),)
+        models = tuple(_renamed(model, options.name) if model is named[0] else model for model in models)
     doubles = {model.name for model in models if [each.name for each in models].count(model.name) > 1}
     if doubles:
         raise ConversionFailed(f"{options.source}: several models are called {', '.join(sorted(doubles))}; rename one")
@@ -130,6 +132,14 @@ def _inside(model: PlannedModel, roots: Sequence[Path]) -> PlannedModel:
             reason = f"{piece.source}: leads out of the source; copy the files themselves into it (cp -rL)"
             return refusal(model.name, model.was, reason)
     return model
+
+
+def _with_needs(models: Sequence[PlannedModel], names: Sequence[str]) -> tuple[PlannedModel, ...]:
+    """The models of these names, and those that they call."""
+    wanted = set(names)
+    while more := {need for model in models if model.name in wanted for need in model.needs} - wanted:
+        wanted |= more
+    return tuple(model for model in models if model.name in wanted)
 
 
 def _renamed(model: PlannedModel, name: str) -> PlannedModel:
