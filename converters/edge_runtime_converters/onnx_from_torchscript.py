@@ -38,12 +38,13 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
         write_safe_archive(source, safe)
         with failing_as(f"{source}: PyTorch {torch.__version__} cannot load it"):
             module = torch.jit.load(str(safe), map_location="cpu").eval()
-        _check_arguments(module, shapes, source)
+        shapes = _arguments(module, shapes, source)
         _write(torch, module, source, target, list(shapes.values()))
     return PytorchModule(torch, lambda tensors: module(*tensors))
 
 
-def _check_arguments(module: Any, shapes: Shapes, source: Path) -> None:
+def _arguments(module: Any, shapes: Shapes, source: Path) -> Shapes:
+    """The shapes in the order of `forward`, whose arguments they may name. Raises ConversionFailed: not as many."""
     wanted = [value.debugName().split(".")[0] for value in list(module.forward.graph.inputs())[1:]]
     if len(shapes) != len(wanted):
         example = " ".join(f"--shapes {name}=-1,3,224,224" for name in wanted)
@@ -54,6 +55,7 @@ def _check_arguments(module: Any, shapes: Shapes, source: Path) -> None:
     for spec in shapes.values():
         if DYNAMIC in spec.shape[1:]:
             raise ConversionFailed(f"shape of {spec.name!r}: only axis 0 may be open, got {list(spec.shape)}")
+    return {name: shapes[name] for name in wanted} if set(shapes) == set(wanted) else shapes
 
 
 def _write(torch: Any, module: Any, source: Path, target: Path, specs: Sequence[TensorSpec]) -> None:

@@ -40,7 +40,7 @@ FENCES = {
     "openvino": ("openvino_from_onnx",),
     "ai_edge_litert": ("openvino_from_tflite",),
     "yaml": ("source_folder",),
-    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript", "onnx_from_keras", "forest"),
+    "onnx": ("onnx_source", "int8_from_onnx", "onnx_from_torchscript", "onnx_from_keras", "forest", "onnx_interface"),
     "onnxruntime": ("int8_from_onnx", "f16_from_onnx", "ort_from_onnx"),
 }
 """Library -> the files that may import it."""

@@ -133,8 +133,12 @@ def test_a_disk_that_fails_in_the_middle_leaves_nothing(
 
 
 def test_the_name_is_chosen_where_there_is_one_model(run: Import, tmp_path: Path) -> None:
-    put(tmp_path / "repository", "second")
+    config = put(tmp_path / "repository", "second") / "config.pbtxt"
     assert "--only" in run("repository", "--models", "models", "--name", "mine")[2]
+    status, _, err = run("repository", "--models", "models", "--only", "second", "--name", "mine")
+    assert status == 1  # a config says its model's name
+    assert "second" in err
+    config.write_text('backend: "onnxruntime"')
     assert run("repository", "--models", "models", "--only", "second", "--name", "mine")[0] == 0
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine"]
     assert "holds no model third" in run("repository", "--models", "models", "--only", "third")[2]
@@ -279,3 +283,91 @@ def test_settings_are_written_as_toml_that_reads_back() -> None:
         "warmup": {"runs": 2, "shapes": {"text": [128]}}, "options": {"tensorrt.tf32": "1"},
     }  # fmt: skip
     assert tomllib.loads(settings_text(settings, "One.\nTwo.")) == settings
+
+
+# ---- Triton's repositories, without a conversion ---------------------------------------------------------------------
+
+PYTHON = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "image" data_type: TYPE_FP32 dims: 64 }
+output { name: "scores" data_type: TYPE_FP32 dims: 10 }
+ensemble_scheduling { step {
+  model_name: "digits" model_version: -1
+  input_map { key: "image" value: "image" } output_map { key: "scores" value: "scores" }
+} }
+"""
+
+
+def test_python_models_labels_and_ensembles_are_copied_as_they_are(run: Import, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    (repository / "digits" / "labels.txt").write_text("zero\n")
+    python = repository / "python" / "1"
+    (python / "assets").mkdir(parents=True)
+    (python / "model.py").write_text(PYTHON)
+    (python / "assets" / "vocabulary.txt").write_text("a\n")
+    (python.parent / "config.pbtxt").write_text('backend: "python"')
+    (repository / "both" / "1").mkdir(parents=True)
+    (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    status, out, err = run("repository", "--models", "models")
+    assert status == 0, err
+    assert "an ensemble" in out
+    assert tree(tmp_path / "models" / "both") == ["1", "config.pbtxt"]
+    assert tree(tmp_path / "models" / "python") == [
+        "1", "1/assets", "1/assets/vocabulary.txt", "1/model.py", "config.pbtxt",
+    ]  # fmt: skip
+    assert (tmp_path / "models" / "digits" / "labels.txt").read_text() == "zero\n"
+
+
+def test_an_ensemble_whose_step_was_not_taken_is_not_taken_either(run: Import, tmp_path: Path) -> None:
+    (tmp_path / "repository" / "digits" / "1" / "model.onnx").write_bytes(b"")
+    (tmp_path / "repository" / "both").mkdir()
+    (tmp_path / "repository" / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    status, _, err = run("repository", "--models", "models")
+    assert status == 1
+    assert "both was not taken: both: calls digits, which was not imported" in err
+    assert tree(tmp_path / "models") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "config", "said"),
+    [
+        ("model.plan", b"plan", 'platform: "tensorrt_plan"', "the daemon builds its own"),
+        ("checkpoint.tl", b"tl", 'backend: "fil"', "Treelite"),
+        ("xgboost.model", b"binf", 'backend: "fil"', "save_model('model.json')"),
+        ("xgboost.model", b"\x00\x00", 'backend: "fil"', "save_model('model.json')"),
+        ("model.pt", b"\x80\x02}.", 'platform: "pytorch_libtorch"', "torch.export"),
+        ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "", "git lfs pull"),
+        ("model.onnx", b"x", "max_batch_size: -1 name: 3", "config.pbtxt"),
+        ("model.onnx", b"x", 'backend: "dali"', "dali"),
+        ("model.onnx", b"x", " " * (9 << 20), "bytes that such a file may have"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name_with_what_to_do(
+    run: Import, tmp_path: Path, name: str, content: bytes, config: str, said: str
+) -> None:
+    version = tmp_path / "repository" / "other" / "1"
+    version.mkdir(parents=True)
+    (version / name).write_bytes(content)
+    (version.parent / "config.pbtxt").write_text(config)
+    status, _, err = run("repository", "--models", "models")
+    assert status == 1
+    assert "other was not taken" in err
+    assert said in err
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["digits"]
+
+
+def test_an_engine_beside_an_onnx_model_is_left_out_and_told(run: Import, tmp_path: Path) -> None:
+    (tmp_path / "repository" / "digits" / "1" / "model.plan").write_bytes(b"plan")
+    status, _, err = run("repository", "--models", "models")
+    assert status == 0
+    assert "left out" in err
+    assert tree(tmp_path / "models" / "digits") == ["1", "1/model.onnx", "config.pbtxt"]

@@ -20,12 +20,28 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _FIRST = re.compile(r"[A-Za-z0-9]")
 
 
+class CallersOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An output of a converted model as its callers know it.
+
+    name: what they call it. made: what the conversion calls it, the first that is there; none: the one at `place`, else
+    at the same place. columns: they get FP32 [rows, columns], the last columns where there are more; 0: as it is.
+    above: they get 1 where it is above this, else 0.
+    """
+
+    name: str
+    made: tuple[str, ...] = ()
+    place: int = -1
+    columns: int = 0
+    above: float | None = None
+
+
 class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One file or folder of an imported model.
 
     place: its path below the model's folder, "1/model.onnx". source: the absolute path that it comes from, "" where
     `text` is all of it. target: what it is converted to, "" where it is copied as it is; shapes: of inputs that it
-    leaves out, as `convert --shapes` takes them.
+    leaves out, as `convert --shapes` takes them. inputs, outputs: of a converted ONNX model, as its callers know them;
+    none: as the conversion names them.
     """
 
     place: str
@@ -33,6 +49,8 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     target: Literal["", "onnx", "openvino"] = ""
     shapes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[CallersOutput, ...] = ()
 
 
 class PlannedModel(Struct, frozen=True, kw_only=True, omit_defaults=True):

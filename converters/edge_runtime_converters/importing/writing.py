@@ -27,6 +27,7 @@ from edge_runtime.repository.walk import MAX_DEPTH, MAX_VERSION_FILES, scan
 from edge_runtime.sandbox.child import Show
 from edge_runtime_converters.comparison import Report
 from edge_runtime_converters.conversion import convert
+from edge_runtime_converters.importing.onnx_interface import set_interface
 from edge_runtime_converters.importing.plan import ImportPlan, Piece, PlannedModel, refusal
 from edge_runtime_converters.importing.reading import read_source
 from edge_runtime_converters.importing.report import ImportedModel, ImportReport
@@ -277,6 +278,8 @@ def _converted(model: PlannedModel, piece: Piece, place: Path, options: ImportOp
             f"{piece.source}: was converted, and answers otherwise than its source: {'; '.join(report.faults)}; "
             "--tolerance X allows more"
         )
+    if piece.inputs or piece.outputs:
+        set_interface(place, piece.inputs, piece.outputs)
     return report
 
 
