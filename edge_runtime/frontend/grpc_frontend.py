@@ -27,6 +27,7 @@ from edge_runtime.frontend.grpc_message import (
     ReadRequest,
     answer_head,
     cut_request,
+    empty_answer,
     id_field,
     read_request,
     stream_answer,
@@ -120,6 +121,31 @@ class KnownHead(NamedTuple):
     answer: tuple[bytes, ...]
 
 
+class NoMore(NamedTuple):
+    """The end of a request's answers, told by none of them. message: for who asks for a mark of the end."""
+
+    message: bytes
+
+
+class StreamReply(TransportReply):
+    """The reply to a request on a stream: one message a response."""
+
+    def part(self, request: Request) -> None:
+        """Send a response; more come."""
+        self._put(self.told(request)[0], is_last=False)
+
+    def answer(self, request: Request) -> None:
+        """Send the last response, or where there is none only the end."""
+        if request.outputs:
+            super().answer(request)
+        else:
+            self._put(NoMore(empty_answer(request.plan, self.request_id)), is_last=True)
+
+    def _put(self, message: Any, *, is_last: bool) -> None:
+        assert isinstance(self._endpoint, GrpcEndpoint)
+        self._endpoint.post_part(self._envelope, message, is_last=is_last)
+
+
 class GrpcEndpoint:
     """The endpoint of infer_frontend for gRPC: hands replies to the calls that wait for them."""
 
@@ -168,6 +194,10 @@ class GrpcEndpoint:
             envelope[0].put(frames[0])
         else:
             self._transport.post(partial(envelope[0].put, frames[0]))
+
+    def post_part(self, envelope: Sequence[Any], message: Any, *, is_last: bool) -> None:
+        """Hand over one of several replies from any thread."""
+        self._transport.post(partial(envelope[0].put, message, is_last=is_last))
 
 
 class GrpcFrontend:
@@ -224,7 +254,7 @@ class GrpcFrontend:
             nonlocal has_ended
             try:
                 while (data := await call.read()) is not None:
-                    waiting.append(self._submit(data, call))
+                    waiting.append(self._submit(data, call, StreamReply))
                     came.set()
                     if len(waiting) >= STREAM_WAITING:
                         room.clear()
@@ -244,7 +274,9 @@ class GrpcFrontend:
                 pending, is_last = waiting[0], False
                 while not is_last:
                     answer, is_last = await pending.next()
-                    await call.write(_stream_message(pending, answer, is_last=is_last))
+                    message = _stream_message(pending, answer, is_last=is_last)
+                    if message:
+                        await call.write(message)
                 waiting.popleft()
                 room.set()
             await receiving
@@ -253,7 +285,7 @@ class GrpcFrontend:
             for pending in waiting:
                 _cancel(pending)
 
-    def _submit(self, data: bytes, call: GrpcCall) -> PendingCall:
+    def _submit(self, data: bytes, call: GrpcCall, reply_of: type[TransportReply] = TransportReply) -> PendingCall:
         """Make a request of a message; whatever becomes of it, its answer comes to the call that is returned."""
         assert self._endpoint is not None
         left_s = call.time_remaining()
@@ -269,7 +301,7 @@ class GrpcFrontend:
             if route.plan.inline is not None and is_ample and not self._has_tokens and _fits(route, cut):
                 self._gather(pending, route, cut)
                 return pending
-        reply = TransportReply(self._frontend, self._endpoint, (pending,), PROTOBUF, pending.id_field)
+        reply = reply_of(self._frontend, self._endpoint, (pending,), PROTOBUF, pending.id_field)
         with self._frontend.answering(reply):
             caller = self._caller(call)
             pending.caller = lambda: caller
@@ -287,7 +319,7 @@ class GrpcFrontend:
             if oip.classes or oip.output_regions or any(oip.input_regions):
                 cut = None  # its head alone does not say what to answer
                 encoding = ExtendedEncoding(self._protocol, oip)
-                reply = TransportReply(self._frontend, self._endpoint, (pending,), encoding, pending.id_field)
+                reply = reply_of(self._frontend, self._endpoint, (pending,), encoding, pending.id_field)
                 tensors = self._with_regions(oip, tensors)
             pending.request = self._frontend.ask(
                 self._endpoint,
@@ -446,6 +478,9 @@ def _refuse(call: GrpcCall, error: EdgeRuntimeError) -> bytes:
 
 
 def _stream_message(pending: PendingCall, answer: Any, *, is_last: bool) -> bytes:
+    """A message of a stream; empty where nothing is to be sent."""
+    if isinstance(answer, NoMore):
+        return stream_answer(answer.message + FINAL_MARK) if pending.wants_final else b""
     if not isinstance(answer, bytes):
         return stream_error(answer, pending.id_field)
     return stream_answer(answer + FINAL_MARK if pending.wants_final and is_last else answer)

@@ -227,6 +227,11 @@ def answer_head(plan: RequestPlan, shapes: Sequence[tuple[int, ...]]) -> bytes:
     return _head(plan, plan.tensor_headers(shapes))
 
 
+def empty_answer(plan: RequestPlan, request_id: bytes) -> bytes:
+    """An answer without tensors."""
+    return _head(plan, ()) + request_id
+
+
 def _head(plan: RequestPlan, outputs: Sequence[TensorHeader]) -> bytes:
     servable = plan.servable
     message = InferResponse(model_name=servable.model, model_version=str(servable.number))

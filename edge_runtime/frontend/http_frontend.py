@@ -27,6 +27,7 @@ from edge_runtime.frontend.http_message import (
     INFER,
     MAX_OIP_HEAD_BYTES,
     OPTIONS,
+    EventsReply,
     GenerateAnswer,
     HttpCall,
     HttpEndpoint,
@@ -323,7 +324,10 @@ class HttpFrontend:
                 fields = {**fields, "inputs": body.inputs()}
             asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
             encoding = self._encoding(call, asked, body)
-            reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
+            if isinstance(encoding, GenerateAnswer) and encoding.is_stream:
+                reply = EventsReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
+            else:
+                reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
             if isinstance(body, Pictures):
                 tensors = [body.array()]
             elif tensors is None:

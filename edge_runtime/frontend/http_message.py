@@ -19,7 +19,7 @@ from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.frontend.encodings import picture_fields, timing_fields
 from edge_runtime.frontend.generate import generate_answer
 from edge_runtime.frontend.http_form import FORM_TYPE, boundary_of, check_picture_type
-from edge_runtime.frontend.infer_frontend import Entry
+from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, TransportReply
 from edge_runtime.frontend.open_inference import Caller, OipRequest, OpenInference
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
@@ -406,11 +406,72 @@ class PictureAnswer(OipAnswer):
         return json_response({**named, **fields, **timing}, deflates=self._deflates)
 
 
+EVENTS_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {EVENTS_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: %s\n\n" % json_codec.dumps(value)
+
+
+class EventsReply(TransportReply):
+    """The reply to `generate_stream`: an event a response, at once where the client reads chunks, else together."""
+
+    __slots__ = ("_events", "_streams")
+
+    def __init__(
+        self,
+        frontend: InferFrontend,
+        endpoint: HttpEndpoint,
+        envelope: tuple[HttpRequest],
+        encoding: GenerateAnswer,
+        request_id: Any,
+    ) -> None:
+        super().__init__(frontend, endpoint, envelope, encoding, request_id)
+        self._events: list[bytes] = []
+        head = envelope[0].head
+        self._streams = head is not None and head.is_plain and not envelope[0].closes
+
+    def part(self, request: Request) -> None:
+        """Send a response; more come."""
+        self._events.append(self._event(request))
+        if self._streams:
+            assert isinstance(self._endpoint, HttpEndpoint)
+            self._endpoint.post_part(self._envelope, (EVENTS_HEAD if len(self._events) == 1 else b"") + self._last())
+
+    def answer(self, request: Request) -> None:
+        """Send the last response, or where there is none only the end."""
+        self._end([self._event(request)] if request.outputs else [])
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error: as an event, where others came before it."""
+        if self._events:
+            self._end([event(oip.error_body(error))])
+        else:
+            super().refuse(error)
+
+    def _event(self, request: Request) -> bytes:
+        assert isinstance(self.encoding, GenerateAnswer)
+        self.told(request)  # its listener hears it
+        return event(self.encoding.fields(request, self.request_id))
+
+    def _end(self, events: list[bytes]) -> None:
+        if self._events and self._streams:
+            self._events += events
+            frames: Frames = ((self._last() if events else b"") + b"0\r\n\r\n",)
+        else:
+            frames = response((*self._events, *events), EVENTS_TYPE)
+        self._endpoint.post(self._envelope, frames)
+
+    def _last(self) -> bytes:
+        return b"%x\r\n%s\r\n" % (len(self._events[-1]), self._events[-1])
+
+
 class GenerateAnswer:
-    """The answer to `generate`, and to `generate_stream` as its one event."""
+    """The answer to `generate`, and an event of the answer to `generate_stream`."""
 
     def __init__(self, call: HttpCall) -> None:
-        self._is_stream = call.values["generate"] == "generate_stream"
+        self.is_stream = call.values["generate"] == "generate_stream"
         self._deflates = call.deflates
 
     def user_id(self, request_id: str | None) -> str:
@@ -419,6 +480,10 @@ class GenerateAnswer:
 
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with every output."""
+        return self.result(self.fields(request, request_id), request_id)
+
+    def fields(self, request: Request, request_id: Any) -> dict[str, Any]:
+        """What is told of every output."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
         headers = plan.tensor_headers([array.shape for array in selected])
@@ -427,7 +492,7 @@ class GenerateAnswer:
             for header, array in zip(headers, selected, strict=True)
         ]
         fields = generate_answer(plan.servable, outputs)
-        return self.result(fields if request_id is None else {"id": request_id, **fields}, request_id)
+        return fields if request_id is None else {"id": request_id, **fields}
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
         """An error."""
@@ -435,9 +500,9 @@ class GenerateAnswer:
 
     def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (it is in the result)
         """Any other result."""
-        if not self._is_stream:
+        if not self.is_stream:
             return json_response(result, deflates=self._deflates)
-        return response((b"data: ", json_codec.dumps(result), b"\n\n"), EVENTS_TYPE, deflates=self._deflates)
+        return response((event(result),), EVENTS_TYPE, deflates=self._deflates)
 
 
 def _answer_fields(request: Request, outputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -517,6 +582,10 @@ class HttpEndpoint:
     def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send one response from any thread."""
         self._transport.post(envelope[0], tuple(frames))
+
+    def post_part(self, envelope: Sequence[Any], part: bytes) -> None:
+        """Send a part of a response from any thread."""
+        self._transport.post_part(envelope[0], part)
 
     def _new_head(self, header: bytes, frames: Sequence[bytes], reply_bytes: int) -> tuple[bytes, bytes]:
         """Head and JSON of an answer without an id; and the JSON's rest behind an id."""

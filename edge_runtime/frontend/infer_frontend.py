@@ -199,11 +199,15 @@ class TransportReply:
         Its listener hears it first: a client with its answer may ask again at once, and another worker would tell the
         listener of that answer before this one.
         """
+        self._endpoint.post(self._envelope, self.told(request))
+
+    def told(self, request: Request) -> tuple[Any, ...]:
+        """The frames of an answer, once its listener has heard it."""
         frames = self.encoding.answer(request, self.request_id)
         if self._frontend.listeners:
             plan: RequestPlan = request.plan
             self._frontend.tell(plan, (plan.select(request.outputs),), request)
-        self._endpoint.post(self._envelope, frames)
+        return frames
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error."""

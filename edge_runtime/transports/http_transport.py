@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,10 +96,11 @@ class HttpRequest:
     """One request on its connection, and the place of its response. arrived_s: when its head was there.
 
     body: bytes, or a view of memory of its own where it is large. frames: its response, once there is one. closes: the
-    connection ends with it. memory: the receiver's own.
+    connection ends with it. memory: the receiver's own. parts: of a response that comes in parts, those whose turn has
+    not come; has_begun: some have gone.
     """
 
-    __slots__ = ("arrived_s", "body", "closes", "connection", "frames", "head", "memory")
+    __slots__ = ("arrived_s", "body", "closes", "connection", "frames", "has_begun", "head", "memory", "parts")
 
     def __init__(self, connection: HttpConnection, head: HttpHead | None, body: Any, arrived_s: float) -> None:
         self.connection = connection
@@ -107,6 +109,8 @@ class HttpRequest:
         self.arrived_s = arrived_s
         self.frames: Frames | None = None
         self.memory: Any = None
+        self.parts: list[Any] | None = None
+        self.has_begun = False
         self.closes = head is None or not head.keeps_alive
 
 
@@ -279,6 +283,13 @@ class HttpTransport:
         self._outbox.append((request, frames))
         if self._is_asleep:
             self._wake()
+
+    def post_part(self, request: HttpRequest, part: Any) -> None:
+        """Send a part of a response, its head with the first, when those before it have gone; `post` sends the last.
+
+        Only where the request's head is plain. Thread: any.
+        """
+        self.call(partial(self._take_part, request, part))
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -643,6 +654,14 @@ class HttpTransport:
                 self._counters.count("http_errors")
         self._write_dirty()
 
+    def _take_part(self, request: HttpRequest, part: Any) -> None:
+        connection = request.connection
+        request.parts = [*(request.parts or ()), part]
+        request.has_begun = True
+        if connection.is_open and connection.waiting and connection.waiting[0] is request:
+            parts, request.parts = request.parts, None
+            self._guarded(partial(self._queue, parts=parts), connection)
+
     def _write_dirty(self) -> None:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
@@ -656,7 +675,8 @@ class HttpTransport:
             # The lean path: one response of one part, which the system takes whole.
             request = waiting[0]
             frames, head = request.frames, request.head
-            if frames and len(frames) == 1 and head is not None and head.is_plain and not request.closes:
+            is_lean = head is not None and head.is_plain and not request.closes and request.parts is None
+            if frames and len(frames) == 1 and is_lean:
                 waiting.popleft()
                 part = frames[0]
                 sent = _send_now(connection, part)
@@ -673,8 +693,9 @@ class HttpTransport:
             assert frames is not None
             head = request.head
             if head is None or not head.is_plain or request.closes:
-                frames = _adapted(request, frames)
+                frames = _adapted(request, frames) if not request.has_begun else frames
                 ends = ends or request.closes
+            parts.extend(request.parts or ())
             parts.extend(frames)
             request.frames = ()
         if not parts:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
-from collections.abc import Iterator
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
+import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
-from edge_runtime.errors import ModelNotFound, RunFailed, TensorMismatch
+from edge_runtime.errors import ModelNotFound, RunFailed, TensorMismatch, Unsupported
 from tests.contract.running_daemon import ANSWER_S, running_daemon
 from tests.models import onnx_models, triton_models
 
@@ -158,6 +162,64 @@ class TritonPythonModel:
 """
 
 
+REPEATS = """
+import threading
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+
+    def answer(self, request, sender):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        count, end = int(x[0]), int(x[1])
+        for index in range(count):
+            is_last = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if end == 1 and index == count - 1 else 0
+            y = pb_utils.Tensor("y", np.array([index, count], np.float32))
+            sender.send(pb_utils.InferenceResponse([y]), flags=is_last)
+        if end == 0:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        if end == 2:
+            error = pb_utils.TritonError("the end", pb_utils.TritonError.UNSUPPORTED)
+            sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""Sends x[0] responses; x[1]: how it ends: 0 by a flag alone, 1 by one with the last response, 2 by an error, 3 not."""
+
+ASYNC_REPEATS = """
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.gather(*[self.answer(request) for request in requests])
+
+    async def answer(self, request):
+        sender = request.get_response_sender()
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        for index in range(int(x[0])):
+            await asyncio.sleep(0)
+            y = pb_utils.Tensor("y", np.array([index, x[0]], np.float32))
+            sender.send(pb_utils.InferenceResponse([y]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+CANCELLED = """
+class TritonPythonModel:
+    seen = 0
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            if pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0] == 0:
+                y = pb_utils.Tensor("y", np.array([self.seen, 0], np.float32))
+                sender.send(pb_utils.InferenceResponse([y]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            while not sender.is_cancelled():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros(2, np.float32))]))
+            self.seen += 1
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     models = tmp_path_factory.mktemp("models")
@@ -180,6 +242,11 @@ def models(tmp_path_factory) -> Path:
     )
     (told / "1" / "helper.py").write_text("STARS = 5\n")
     triton_models.put(models, "no_tensors", triton_models.IDENTITY)
+    decoupled = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
+    for name, body in {"repeats": REPEATS, "async_repeats": ASYNC_REPEATS, "cancelled": CANCELLED}.items():
+        folder = triton_models.rows(models, name, body, **decoupled)
+        config = (folder / "config.pbtxt").read_text().replace("dynamic_batching {\n}\n", "")
+        (folder / "config.pbtxt").write_text(config)
     environment = {"EXECUTION_ENV_PATH": {"string_value": "env.tar.gz"}}
     triton_models.rows(models, "environment", triton_models.IDENTITY, parameters=environment)
     return models
@@ -317,6 +384,126 @@ def test_auto_complete_config_alone_describes_a_model_with_an_optional_input(tri
 @pytest.mark.parametrize(("model", "wanted"), [("caller", 30.0), ("async_caller", 6.0)])
 def test_a_model_asks_another_one_by_exec_and_async_exec(client: Client, model: str, wanted: float) -> None:
     assert client.infer(model, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[wanted, wanted]]
+
+
+@pytest.fixture
+def stream(daemon: Daemon) -> Iterator[Callable[..., list[object]]]:
+    """Ask a decoupled model over a stream of Triton's client: what came, up to the mark of the end."""
+    came: queue.Queue[object] = queue.Queue()
+    address = daemon.grpc.endpoints[0].partition("://")[2]
+    with tritonclient.grpc.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: came.put(error or result))
+
+        def ask(model: str, *x: float) -> list[object]:
+            asked = given(tritonclient.grpc, x=np.array(x, np.float32))
+            client.async_stream_infer(model, asked, enable_empty_final_response=True, request_id="7")
+            found: list[object] = []
+            while not found or not is_end(found[-1]):
+                found.append(came.get(timeout=ANSWER_S))
+            return found
+
+        yield ask
+        client.stop_stream()
+
+
+def is_end(found: object) -> bool:
+    if isinstance(found, InferenceServerException):
+        return True
+    assert isinstance(found, tritonclient.grpc.InferResult)
+    assert found.get_response().id == "7"
+    return found.get_response().parameters["triton_final_response"].bool_param
+
+
+def indices(found: list[object]) -> list[float]:
+    return [each.as_numpy("y")[0] for each in found if each.as_numpy("y") is not None]
+
+
+@pytest.mark.parametrize("model", ["repeats", "async_repeats"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_decoupled_model_sends_any_number_of_responses_on_a_stream(stream, model: str, count: int) -> None:
+    found = stream(model, count, 0)
+    assert indices(found) == list(range(count))
+    assert found[-1].as_numpy("y") is None
+
+
+def test_a_last_response_may_be_the_end_itself(stream) -> None:
+    found = stream("repeats", 3, 1)
+    assert indices(found) == [0, 1, 2]
+    assert len(found) == 3
+
+
+def test_an_error_ends_the_responses_of_its_request_and_the_stream_goes_on(stream) -> None:
+    *before, last = stream("repeats", 2, 2)
+    assert indices(before) == [0, 1]
+    assert "the end" in str(last)
+    *before, last = stream("repeats", 2, 3)
+    assert indices(before) == [0, 1]
+    assert "let go of its response sender without TRITONSERVER_RESPONSE_COMPLETE_FINAL" in str(last)
+    assert indices(stream("repeats", 2, 0)) == [0, 1]
+
+
+def test_one_response_reaches_a_door_that_takes_one_and_more_are_an_error(client: Client, triton) -> None:
+    assert client.infer("repeats", {"x": np.array([1, 0], np.float32)})["y"].tolist() == [0, 1]
+    with pytest.raises(Unsupported, match=r"decoupled and sent more than one response"):
+        client.infer("repeats", {"x": np.array([2, 0], np.float32)})
+    with pytest.raises(RunFailed, match="ended the request without a response"):
+        client.infer("repeats", {"x": np.array([0, 0], np.float32)})
+    module, other = triton
+    assert other.infer("repeats", given(module, x=np.array([1, 1], np.float32))).as_numpy("y").tolist() == [0, 1]
+
+
+def events(daemon: Daemon, model: str, *x: float, version: int = 11) -> list[object]:
+    """What `generate_stream` sends, event by event."""
+    host, _, port = daemon.http.endpoints[0].partition("://")[2].partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_S)
+    connection._http_vsn, connection._http_vsn_str = version, f"HTTP/1.{version % 10}"
+    try:
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps({"x": x}))
+        answer = connection.getresponse()
+        whole = answer.read().decode()
+        assert answer.headers["Content-Type"] == "text/event-stream" or answer.status != 200
+        return [json.loads(each.removeprefix("data: ")) for each in whole.split("\n\n") if each]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("version", [10, 11])
+def test_generate_stream_sends_an_event_a_response(daemon: Daemon, version: int) -> None:
+    assert [each["y"][0] for each in events(daemon, "repeats", 5, 0, version=version)] == [0, 1, 2, 3, 4]
+    assert [each["y"][0] for each in events(daemon, "repeats", 2, 1, version=version)] == [0, 1]
+    assert events(daemon, "repeats", 0, 0, version=version) == []
+    *before, last = events(daemon, "repeats", 2, 2, version=version)
+    assert [each["y"][0] for each in before] == [0, 1]
+    assert last == {"error": "the end", "code": "unsupported"}
+
+
+def test_a_caller_that_leaves_is_known_to_a_model_that_streams(daemon: Daemon, stream) -> None:
+    address = daemon.grpc.endpoints[0].partition("://")[2]
+
+    async def leave() -> None:
+        async def asked() -> AsyncIterator[dict[str, object]]:
+            yield {"model_name": "cancelled", "inputs": given(tritonclient.grpc, x=np.ones(2, np.float32))}
+
+        async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
+            responses = client.stream_infer(asked())
+            assert (await responses.__anext__())[0].as_numpy("y").tolist() == [0, 0]
+            responses.cancel()
+
+    (before,) = indices(stream("cancelled", 0, 0))
+    asyncio.run(leave())
+    assert indices(stream("cancelled", 0, 0)) == [before + 1]
+
+
+def test_an_event_is_there_before_the_last_is_sent_and_a_closed_connection_ends_them(daemon: Daemon, stream) -> None:
+    (before,) = indices(stream("cancelled", 0, 0))
+    host, _, port = daemon.http.endpoints[0].partition("://")[2].partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_S)
+    connection.request("POST", "/v2/models/cancelled/generate_stream", json.dumps({"x": [1, 1]}))
+    answer = connection.getresponse()
+    assert json.loads(answer.readline().removeprefix(b"data: "))["y"] == [0, 0]
+    answer.close()
+    connection.close()
+    assert indices(stream("cancelled", 0, 0)) == [before + 1]
 
 
 def test_what_cannot_be_served_says_why(client: Client) -> None:
