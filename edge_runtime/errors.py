@@ -183,6 +183,10 @@ class NotConvertedYet(NotBuiltYet):
     """The model's file is being converted into one that a backend here loads: it is loaded when that is done."""
 
 
+class WaitsForModels(LoadFailed):
+    """A pipeline asks models that are not loaded yet: it is loaded when they are, by itself."""
+
+
 class ConfigError(EdgeRuntimeError):
     """A setting is wrong; the message names the key's path, the value and the allowed values."""
 

@@ -50,6 +50,8 @@ from edge_runtime.serving.loading import ServingLimits, VersionLoader
 from edge_runtime.serving.model_calls import ModelCalls
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.pipeline_loading import PipelineLoader
+from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.promotions import Promotions
 from edge_runtime.serving.sources import ModelSources
@@ -106,6 +108,9 @@ def assemble_core(
     infer = Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts))
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
     versions = _new_versions(config, profile, dispatcher, clock, metrics, builds=builds, hosts=hosts, calls=calls)
+    pipelines = versions.pipelines = PipelineLoader(
+        versions, table=table, infer=infer, dispatcher=dispatcher, clock=clock, metrics=metrics
+    )
     calibrator = Calibrator(
         executor=executor,
         dispatcher=dispatcher,
@@ -127,6 +132,7 @@ def assemble_core(
         clock=clock,
         budget_bytes=profile.limits.memory_bytes,
         hosts=hosts,
+        pipelines=pipelines,
     )
     override_files = OverrideFiles(state / "overrides" if state is not None else None)
     sources = ModelSources(
@@ -138,6 +144,7 @@ def assemble_core(
         follows=config.model_control in {None, "poll"},
         is_loaded_at_start=config.is_loaded_at_start,
     )
+    pipelines.folder_of = sources.folder_of
     loader = Loader(
         executor=executor,
         table=table,
@@ -146,6 +153,7 @@ def assemble_core(
         placement=placement,
         sources=sources,
         promotions=Promotions(builds, table, placement, sources),
+        upkeep=PipelineUpkeep(pipelines, table, placement, sources),
         calibrator=calibrator,
         dispatcher=dispatcher,
         clock=clock,

@@ -82,6 +82,15 @@ class ModelFolder:
     told: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether it asks other models: a version has a `pipeline.toml`, or its config is an ensemble's."""
+        return any(map(self.asks_models, self.versions.values()))
+
+    def asks_models(self, version: VersionFolder) -> bool:
+        """Return whether a version is a pipeline."""
+        return version.pipeline_file is not None or (self.triton is not None and self.triton.pipeline is not None)
+
+    @property
     def settings_file(self) -> Path:
         """Return the file of settings that a fault is in."""
         is_tritons = (self.settings_error or "").startswith(f"{self.path / CONFIG_FILE}")

@@ -22,6 +22,7 @@ from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.model_table import ModelTable, VersionStatus
 from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.promotions import Promotions
 from edge_runtime.serving.sources import ModelSources
@@ -54,6 +55,7 @@ class Loader:
         placement: Placement,
         sources: ModelSources,
         promotions: Promotions,
+        upkeep: PipelineUpkeep,
         calibrator: Calibrator,
         dispatcher: Dispatcher,
         clock: Clock,
@@ -68,6 +70,7 @@ class Loader:
         self._placement = placement
         self._sources = sources
         self._promotions = promotions
+        self._upkeep = upkeep
         self._calibrator = calibrator
         self._dispatcher = dispatcher
         self._clock = clock
@@ -188,6 +191,7 @@ class Loader:
     def _run(self) -> None:
         self._guarded(self._sources.begin)
         self._table.is_complete = True
+        self._guarded(self._upkeep.take_news)
         self.has_settled.set()
         while not self._is_stopping:
             step = self._next_step()
@@ -196,6 +200,7 @@ class Loader:
             self._guarded(self._promotions.take_news)
             self._guarded(self._load_wanted)
             self._guarded(step)
+            self._guarded(self._upkeep.take_news)
 
     def _next_step(self) -> Callable[[], None]:
         """Return what was submitted, else what idle time is for."""
@@ -263,7 +268,8 @@ class Loader:
             self._placement.load_asked(folder, folder.versions[each])
         if number is None:
             for servable in self._table.live_of(model):
-                if servable.number not in selected:
+                is_step = bool(self._placement.users(model, servable.number, by_number=True))
+                if servable.number not in selected and not is_step:
                     self._placement.unload(model, servable.number, forget=servable.number not in folder.versions)
 
     def _take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, at_once: bool) -> None:
@@ -289,6 +295,12 @@ class Loader:
         known = [status for status in self._table.statuses_of(model) if number in {None, status.number}]
         if not known:
             raise ModelNotFound(f"no model {model!r}" + (f" version {number}" if number is not None else ""))
+        for status in known:
+            if users := self._placement.users(model, status.number):
+                raise LoadFailed(
+                    f"model {model!r} version {status.number} is a step of the pipeline {', '.join(map(repr, users))}; "
+                    "unload that first"
+                )
         for status in known:
             if model not in self._sources.releases:
                 self._sources.hold_back(model, status.number)

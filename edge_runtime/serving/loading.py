@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.declared_instance import DeclaringBackend
@@ -41,6 +42,9 @@ from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable
 from edge_runtime.serving.warmup import FirstRuns, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+
+if TYPE_CHECKING:
+    from edge_runtime.serving.pipeline_loading import PipelineLoader
 
 log = logging.getLogger(__name__)
 
@@ -137,12 +141,14 @@ class VersionLoader:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
+        """pipelines: loads those, and is set once there is a table of models; None: there are none here."""
+        self.pipelines: PipelineLoader | None = None
         self._choices = choices
         self._backend = backend
         self._hosted = hosted
         self._convert = convert
         self._isolation: Isolation = isolation
-        self._limits = limits
+        self.limits = limits
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
@@ -153,6 +159,8 @@ class VersionLoader:
         NotBuiltYet among them: one will, when its engine is built, or its file converted. metrics: where it counts,
         None for the model's own numbers.
         """
+        if folder.asks_models(version):
+            return self._load_pipeline(folder, version, metrics)
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
@@ -161,7 +169,7 @@ class VersionLoader:
         failed: type[LoadFailed] = LoadFailed
         chosen, conversion = self._choose(settings, version, passed)
         for choice, artifact in chosen:
-            options = _options(choice, settings, self._limits)
+            options = _options(choice, settings, self.limits)
             try:
                 options = replace(options, steps=declared_steps(settings, folder, version, artifact))
                 options = _as_configured(options, choice.name, folder.triton)
@@ -213,6 +221,13 @@ class VersionLoader:
         # Backends that were tried come before those not installed: a person acts on the first words.
         raise failed("; ".join(map(str, sorted(passed, key=lambda each: each.is_absent))))
 
+    def _load_pipeline(
+        self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None
+    ) -> LoadedVersion:
+        if self.pipelines is None:
+            raise LoadFailed("a pipeline is loaded by a daemon, which serves its models too")
+        return self.pipelines.load(folder, version, metrics)
+
     def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
         """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
 
@@ -224,6 +239,10 @@ class VersionLoader:
                 if isinstance(compiler, Compiler):
                     with contextlib.suppress(BackendError):
                         compiler.prepare(plan.artifact, plan.options, stop)
+
+    def hosted(self, name: str) -> Backend:
+        """Return the backend of this name whose instances live in hosts. Raises BackendUnavailable."""
+        return self._hosted(name)
 
     def suffixes(self) -> frozenset[str]:
         """Return the suffixes of artifacts that an update may bring: of backends here, without code and plans."""
@@ -247,7 +266,7 @@ class VersionLoader:
         chosen, _ = self._choose(folder.settings, version, passed)
         if not chosen:
             raise LoadFailed("; ".join(map(str, passed)))
-        limits = self._limits
+        limits = self.limits
         return [
             LoadPlan(choice.name, artifact, _options(choice, folder.settings, limits)) for choice, artifact in chosen
         ]
@@ -359,11 +378,11 @@ class VersionLoader:
             instance.finish_warm_up()
         _check_range(instance, first, options)
         by_request = instance.spec.by_request
-        most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
+        most = by_request.max_rows if by_request is not None else self.limits.max_batch_rows
         max_rows = (settings.max_batch_rows or most) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
-        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
+        run_limit_ms = settings.limits.run_limit_ms or self.limits.run_limit_ms
         layout = layout_of(
             instance,
             batches=first.batches and instance.spec.may_batch,
@@ -384,8 +403,8 @@ class VersionLoader:
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
                 in_order=settings.queue is not None,
             ),
-            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
-            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            max_queue_rows=settings.max_queue_rows or self.limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self.limits.queue_bytes,
             # One that streams may have sent responses by then.
             may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
             metrics=metrics,

@@ -6,15 +6,17 @@ are being swapped. What is to be loaded is others' to say (sources, loader, swap
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock
-from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady
+from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady, WaitsForModels
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
@@ -24,6 +26,9 @@ from edge_runtime.serving.model_table import ModelTable, VersionState, VersionSt
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+
+if TYPE_CHECKING:
+    from edge_runtime.serving.pipeline_loading import PipelineLoader
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +95,12 @@ class Placement:
         clock: Clock,
         budget_bytes: int | None,
         hosts: Hosts | None = None,
+        pipelines: PipelineLoader | None = None,
     ) -> None:
-        """hosts: tells of instances whose host is not started again; None: every instance runs in this process."""
+        """hosts: tells of instances whose host is not started again; None: every instance runs in this process.
+
+        pipelines: tells what live pipelines need; None: there are none.
+        """
         self._versions = versions
         self._table = table
         self._pending_loads = pending_loads
@@ -102,6 +111,8 @@ class Placement:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._hosts = hosts
+        self._pipelines = pipelines
+        self._held: list[str] = []
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
         self.swapping: set[str] = set()
 
@@ -119,7 +130,7 @@ class Placement:
         """Load a version; a failure is logged, and its status says why."""
         try:
             self.load(folder, version, check)
-        except NotBuiltYet as error:
+        except (NotBuiltYet, WaitsForModels) as error:
             log.info("%s version %d waits: %s", folder.name, version.number, error.message)
         except LoadFailed as error:
             log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
@@ -146,6 +157,10 @@ class Placement:
 
     def load_unmarked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
         """Load beside the old copy, publish, drain the old copy; for a release, whose starts the journal counts."""
+        with self._steps_held(folder, version):
+            self._load_unmarked(folder, version, check)
+
+    def _load_unmarked(self, folder: ModelFolder, version: VersionFolder, check: Check | None) -> None:
         name, number = folder.name, version.number
         old = self._table.find(name, number)
         before = self._table.status(name, number)
@@ -157,12 +172,14 @@ class Placement:
         except LoadFailed as error:
             failed = _state_after(error)
             state = failed if old is None else VersionState.READY
-            fate = "waits" if failed.is_being_made else "failed to load"
+            fate = "waits" if failed is not VersionState.FAILED else "failed to load"
             reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
             if before is not None and before.state is VersionState.ON_DEMAND and self._is_held_up(version):
                 state, reason = VersionState.ON_DEMAND, "waits for memory until an update of another model is decided"
             self._table.set_status(VersionStatus(name, number, state, reason))
-            self._pending_loads.end(name, NotReady(f"model {name} version {number} failed to load: {error.message}"))
+            if state is not VersionState.LOADING:
+                failure = NotReady(f"model {name} version {number} failed to load: {error.message}")
+                self._pending_loads.end(name, failure)
             raise
         replaced = self._table.publish(loaded.servable)
         if loaded.note:
@@ -181,6 +198,14 @@ class Placement:
         else:
             self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, "unloaded"))
 
+    def take_away(self, model: str, number: int, state: VersionState, reason: str) -> None:
+        """Take a version away that cannot answer any more, after what it admitted was answered."""
+        self.retire(self._table.withdraw(model, number, state, reason))
+
+    def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
+        """Return the live pipelines that ask a version. by_number: only those that name it."""
+        return self._pipelines.users(model, number, by_number=by_number) if self._pipelines is not None else []
+
     def forget(self, model: str) -> None:
         """Drop what is known of a model that was unloaded and never comes again by this name."""
         self._metrics.forget(model)
@@ -192,7 +217,7 @@ class Placement:
         models: list[str] = []
         for instance, reason in failures:
             for servable in self._table.live():
-                if instance in (servable.layouts.narrow, servable.layouts.wide):
+                if servable.layouts.holds(instance):
                     gone = self._table.withdraw(servable.model, servable.number, VersionState.FAILED, reason)
                     self.retire(gone)
                     models.append(servable.model)
@@ -235,6 +260,8 @@ class Placement:
         try:
             # Files are only a guess at what a library makes of them: hold the budget by what was measured.
             self._make_room(servable.memory_bytes, without)
+            if self._pipelines is not None:
+                self._pipelines.check_swap(servable, self.swapping)
             if check is not None:
                 check(loaded)
         except LoadFailed:
@@ -262,6 +289,21 @@ class Placement:
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})
 
     # ---- private ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
+        """Load the models that a pipeline asks, and keep them in memory until it does so itself."""
+        if self._pipelines is None or not folder.asks_models(version):
+            yield
+            return
+        before = len(self._held)
+        try:
+            for step_folder, step_version in self._pipelines.steps_to_load(folder, version):
+                self._held.append(step_folder.name)
+                self.load_or_report(step_folder, step_version)
+            yield
+        finally:
+            del self._held[before:]
 
     def _is_held_up(self, version: VersionFolder) -> bool:
         """Whether a version fits, but for models under swap: it will when that is over."""
@@ -298,7 +340,9 @@ class Placement:
         return plan_eviction(residents, wanted, self._budget_bytes)
 
     def _must_stay(self, servable: Servable, keeping: str) -> bool:
-        return servable.settings.pinned or servable.model in self.swapping or servable.model == keeping
+        is_asked = servable.mode == "pipeline" or bool(self.users(servable.model, servable.number))
+        is_held = servable.model in self.swapping or servable.model in self._held or servable.model == keeping
+        return servable.settings.pinned or is_asked or is_held
 
     def _watch_queue(self, servable: Servable) -> None:
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
@@ -311,6 +355,8 @@ class Placement:
 
 def _state_after(error: LoadFailed) -> VersionState:
     """The state of a version whose load ended so, and that nothing else answers for."""
+    if isinstance(error, WaitsForModels):
+        return VersionState.LOADING
     if isinstance(error, NotConvertedYet):
         return VersionState.CONVERTING
     return VersionState.BUILDING if isinstance(error, NotBuiltYet) else VersionState.FAILED

@@ -49,14 +49,22 @@ RUN_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None."""
+    """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None.
+
+    others: what a pipeline has beside its models, the host of its Python steps.
+    """
 
     narrow: Instance
     wide: Instance | None = None
+    others: tuple[Instance, ...] = ()
+
+    def holds(self, instance: object) -> bool:
+        """Whether an instance is one of these."""
+        return any(each is instance for each in (self.narrow, self.wide, *self.others))
 
     def host(self) -> HostStatus | None:
         """Return what is told of the hosts of its instances, as of one; None where they run inside the daemon."""
-        instances: list[object] = [self.narrow, self.wide]
+        instances: list[object] = [self.narrow, self.wide, *self.others]
         found = [each.host for each in instances if isinstance(each, HostedInstance)]
         if not found:
             return None
@@ -70,8 +78,9 @@ class Layouts:
     def close(self) -> None:
         """Free all memory."""
         self.narrow.close()
-        if self.wide is not None:
-            self.wide.close()
+        for each in (self.wide, *self.others):
+            if each is not None:
+                each.close()
 
 
 class InlineBuffers:

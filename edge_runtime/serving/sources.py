@@ -237,6 +237,11 @@ class ModelSources:
     def _find(self, model: str) -> ModelFolder | None:
         return self._watcher.scan.models.get(model) if self._watcher is not None else None
 
+    def _is_pipeline(self, model: str) -> bool:
+        """Whether a model asks others, so that those are loaded before."""
+        folder = self._find(model)
+        return folder is not None and folder.is_pipeline
+
     def _report_problems(self, watcher: Watcher) -> None:
         """Log once what lies in the folder and is not served, and list what is no version."""
         scan = watcher.scan
@@ -265,7 +270,7 @@ class ModelSources:
                 if change.version in {None, key[1]}:
                     self._held_back.discard(key)
         models = dict.fromkeys(change.model for change in changes)
-        for model in models:
+        for model in sorted(models, key=self._is_pipeline):
             if self._is_stopping:
                 return
             changed = {change.version for change in changes if change.model == model}
@@ -307,7 +312,8 @@ class ModelSources:
             self._fall_back(folder, selected)
         for status in known:
             is_gone = status.number not in folder.versions
-            if is_gone or (status.number not in selected and not has_failed):
+            is_step = bool(self._placement.users(model, status.number, by_number=True))
+            if is_gone or (status.number not in selected and not has_failed and not is_step):
                 self._placement.unload(model, status.number, forget=is_gone)
 
     def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:

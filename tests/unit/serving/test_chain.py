@@ -24,6 +24,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.pipelines import Pipeline, Place, Step, read_pipeline
 from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.inline_chain import bind_inline_chain
+from edge_runtime.serving.model_table import VersionState
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable
 from tests.models import onnx_models, python_models
 
@@ -462,7 +463,7 @@ def test_a_step_may_be_swapped_while_chains_run(kit: Kit) -> None:
 
 def test_a_step_that_is_gone_is_named(kit: Kit) -> None:
     kit.pipeline(THREE, {"x": FLOATS}, {"y": FLOATS})
-    kit.runtime.unload("plus3")
+    kit.core.table.withdraw("plus3", 1, VersionState.FAILED, "its host ended").close(5.0)
     with pytest.raises(Exception, match=r"step c: .*plus3"):
         kit.ask(1.0).result(WAIT_S)
 

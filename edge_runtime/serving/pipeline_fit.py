@@ -1,0 +1,269 @@
+"""Whether the steps of a pipeline fit together, and what goes in and out of the whole. Pure.
+
+Owns: datatypes, shapes and rows along the steps' places; every mismatch in words. The models of steps are told by their
+servables, whose specs were read at load. Called before a pipeline answers, and before a step's new version does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_runtime.backends.base import StepFunction
+from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, may_be_skipped, tensors_wanted
+from edge_runtime.serving.servable import Servable
+from edge_runtime.tensors import element_count
+
+MOST_COMPARED = 4096
+"""Elements of a tensor that a condition looks at: it is compared on the thread that goes on with the request."""
+
+BOX_COLUMNS = (4, 6)
+"""Left, top, right, bottom; and behind index and score, as in an answer."""
+
+_UNSAID = 1
+"""Stands for an open dimension where a form is chosen by a shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What goes in and out of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
+
+    batches: a request of n rows is n rows to each step. functions: of its Python steps, in the pipeline's order.
+    """
+
+    spec: ModelSpec
+    batches: bool
+    max_rows: int
+    functions: tuple[StepFunction, ...]
+    faults: tuple[str, ...] = ()
+
+
+def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_rows: int) -> Fit:
+    """Follow the tensors from step to step. servables: of each step with a model, by the step's name.
+
+    most_rows: of a request, where no step says less.
+    """
+    fitting = _Fitting(pipeline, servables)
+    for step in pipeline.steps:
+        if step.model is None:
+            fitting.follow_function(step)
+        else:
+            fitting.follow_model(step, servables[step.name])
+    inputs = tuple(fitting.input(name) for name in pipeline.input_names)
+    outputs = tuple(fitting.output(name, place) for name, place in pipeline.outputs.items())
+    spec = ModelSpec(inputs, outputs)
+    batches = fitting.batches(spec)
+    limits = [each.max_rows for each in servables.values()] if batches else [1]
+    max_rows = min([*limits, most_rows])
+    if pipeline.max_batch_rows is not None:
+        batches = pipeline.max_batch_rows > 0
+        max_rows = max(pipeline.max_batch_rows, 1)
+        fitting.check_batches(pipeline.max_batch_rows)
+    return Fit(spec, batches, max_rows, tuple(fitting.functions), tuple(dict.fromkeys(fitting.faults)))
+
+
+class _Fitting:
+    """One pipeline while it is followed. known: what each place holds, as far as it was found out."""
+
+    def __init__(self, pipeline: Pipeline, servables: Mapping[str, Servable]) -> None:
+        self.faults: list[str] = []
+        self.functions: list[StepFunction] = []
+        self._pipeline = pipeline
+        self._servables = servables
+        self._wanted = tensors_wanted(pipeline)
+        self._skipped = may_be_skipped(pipeline)
+        self._known = {Place(INPUT, name): spec for name, spec in pipeline.inputs.items()}
+
+    # ---- steps
+
+    def follow_function(self, step: Step) -> None:
+        """A Python step says its outputs; its inputs are whatever is there."""
+        given: list[TensorSpec] = []
+        for name, place in step.inputs.items():
+            spec = self._known.get(place)
+            if spec is None and place.step == INPUT:
+                self._fault(step, f"nobody says what {place} is: add [input.{place.tensor}] with datatype and shape")
+            elif spec is not None:
+                given.append(TensorSpec(name, spec.datatype, spec.shape))
+        outputs = tuple(step.outputs.values())
+        self._check_when(step)
+        self._keep(step, outputs)
+        self.functions.append(StepFunction(step.python or "", ModelSpec(tuple(given), outputs)))
+
+    def follow_model(self, step: Step, servable: Servable) -> None:
+        """A step's model takes what its places hold, in the form that they ask for."""
+        handed = {name: self._handed(step, name, place) for name, place in step.inputs.items()}
+        form = _form_of(step, servable, handed)
+        wanted = {spec.name: spec for spec in form.spec.inputs}
+        for name in wanted:
+            if name not in handed:
+                self._fault(step, f"input {name!r} of model {step.model!r} is not given; it takes {_names(wanted)}")
+        for name, place in step.inputs.items():
+            if name not in wanted:
+                self._fault(step, f"model {step.model!r} has no input {name!r}; it takes {_names(wanted)}")
+                continue
+            spec = handed[name]
+            if spec is None:
+                self._take_input(step, place, wanted[name])
+            elif not _goes_into(spec, wanted[name]):
+                self._fault(step, self._mismatch(step, name, spec, wanted[name]))
+        self._check_when(step)
+        self._check_crop(step)
+        self._keep(step, form.spec.outputs)
+
+    def _handed(self, step: Step, name: str, place: Place) -> TensorSpec | None:
+        """What one request of the step has for an input; None where it is an input of the pipeline that none said."""
+        spec = self._known.get(place)
+        if step.crop is not None and place == step.crop.box:
+            picture = self._known.get(step.crop.picture)
+            channels = picture.shape[-1] if picture is not None and len(picture.shape) == 4 else DYNAMIC
+            return TensorSpec(name, "UINT8", (DYNAMIC, DYNAMIC, DYNAMIC, channels))
+        if spec is None or place not in step.map:
+            return spec
+        if _is_boxes(spec):
+            return TensorSpec(name, spec.datatype, (DYNAMIC, spec.shape[-1]))
+        return TensorSpec(name, spec.datatype, (DYNAMIC, *spec.shape[1:]))
+
+    def _take_input(self, step: Step, place: Place, wanted: TensorSpec) -> None:
+        """An input of the pipeline is as the first step takes it that reads it."""
+        shape = (DYNAMIC, *wanted.shape[1:]) if place in step.map else wanted.shape
+        self._known[place] = TensorSpec(place.tensor, wanted.datatype, shape)
+
+    def _keep(self, step: Step, outputs: Sequence[TensorSpec]) -> None:
+        """Note what a step gives, and what is read of it that it does not give."""
+        for spec in outputs:
+            shape = spec.shape
+            if step.map or step.name in self._skipped:
+                if not shape and spec.name in self._wanted[step.name]:
+                    self._fault(step, f"output {spec.name!r} has no rows, so it cannot be of none or many items")
+                shape = (DYNAMIC, *shape[1:])
+            self._known[Place(step.name, spec.name)] = TensorSpec(spec.name, spec.datatype, shape)
+        there = {spec.name for spec in outputs}
+        for name in self._wanted[step.name]:
+            if name not in there:
+                whose = f"model {step.model!r}" if step.model is not None else step.python
+                self._fault(step, f"{whose} has no output {name!r}; it gives {_names(there)}")
+
+    # ---- conditions and crops
+
+    def _check_when(self, step: Step) -> None:
+        spec = self._known.get(step.when.place) if step.when is not None else None
+        if step.when is None or spec is None:
+            return
+        inner = [length for length in spec.shape[1:] if length != DYNAMIC]
+        if element_count(inner) > MOST_COMPARED:
+            self._fault(step, f"when: {step.when.place} is {_text(spec)}; wanted {MOST_COMPARED} numbers a row at most")
+        if isinstance(step.when.value, str) != (spec.datatype == "BYTES") and str(step.when.value) != "0":
+            self._fault(step, f"when: {step.when.place} is {spec.datatype}, and cannot be {step.when.value!r}")
+
+    def _check_crop(self, step: Step) -> None:
+        if step.crop is None:
+            return
+        picture, box = self._known.get(step.crop.picture), self._known.get(step.crop.box)
+        if picture is not None and not _is_picture(picture):
+            self._fault(
+                step,
+                f"crop: {step.crop.picture} is {_text(picture)}; wanted a picture, UINT8 [1,height,width,1 or 3]",
+            )
+        if box is not None and not (_is_boxes(box) or _is_list_of_boxes(box)):
+            self._fault(step, f"crop: {step.crop.box} is {_text(box)}; wanted boxes [n,4], or those of an answer")
+
+    # ---- the whole
+
+    def input(self, name: str) -> TensorSpec:
+        """What goes in by this name."""
+        spec = self._known.get(Place(INPUT, name))
+        if spec is None:
+            self.faults.append(f"nobody says what input.{name} is: add [input.{name}] with datatype and shape")
+            return TensorSpec(name, "FP32", ())
+        return TensorSpec(name, spec.datatype, spec.shape, spec.quantisation)
+
+    def output(self, name: str, place: Place) -> TensorSpec:
+        """What comes out by this name. A place that nothing gives was told of by its step."""
+        spec = self._known.get(place)
+        return TensorSpec(name, spec.datatype, spec.shape) if spec is not None else TensorSpec(name, "FP32", ())
+
+    def batches(self, spec: ModelSpec) -> bool:
+        """Whether rows in are rows everywhere."""
+        steps = self._pipeline.steps
+        if any(step.map or step.when is not None for step in steps) or not spec.may_batch:
+            return False
+        of_functions = [tensor for each in self.functions for tensor in (*each.spec.inputs, *each.spec.outputs)]
+        return all(each.has_dynamic_axis_0 for each in of_functions) and all(
+            each.batches for each in self._servables.values()
+        )
+
+    def check_batches(self, rows: int) -> None:
+        """An ensemble says how many rows it takes: each step's model must take as many, as every Triton has it."""
+        for step in self._pipeline.steps:
+            servable = self._servables.get(step.name)
+            if servable is None:
+                continue
+            most = servable.max_rows if servable.batches else 0
+            if most < rows:
+                self.faults.append(
+                    f"ensemble allows maximum batch size {rows}, but it contains model '{step.model}' which only "
+                    f"allows maximum batch size to be {most}"
+                )
+
+    def _mismatch(self, step: Step, name: str, handed: TensorSpec, wanted: TensorSpec) -> str:
+        place = step.inputs[name]
+        said = f"input {name!r} of model {step.model!r} is {_text(wanted)}; "
+        if step.crop is not None and place == step.crop.box:
+            advice = "" if wanted.datatype == "UINT8" else f": declare how it reads pictures, [input.{name}]"
+            return f"{said}it is given the cropped pictures, {_text(handed)}{advice}"
+        each = "each item of " if place in step.map else ""
+        return f"{said}{each}{place} is {_text(handed)}"
+
+    def _fault(self, step: Step, words: str) -> None:
+        self.faults.append(f"step {step.name!r}: {words}")
+
+
+def _form_of(step: Step, servable: Servable, handed: Mapping[str, TensorSpec | None]) -> Servable:
+    """Who answers the step's requests: by what it is given, else by what is declared with the model."""
+    tensors: list[TensorHeader] = []
+    for name, spec in handed.items():
+        declared = servable.steps.inputs.get(name) if servable.steps is not None else None
+        if spec is not None:
+            shape = tuple(_UNSAID if length == DYNAMIC else length for length in spec.shape)
+            tensors.append(TensorHeader(name, spec.datatype, shape))
+        elif declared is not None:
+            tensors.append(TensorHeader(name, "BYTES" if declared.source == "picture" else "UINT8", (_UNSAID,)))
+    parameters = {} if step.raw is None else {"raw": step.raw}
+    return servable.form_for(RequestHeader(model=servable.model, inputs=tuple(tensors), parameters=parameters))
+
+
+def _goes_into(given: TensorSpec, wanted: TensorSpec) -> bool:
+    """Whether a tensor may fit: what is open is found out by each request."""
+    is_bits = {given.datatype, wanted.datatype} == {"BF16", "UINT16"}
+    return (
+        (given.datatype == wanted.datatype or is_bits)
+        and len(given.shape) == len(wanted.shape)
+        and all(DYNAMIC in {a, b} or a == b for a, b in zip(given.shape, wanted.shape, strict=True))
+    )
+
+
+def _is_boxes(spec: TensorSpec) -> bool:
+    """Whether it is the boxes of one row of an answer, [1, most, 4 or 6]."""
+    return len(spec.shape) == 3 and spec.shape[0] in {1, DYNAMIC} and spec.shape[2] in BOX_COLUMNS
+
+
+def _is_list_of_boxes(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 2 and spec.shape[1] in (*BOX_COLUMNS, DYNAMIC) and spec.datatype not in {"BYTES", "BOOL"}
+
+
+def _is_picture(spec: TensorSpec) -> bool:
+    if spec.datatype == "BYTES":
+        return len(spec.shape) == 1 and spec.shape[0] in {1, DYNAMIC}
+    is_frame = spec.datatype == "UINT8" and len(spec.shape) == 4
+    return is_frame and spec.shape[0] in {1, DYNAMIC} and spec.shape[3] in {1, 3, DYNAMIC}
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.datatype} [{','.join(map(str, spec.shape))}]"
+
+
+def _names(names: Mapping[str, object] | set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,502 @@
+"""From a pipeline's file to a servable: its steps' models are there, they fit, its Python steps are loaded.
+
+Owns: which models a pipeline waits for, who asks whom, which versions live pipelines hold in memory, and that no step's
+new version answers that a live pipeline could not go on with. How a request runs through is chain.py's. Thread: the
+loader's, but for `PipelineInstance`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_runtime.backends.base import Instance, LoadOptions, StepFunction
+from edge_runtime.backends.host_instance import HostInstance
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, ConfigError, LoadFailed, RunFailed, WaitsForModels
+from edge_runtime.model_spec import ModelSpec
+from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
+from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
+from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.serving.chain import Chain
+from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.inline_chain import bind_inline_chain
+from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, VersionLoader
+from edge_runtime.serving.model_table import ModelTable, VersionState
+from edge_runtime.serving.pipeline_fit import Fit, fit_pipeline
+from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
+from edge_runtime.serving.warmup import FirstRuns
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.tensors import Array, Tensors
+
+log = logging.getLogger(__name__)
+
+MAX_DEPTH = 8
+"""Pipelines of pipelines: a request of the first waits for one of each below it."""
+
+MAX_FILE_BYTES = 1 << 20
+"""Of a pipeline.toml: one of 128 steps has some 30 KB."""
+
+COMING = (VersionState.LOADING, VersionState.BUILDING, VersionState.CONVERTING, VersionState.UNLOADING)
+"""States of a model that a pipeline waits for."""
+
+
+class PipelineInstance:
+    """What stands for a pipeline where others have the copy of a model in memory: its specs, and its Python host."""
+
+    backend = "pipeline"
+    device = ""
+    precision = ""
+    concurrency = 1
+
+    def __init__(self, spec: ModelSpec, python: HostInstance | None, end: Callable[[], None]) -> None:
+        """end: refuses what waits for its Python steps."""
+        self.spec = spec
+        self._python = python
+        self._end = end
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of its Python steps; its models have their own."""
+        return self._python.memory_bytes if self._python is not None else 0
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Raise RunFailed: requests run through its chain."""
+        del inputs, outputs
+        raise RunFailed("a pipeline is no model that runs by itself")
+
+    def bind(self, max_rows: int) -> None:
+        """Return None: its steps have buffers of their own."""
+
+    def close(self) -> None:
+        """End its Python steps."""
+        self._end()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The last time that a pipeline's version was loaded: what it asks, and what was there.
+
+    seen: of each step, what would make another attempt worth it when it differs. fit: None where it failed.
+    """
+
+    pipeline: Pipeline
+    seen: tuple[object, ...] = ()
+    fit: Fit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """Why a step has nobody to answer it. is_coming: it will be by itself."""
+
+    words: str
+    is_coming: bool
+
+
+class PipelineLoader:
+    """Loads pipelines, and tells what live ones need.
+
+    folder_of: the folder that a model is loaded from; set once the sources are there. attempts: by model and version.
+    """
+
+    def __init__(
+        self,
+        versions: VersionLoader,
+        *,
+        table: ModelTable,
+        infer: Infer,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        """versions: knows the profile's limits, and the backends."""
+        self.folder_of: Callable[[str], ModelFolder | None] = lambda _: None
+        self.attempts: dict[tuple[str, int], Attempt] = {}
+        self._table = table
+        self._infer = infer
+        self._versions = versions
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._metrics = metrics
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    def steps_to_load(self, folder: ModelFolder, version: VersionFolder) -> list[tuple[ModelFolder, VersionFolder]]:
+        """Return the versions that a pipeline asks, that nobody has loaded, and that could be: on demand, or left out.
+
+        Empty where the file cannot be read, or pipelines ask each other in a circle, which `load` says.
+        """
+        try:
+            pipeline = self._begin(folder, version)
+        except LoadFailed:
+            return []
+        found: dict[tuple[str, int], tuple[ModelFolder, VersionFolder]] = {}
+        for step in pipeline.steps:
+            if step.model is None or self._answering(step) is not None:
+                continue
+            of_step = self.folder_of(step.model)
+            status = max(
+                (each for each in self._table.statuses_of(step.model) if step.version in {None, each.number}),
+                key=lambda each: each.number,
+                default=None,
+            )
+            number = step.version if status is None else status.number
+            may_load = status is None or status.state in {VersionState.ON_DEMAND, VersionState.UNLOADED}
+            if of_step is not None and number is not None and number in of_step.versions and may_load:
+                found[step.model, number] = of_step, of_step.versions[number]
+        return list(found.values())
+
+    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
+        """Make a servable of a pipeline. Raises LoadFailed with every reason; WaitsForModels: it will be by itself."""
+        if folder.settings_error is not None:
+            raise LoadFailed(folder.settings_error)
+        pipeline = self._begin(folder, version)
+        attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
+        fit = self._fit(pipeline)
+        servable = self._make_servable(folder, version, pipeline, fit, metrics or self._metrics.model(folder.name))
+        attempt.fit = fit
+        file = version.pipeline_file or version.path
+        first = FirstRuns(fit.batches, {})
+        return LoadedVersion(
+            servable, self._versions.hosted("python"), file, LoadOptions(), first, may_widen=False, note=""
+        )
+
+    def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
+        """Return a version's pipeline, from its file or its config. Raises LoadFailed."""
+        file = version.pipeline_file
+        if file is not None:
+            pipeline = _read_file(file)
+        elif folder.triton is not None and folder.triton.pipeline is not None:
+            pipeline = folder.triton.pipeline
+        else:
+            raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
+        owned = {each.name for each in folder.owned}
+        return replace(pipeline, steps=tuple(_with_owned(step, folder.name, owned) for step in pipeline.steps))
+
+    # ---- what live pipelines need ------------------------------------------------------------------------------------
+
+    def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
+        """Return the live pipelines whose steps this version answers. by_number: only those that name the version."""
+        newest = max((each.number for each in self._table.live_of(model)), default=None)
+        return sorted(
+            {
+                servable.model
+                for servable, step in self._live_steps()
+                if step.model == model and (step.version == number or (step.version is None and number == newest))
+                if not by_number or step.version == number
+            }
+        )
+
+    def check_swap(self, candidate: Servable, swapping: Collection[str]) -> None:
+        """Raise LoadFailed where a live pipeline could not go on with this version of a step's model.
+
+        One whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. swapping:
+        models under swap, whose own versions are judged by others.
+        """
+        for servable in self._table.live():
+            if servable.chain is None or servable.model in swapping:
+                continue
+            fit = self._fit_with(servable.chain.pipeline, candidate)
+            if fit is None or not fit.faults:
+                continue
+            following = self._newest(servable.model)
+            fit_of_following = self._fit_with(following, candidate) if following is not None else None
+            if fit_of_following is None or fit_of_following.faults:
+                raise LoadFailed(f"pipeline {servable.model!r} cannot go on with it: {'; '.join(fit.faults)}")
+
+    def _fit_with(self, pipeline: Pipeline, candidate: Servable) -> Fit | None:
+        """Fit a pipeline with this version in the place of what answers its steps; None: they ask for another."""
+        newest = max((each.number for each in self._table.live_of(candidate.model)), default=0)
+        servables: dict[str, Servable] = {}
+        for step in pipeline.steps:
+            is_asked = step.version == candidate.number or (step.version is None and candidate.number >= newest)
+            found = candidate if step.model == candidate.model and is_asked else self._answering(step)
+            if step.model is not None and found is None:
+                return None  # it waits for another step
+            if found is not None:
+                servables[step.name] = found
+        if not any(each is candidate for each in servables.values()):
+            return None
+        return fit_pipeline(pipeline, servables, self._versions.limits.max_batch_rows)
+
+    def _newest(self, model: str) -> Pipeline | None:
+        """Return a pipeline as it lies in its folder now; None where there is none that can be read."""
+        folder = self.folder_of(model)
+        if folder is None or not folder.versions:
+            return None
+        try:
+            return self.read(folder, folder.versions[max(folder.versions)])
+        except LoadFailed:
+            return None
+
+    def look(self, pipeline: Pipeline) -> tuple[object, ...]:
+        """Look at what answers each step now: another attempt is worth it when this differs."""
+        found: list[object] = []
+        for step in pipeline.steps:
+            if step.model is None:
+                continue
+            servable = self._answering(step)
+            if servable is not None:
+                found.append((step.name, servable.number, self._fingerprint(servable.model, servable.number)))
+                continue
+            statuses = [each for each in self._table.statuses_of(step.model) if step.version in {None, each.number}]
+            if not statuses:
+                found.append((step.name, self._table.is_complete))
+            for status in statuses:
+                is_there = status.state in {VersionState.ON_DEMAND, VersionState.READY}
+                state: object = (
+                    self._fingerprint(status.model, status.number) if is_there else (status.state, status.reason)
+                )
+                found.append((step.name, status.number, state))
+        return tuple(found)
+
+    def check(self, servable: Servable) -> Fit:
+        """Look whether a live pipeline is whole. Raises LoadFailed: it is not; WaitsForModels: it will be again."""
+        assert servable.chain is not None
+        return self._fit(servable.chain.pipeline)
+
+    # ---- private -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
+        """Read a pipeline, and note whom it asks. Raises LoadFailed: a circle of pipelines, or too long a way."""
+        pipeline = self.read(folder, version)
+        key = folder.name, version.number
+        self.attempts.setdefault(key, Attempt(pipeline)).pipeline = pipeline
+        way = self._circle(folder.name, (folder.name,))
+        if way is not None and way[0] == way[-1]:
+            raise LoadFailed(f"pipelines ask each other in a circle: {' → '.join(way)}")
+        if way is not None:
+            raise LoadFailed(f"pipelines ask each other {len(way)} deep: {' → '.join(way)}; at most {MAX_DEPTH}")
+        return pipeline
+
+    def _circle(self, model: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Find a way from a model back to the first of the way, or one that is too long."""
+        if len(way) > MAX_DEPTH:
+            return way
+        asked = {
+            each: None
+            for (name, number), attempt in self.attempts.items()
+            if name == model and (len(way) == 1 or self._table.status(name, number) is not None)
+            for each in attempt.pipeline.models
+        }
+        for each in asked:
+            if each == way[0]:
+                return (*way, each)
+            if each not in way and (found := self._circle(each, (*way, each))) is not None:
+                return found
+        return None
+
+    def _live_steps(self) -> Iterator[tuple[Servable, Step]]:
+        for servable in self._table.loaded():
+            if servable.chain is not None:
+                for step in servable.chain.pipeline.steps:
+                    yield servable, step
+
+    def _answering(self, step: Step) -> Servable | None:
+        """Return who answers a step now."""
+        if step.model is None:
+            return None
+        split = self._table.split_of(step.model)
+        if split is not None and step.version in {None, split.current.number}:
+            return split.current
+        live = self._table.live_of(step.model)
+        if step.version is None:
+            return max(live, key=lambda each: each.number, default=None)
+        return self._table.find(step.model, step.version)
+
+    def _fit(self, pipeline: Pipeline) -> Fit:
+        """Raise LoadFailed with all that is missing, else with all that does not fit."""
+        servables: dict[str, Servable] = {}
+        missing: dict[str, _Absence] = {}
+        for step in pipeline.steps:
+            found = self._answering(step)
+            if found is not None:
+                servables[step.name] = found
+            elif step.model is not None:
+                absence = self._why_absent(step)
+                missing[absence.words if absence.is_coming else f"step {step.name!r}: {absence.words}"] = absence
+        if missing and all(absence.is_coming for absence in missing.values()):
+            raise WaitsForModels("; ".join(missing))
+        if missing:
+            raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
+        fit = fit_pipeline(pipeline, servables, self._versions.limits.max_batch_rows)
+        if fit.faults:
+            raise LoadFailed("; ".join(fit.faults))
+        return fit
+
+    def _why_absent(self, step: Step) -> _Absence:
+        model = step.model or ""
+        known = self._table.statuses_of(model)
+        named = [status for status in known if step.version in {None, status.number}]
+        if not known:
+            return (
+                _Absence(f"there is no model {model!r}", is_coming=False) if self._table.is_complete else _waits(model)
+            )
+        if not named:
+            there = ", ".join(str(status.number) for status in known)
+            return _Absence(f"model {model!r} has no version {step.version}; it has {there}", is_coming=False)
+        status = max(named, key=lambda each: (each.state in COMING, each.number))
+        if status.state in COMING:
+            return _waits(model)
+        if status.state is VersionState.FAILED:
+            return _Absence(f"model {model!r} failed to load: {status.reason}", is_coming=False)
+        if status.state is VersionState.ON_DEMAND:
+            return _Absence(f"model {model!r} is not in memory: {status.reason or 'on demand'}", is_coming=False)
+        return _Absence(f"model {model!r} is {status.state.value}", is_coming=False)
+
+    def _fingerprint(self, model: str, number: int) -> Fingerprint | None:
+        folder = self.folder_of(model)
+        version = folder.versions.get(number) if folder is not None else None
+        return version.fingerprint if version is not None else None
+
+    def _make_servable(
+        self, folder: ModelFolder, version: VersionFolder, pipeline: Pipeline, fit: Fit, metrics: ModelMetrics
+    ) -> Servable:
+        settings = folder.settings
+        host = self._load_functions(version, settings, fit.functions) if fit.functions else None
+        named = [step.name for step in pipeline.steps if step.python is not None]
+        own = (
+            {
+                name: self._function_servable(folder, version, each)
+                for name, each in zip(named, host.functions, strict=True)
+            }
+            if host is not None
+            else {}
+        )
+
+        def end() -> None:
+            for each in own.values():
+                self._dispatcher.close_model(each.scheduled, 0.0)
+
+        scheduled = self._scheduled(
+            folder.name, settings, Layout(run=lambda *_: [], concurrency=0), metrics, max_rows=fit.max_rows
+        )
+        chain = Chain(
+            pipeline,
+            fit.spec,
+            scheduled=scheduled,
+            infer=self._infer,
+            table=self._table,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=self._metrics,
+            python_steps=own,
+        )
+        bound = None
+        if settings.mode != "workers":
+            bound = bind_inline_chain(
+                pipeline,
+                fit.spec,
+                table=self._table,
+                clock=self._clock,
+                metrics=metrics,
+                max_rows=min(INLINE_ROWS, fit.max_rows),
+                limit_s=INLINE_RUN_S,
+            )
+        return Servable(
+            folder.name,
+            version.number,
+            settings,
+            Layouts(PipelineInstance(fit.spec, host, end), others=(host,) if host is not None else ()),
+            batches=fit.batches,
+            mode="pipeline",
+            max_rows=fit.max_rows,
+            inline=InlineBuffers(bound) if bound is not None else None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+            chain=chain,
+        )
+
+    def _load_functions(
+        self, version: VersionFolder, settings: ModelSettings, functions: tuple[StepFunction, ...]
+    ) -> HostInstance:
+        """Start the host of a version's Python steps. Raises LoadFailed."""
+        file: Path | None = version.files.get(STEPS_FILE)
+        if file is None:
+            raise LoadFailed(f"{version.path} holds no {STEPS_FILE}, which its Python steps are in")
+        memory_bytes = settings.limits.host_memory_bytes or self._versions.limits.host_memory_bytes
+        options = LoadOptions(
+            threads=settings.threads or 1,
+            extra=dict(settings.options),
+            host_memory_bytes=memory_bytes,
+            functions=functions,
+        )
+        try:
+            host = self._versions.hosted("python").load(file, options)
+        except LoadFailed:
+            raise
+        except BackendError as error:
+            raise LoadFailed(error.message) from None
+        assert isinstance(host, HostInstance)
+        host.finish_warm_up()
+        return host
+
+    def _function_servable(self, folder: ModelFolder, version: VersionFolder, instance: Instance) -> Servable:
+        """A Python step as the chain asks it: with a queue of its own, each request alone, and counted nowhere else."""
+        settings = folder.settings
+        run_limit_ms = settings.limits.run_limit_ms or self._versions.limits.run_limit_ms
+        layout = layout_of(
+            instance, run_times=LatencyModel({}), run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None
+        )
+        metrics = ModelMetrics()
+        scheduled = self._scheduled(folder.name, settings, layout, metrics, max_rows=1)
+        return Servable(
+            folder.name,
+            version.number,
+            settings,
+            Layouts(instance),
+            batches=False,
+            mode="workers",
+            max_rows=1,
+            inline=None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+        )
+
+    def _scheduled(
+        self, name: str, settings: ModelSettings, layout: Layout, metrics: ModelMetrics, *, max_rows: int
+    ) -> ScheduledModel:
+        return ScheduledModel(
+            name,
+            layout,
+            BatchLimits(max_rows=max_rows),
+            max_queue_rows=settings.max_queue_rows or self._versions.limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._versions.limits.queue_bytes,
+            may_rerun=settings.rerun,
+            metrics=metrics,
+        )
+
+
+def _read_file(file: Path) -> Pipeline:
+    """Read a `pipeline.toml`. Raises LoadFailed."""
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise LoadFailed(f"{file} has over {MAX_FILE_BYTES} bytes; a pipeline is smaller")
+        return read_pipeline(raw.decode("utf-8-sig"), str(file))
+    except ConfigError as error:
+        raise LoadFailed(error.message) from None
+    except UnicodeDecodeError as error:
+        raise LoadFailed(f"{file}: byte {error.start} is not UTF-8, which TOML has to be") from None
+    except OSError as error:
+        raise LoadFailed(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _with_owned(step: Step, pipeline: str, owned: Collection[str]) -> Step:
+    """A step of a pipeline that brings its models with it asks those."""
+    name = owned_name(pipeline, step.model) if step.model is not None else ""
+    return replace(step, model=name) if name in owned else step
+
+
+def _waits(model: str) -> _Absence:
+    return _Absence(f"waits for model {model!r}, which is loading", is_coming=True)
