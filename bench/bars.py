@@ -92,6 +92,22 @@ def _mlp_bars() -> list[Bar]:
     return bars
 
 
+def _pipeline_bars() -> list[Bar]:
+    what = "pipeline of three at 2 × capacity, 500 ms"
+    return [
+        Bar("pipelines.tiny.ratio", "three tiny steps in a chain ÷ asked one after another, 64 in flight", "≥", 2.0),
+        Bar("pipelines.tiny.rate", "three tiny steps in a chain, 64 in flight: rate", unit="/s"),
+        Bar("pipelines.picture.ratio", "decode, resize, MobileNetV2, top-k: p50 ÷ sum of the steps' runs", "≤", 1.15),
+        Bar("pipelines.picture.p50_ms", "decode, resize, MobileNetV2, top-k, one at a time: p50", unit="ms"),
+        Bar("pipelines.hop_ms", "600 KB from the end of a step in a host to the next one", "≤", 0.15, None, "ms"),
+        Bar("pipelines.overload.goodput_ratio", f"{what}: goodput ÷ capacity", "≥", 0.9),
+        Bar("pipelines.overload.ran_and_expired", f"{what}: share that ran a step and was not answered", "≤", 0.03),
+        Bar("pipelines.overload.neither", f"{what}: requests without a reply", "=", 0, rounds="sum"),
+        Bar("pipelines.reloads.done", "reloads of a step under load"),
+        Bar("pipelines.reloads.failed", "pipeline requests lost or failed during them", "=", 0, rounds="sum"),
+    ]
+
+
 def _image_bars() -> list[Bar]:
     bars = []
     for name in ("mobilenetv2", "resnet18"):
@@ -342,6 +358,7 @@ BARS: tuple[Bar, ...] = (
     *_shared_bars(),
     *_host_bars(),
     *_oip_bars(),
+    *_pipeline_bars(),
     Bar("torchscript.16.ratio", "TorchScript ResNet-18, 16 in flight: served ÷ raw PyTorch, best layout", "≥", 0.93),
     Bar("torchscript.16.rate", "the same: rate", unit="/s"),
     Bar("torchscript.raw.rate", "raw PyTorch in its best layout: rate", unit="/s"),

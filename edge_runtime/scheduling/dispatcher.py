@@ -252,8 +252,8 @@ class Dispatcher:
         with self._lock:
             self._bursts += 1
 
-    def end_burst(self) -> None:
-        """Wake as many workers as can start a run now."""
+    def end_burst(self, taken: int = 0) -> None:
+        """Wake as many workers as can start a run now. taken: runs that the caller begins itself."""
         with self._lock:
             self._bursts -= 1
             if not self._idle_workers or not self._active:
@@ -262,8 +262,8 @@ class Dispatcher:
             able = max(self._free, 0)
             if runs > able and len(self._active) == 1:
                 able = max(able, self._room_ahead(next(iter(self._active))))
-            able = min(able, runs, self._idle_workers)
-            if able:
+            able = min(able - taken, runs - taken, self._idle_workers)
+            if able > 0:
                 self.has_work.notify(able)
 
     def cancel(self, model: ScheduledModel, request: Request) -> bool:

@@ -32,7 +32,7 @@ LARGE_FRAME_MARGIN = 0.8
 LARGE_FRAME_BYTES = 64 * 1024
 
 
-CHAIN_SHARE = 0.25
+CHAIN_SHARE = 0.1
 """Share of a timeout that the work under way in a pipeline may take before another request begins there."""
 
 REFUSAL_S = 20e-6

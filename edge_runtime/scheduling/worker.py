@@ -170,9 +170,22 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
         return False
     dispatcher.finish(job, run_s)
     # Invariant: once a job is finished, the timer expires none of its requests.
-    for request in job.unanswered():
-        request.complete()
+    _complete(job.unanswered(), dispatcher)
     return False
+
+
+def _complete(answered: Sequence[Request], dispatcher: Dispatcher) -> None:
+    """Answer what has run. Next steps that the answers ask for, this worker begins itself.
+
+    Another worker that wakes for them would take the interpreter from this one, and begin with the first alone.
+    """
+    asks = any(request.is_step for request in answered)
+    if asks:
+        dispatcher.begin_burst()
+    for request in answered:
+        request.complete()  # never raises
+    if asks:
+        dispatcher.end_burst(taken=1)
 
 
 def _complete_apart(

@@ -37,6 +37,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, critical_path, readers, tensors_wanted
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.latency_model import DEVIATIONS
 from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
 from edge_runtime.scheduling.request import Request, deadline_exceeded
 from edge_runtime.serving.infer import Infer
@@ -57,6 +58,9 @@ KEPT_PLANS = 256
 
 SELDOM_ROWS = 0.05
 """A conditional step that runs more seldom is in no forecast."""
+
+SMOOTHING, MOST_SLOWNESS = 0.05, 4.0
+"""Of how much slower chains are than their runs: the weight of a new one (the last forty count), and a bound."""
 
 ROWS_SMOOTHING = 0.1
 """Weight of a new run in the mean of what a mapped or conditional step asks for: about the last twenty count."""
@@ -107,17 +111,43 @@ class _Asked:
     longest_s: float = 0.0
 
 
+class _Slowness:
+    """How much longer chains take than their runs say: batches that are not full, the way from step to step.
+
+    mean: 1 or more. most: what most chains stay under, as LatencyModel reckons it.
+    """
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+        self._deviation = 0.0
+
+    @property
+    def most(self) -> float:
+        return self.mean + DEVIATIONS * self._deviation
+
+    def observe(self, ratio: float) -> None:
+        """Learn from one chain."""
+        off = max(min(ratio, MOST_SLOWNESS), 1.0) - self.mean
+        self.mean += SMOOTHING * off
+        self._deviation += SMOOTHING * (abs(off) - self._deviation)
+
+    def relax(self) -> None:
+        """Hope for the best again: no run would correct a forecast that refuses everything."""
+        self.mean += SMOOTHING * (1.0 - self.mean)
+        self._deviation *= 1.0 - SMOOTHING
+
+
 class _Running:
     """One request under way. Changed under its lock; `todo` is gone through by one thread at a time.
 
     values: tensors that a step or the answer has still to read, and by how many. needs: of each step, how many others
     are still to be done. path_s: the runs on the longest way to each step's end. promised_s: of each step, its work
-    that was not asked for; work_s: of each step, until it is done.
+    that was not asked for; work_s: of each step, until it is done. forecast_s: of the whole, when it began.
     """
 
     __slots__ = (
-        "asked", "done", "is_going_on", "is_over", "lock", "nbytes", "needs", "path_s", "plan", "promised_s", "reads",
-        "request", "todo", "values", "work_s",
+        "asked", "began_s", "done", "forecast_s", "is_going_on", "is_over", "lock", "nbytes", "needs", "path_s", "plan",
+        "promised_s", "reads", "request", "todo", "values", "work_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, nodes: Sequence[_Node], work_s: list[float]) -> None:
@@ -133,6 +163,7 @@ class _Running:
         self.todo: deque[_Asked] = deque()
         self.asked: dict[int, _Asked] = {}
         self.done = 0
+        self.began_s = self.forecast_s = 0.0
         self.nbytes = request.nbytes
         self.is_going_on = False
         self.is_over = False
@@ -188,6 +219,7 @@ class Chain:
         self._running: dict[Request, _Running] = {}
         self._rows = self._nbytes = 0
         self._work_s = 0.0
+        self._slowness = _Slowness()
         self._begins = False
         self._begins_again = False
 
@@ -196,8 +228,7 @@ class Chain:
 
         Raises Draining, QueueFull, DeadlineUnmeetable: the whole cannot make its deadline, and nothing has run.
         """
-        if request.timeout_s != math.inf:
-            self._check_deadline(request)
+        forecast_s = self._check_deadline(request) if request.timeout_s != math.inf else 0.0
         with self._lock:
             may_begin = not self._scheduled.queue.rows and policy.may_begin_chain(
                 self._flow(request.rows), request.timeout_s, self._dispatcher.cores
@@ -206,7 +237,7 @@ class Chain:
                 self._dispatcher.begin_chain(self._scheduled)
                 running = self._count(request)
         if may_begin:
-            self._begin(running)
+            self._begin(running, forecast_s)
         else:
             self._dispatcher.queue_chain(self._scheduled, request)
             self._begin_waiting()  # what was under way may have ended meanwhile
@@ -240,13 +271,15 @@ class Chain:
 
     # ---- before the first step ---------------------------------------------------------------------------------------
 
-    def _check_deadline(self, request: Request) -> None:
-        """Raise DeadlineUnmeetable where the forecast of the whole is too late."""
-        forecast_s = self._forecast_s(request)
+    def _check_deadline(self, request: Request) -> float:
+        """Return the forecast of the whole, as the runs alone say. Raises DeadlineUnmeetable: it is too late."""
+        by_runs_s = self._forecast_s(request)
+        forecast_s = by_runs_s * self._slowness.most
         if policy.is_meetable(0.0, forecast_s, request.timeout_s, request.nbytes, is_step=request.is_step):
-            return
+            return by_runs_s
         if self._dispatcher.is_idle():
             # No run would correct this forecast: as in `Dispatcher.admit`.
+            self._slowness.relax()
             for servable in self._resolve().servables:
                 if servable is not None:
                     servable.scheduled.layout.run_times.relax()
@@ -299,7 +332,8 @@ class Chain:
                 scheduled = servable.scheduled
                 at_once = max(min(scheduled.layout.concurrency, cores // scheduled.layout.threads), 1)
                 full += 2 * at_once * (scheduled.limits.max_rows if servable.batches else rows)
-        return ChainFlow(self._rows, full, self._work_s, self._nbytes, self._scheduled.max_queue_bytes)
+        work_s = self._work_s * self._slowness.mean
+        return ChainFlow(self._rows, full, work_s, self._nbytes, self._scheduled.max_queue_bytes)
 
     def _begin_waiting(self) -> None:
         """Begin what waits, as far as it may. Returns at once where a call of it is on, which then looks again."""
@@ -321,11 +355,12 @@ class Chain:
                 each.refuse(deadline_exceeded(each.arrived_s, each.timeout_s, now_s))
             if running is None or request is None:
                 continue
-            if request.deadline_s != math.inf and now_s + self._forecast_s(request, is_first=True) > request.deadline_s:
+            forecast_s = self._forecast_s(request, is_first=True) if request.deadline_s != math.inf else 0.0
+            if now_s + forecast_s * self._slowness.most > request.deadline_s:
                 # Before it costs a run: what was forecast at its admission took longer.
                 self._end(running, deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
                 continue
-            self._begin(running)
+            self._begin(running, forecast_s)
 
     def _count(self, request: Request) -> _Running:
         """Count a request as under way. Under the lock."""
@@ -337,9 +372,10 @@ class Chain:
         self._work_s += sum(work_s)
         return running
 
-    def _begin(self, running: _Running) -> None:
-        """Ask the steps that need nothing but the inputs. Never raises."""
+    def _begin(self, running: _Running, forecast_s: float) -> None:
+        """Ask the steps that need nothing but the inputs. Never raises. forecast_s: until its end; 0: not made."""
         request = running.request
+        running.began_s, running.forecast_s = self._clock.monotonic_s(), forecast_s
         self._dispatcher.promise(sum(running.promised_s))
         # Memory that its client may change meanwhile is read once.
         copies = running.plan.copies_shared
@@ -456,7 +492,8 @@ class Chain:
         if running.plan.is_own:
             parameters |= {OWN_PARAMETER: OWN_TOKEN}
         header = RequestHeader(
-            model=servable.model,
+            # A Python step is no model: asked again after its end, it is not found, rather than the whole pipeline.
+            model=servable.model if step.model is not None else f"{servable.model}.{step.name}",
             version=step.version,
             inputs=tuple(TensorHeader(name, datatypes[name], array.shape) for name, array in inputs.items()),
             outputs=node.wanted,
@@ -583,6 +620,8 @@ class Chain:
             self._work_s = self._work_s - work_s if self._running else 0.0
             if error is None:
                 self._scheduled.layout.run_times.observe(request.rows, request.run_s)
+        if running.forecast_s and (error is None or isinstance(error, DeadlineExceeded)):
+            self._slowness.observe((self._clock.monotonic_s() - running.began_s) / running.forecast_s)
         if error is None:
             request.error = None
             request.plan.metrics.run(request.rows, request.run_s)

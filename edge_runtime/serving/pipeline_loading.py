@@ -23,7 +23,7 @@ from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFold
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
-from edge_runtime.serving.chain import Chain
+from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, VersionLoader
@@ -159,8 +159,6 @@ class PipelineLoader:
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
         fit = self._fit(pipeline)
         servable = self._make_servable(folder, version, pipeline, fit, metrics or self._metrics.model(folder.name))
-        if version.pipeline_file is None:
-            servable.triton = folder.triton
         attempt.fit = fit
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})
@@ -375,8 +373,11 @@ class PipelineLoader:
             for each in own.values():
                 self._dispatcher.close_model(each.scheduled, 0.0)
 
-        scheduled = self._scheduled(
-            folder.name, settings, Layout(run=lambda *_: [], concurrency=0), metrics, max_rows=fit.max_rows
+        scheduled = chain_model(
+            folder.name,
+            max_queue_rows=settings.max_queue_rows or self._versions.limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._versions.limits.queue_bytes,
+            metrics=metrics,
         )
         chain = Chain(
             pipeline,
@@ -389,6 +390,7 @@ class PipelineLoader:
             metrics=self._metrics,
             python_steps=own,
         )
+        chain.seed(sorted({1, fit.max_rows}))
         bound = None
         if settings.mode != "workers":
             bound = bind_inline_chain(
