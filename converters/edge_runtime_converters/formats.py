@@ -26,6 +26,7 @@ class SourceFormat(Enum):
     CATBOOST = "CatBoost (.cbm)"
     KERAS = "Keras (.keras, .h5)"
     SAVED_MODEL = "TensorFlow SavedModel"
+    GRAPHDEF = "TensorFlow frozen graph (.pb, .graphdef)"
     TFLITE = "TensorFlow Lite (.tflite)"
     ONNX = "ONNX (.onnx)"
 
@@ -45,6 +46,7 @@ _FORMATS = {
     kinds.CATBOOST: SourceFormat.CATBOOST,
     kinds.KERAS: SourceFormat.KERAS,
     kinds.SAVED_MODEL: SourceFormat.SAVED_MODEL,
+    kinds.FROZEN_GRAPH: SourceFormat.GRAPHDEF,
     kinds.LITERT: SourceFormat.TFLITE,
     kinds.ONNX: SourceFormat.ONNX,
 }
@@ -100,6 +102,7 @@ _ONNX_BY = {
 }
 _OPENVINO_BY = {
     SourceFormat.SAVED_MODEL: "openvino_from_saved_model",
+    SourceFormat.GRAPHDEF: "openvino_from_graphdef",
     SourceFormat.TFLITE: "openvino_from_tflite",
 }
 TABULAR = frozenset((SourceFormat.SKLEARN, SourceFormat.XGBOOST, SourceFormat.LIGHTGBM, SourceFormat.CATBOOST))

@@ -91,7 +91,10 @@ SAVED_MODEL = FileKind(
 FROZEN_GRAPH = FileKind(
     "a TensorFlow graph without a signature",
     (".pb", ".graphdef"),
-    advice="where it was made, export a SavedModel (model.export('FOLDER')), and put that folder here",
+    advice=(
+        "where it was made, export a SavedModel (model.export('FOLDER')), and put that folder here; or convert it "
+        "elsewhere: edge-runtime convert FILE --to openvino"
+    ),
 )
 PADDLE = FileKind("a PaddlePaddle model", (".pdmodel",), served_with="edge-runtime[openvino]")
 PADDLE_PIR = FileKind(

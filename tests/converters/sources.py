@@ -14,6 +14,7 @@ import pytest
 
 from demo.digits import load_held_out, load_training
 from edge_runtime_converters.formats import SourceFormat
+from tests.models.graphdefs import softmax_graph
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "demo" / "models" / "digits" / "1" / "model.onnx"
@@ -140,6 +141,7 @@ _MAKERS: dict[SourceFormat, Callable[[Path], Path]] = {
     SourceFormat.CATBOOST: _catboost,
     SourceFormat.KERAS: lambda _: TENSORFLOW / "digits.keras",
     SourceFormat.SAVED_MODEL: lambda _: TENSORFLOW / "saved_model",
+    SourceFormat.GRAPHDEF: lambda folder: softmax_graph(folder / "frozen.pb", "image", FEATURES),
     SourceFormat.TFLITE: lambda _: TENSORFLOW / "model.tflite",
     SourceFormat.ONNX: lambda _: DIGITS,
 }

@@ -18,6 +18,7 @@ from edge_runtime.daemon.runtime import Runtime
 from edge_runtime_converters.formats import SourceFormat
 from edge_runtime_converters.importing.writing import ImportOptions, import_source
 from tests.converters.sources import FEATURES, needs, network, present, source_of
+from tests.models.graphdefs import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
@@ -34,6 +35,13 @@ instance_group [ { kind: KIND_GPU count: 1 } ]
 SAVED_MODEL = """
 platform: "tensorflow_savedmodel"
 max_batch_size: 8
+"""
+
+GRAPHDEF = """
+platform: "tensorflow_graphdef"
+max_batch_size: 64
+input [ { name: "image" data_type: TYPE_FP32 dims: [ 64 ] } ]
+output [ { name: "scores" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
 
 FIL = """
@@ -72,6 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     put(repository, "chances", light, "model.txt", FIL.format(kind="lightgbm", columns=10, proba="true"))
     put(repository, "network", source_of(SourceFormat.TORCHSCRIPT, sources), "model.pt", TORCHSCRIPT)
     put(repository, "saved", source_of(SourceFormat.SAVED_MODEL, sources), "model.savedmodel", SAVED_MODEL)
+    put(repository, "frozen", source_of(SourceFormat.GRAPHDEF, sources), "model.graphdef", GRAPHDEF)
     (repository / "network" / "labels.txt").write_text("zero\n")
     report = import_source(ImportOptions(source=str(repository), models=str(run / "models")))
     assert report.is_whole, [model.reason for model in report.models]
@@ -106,6 +115,12 @@ def test_a_forest_that_predicts_chances_answers_them(served: Runtime) -> None:
 def test_a_saved_model_is_served_by_its_signature(served: Runtime) -> None:
     entry = next(each for each in served.models() if each["name"] == "saved")
     assert entry["backend"] == "openvino"
+
+
+def test_a_frozen_graph_is_served_by_the_names_of_its_nodes(served: Runtime) -> None:
+    found = served.infer("frozen", {"image": IMAGES}).outputs["scores"]
+    sums = np.exp(IMAGES @ weights(FEATURES) - (IMAGES @ weights(FEATURES)).max(axis=1, keepdims=True))
+    assert np.allclose(found, sums / sums.sum(axis=1, keepdims=True), atol=1e-4)
 
 
 @pytest.mark.parametrize(

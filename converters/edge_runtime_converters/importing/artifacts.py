@@ -43,7 +43,7 @@ def artifact_pieces(
     if kind is kinds.PADDLE:
         weights = _beside(artifact, f"{artifact.stem}{_PADDLE_WEIGHTS}", "its weights")
         return _copied(artifact, folder, "model.pdmodel"), _copied(weights, folder, f"model{_PADDLE_WEIGHTS}")
-    if kind.converts_to in ("onnx", "openvino"):
+    if kind is kinds.FROZEN_GRAPH or kind.converts_to in ("onnx", "openvino"):
         target = "onnx" if kind.converts_to == "onnx" else "openvino"
         place = f"{folder}/{artifact_name('model', target, 'fp32')}"
         return (Piece(place=place, source=str(artifact), target=target, shapes=shapes),)  # type: ignore[arg-type]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ConfigError, ConversionFailed
+from edge_runtime.model_spec import DeclaredTensor
 from edge_runtime.repository import kinds
 from edge_runtime.repository.names import parse_version
-from edge_runtime.repository.triton_config import CONFIG_FILE, DeclaredTensor, TritonConfig, read_config_file
+from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig, read_config_file
 from edge_runtime.tensors import DATATYPES
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.plan import CallersOutput, ImportPlan, Piece, PlannedModel, refusal
@@ -148,17 +149,19 @@ def _lack(path: Path, config: TritonConfig | None) -> str:
 
 def _converted(source: SourceFolder, path: Path, version: str, config: TritonConfig | None) -> tuple[Piece, ...]:
     """The pieces of a model that is converted, with the tensors that its config declares. Raises ConversionFailed."""
-    shapes = _shapes(config) if kinds.kind_of(path) is kinds.TORCHSCRIPT else ()
+    shapes = _shapes(config) if kinds.kind_of(path) in (kinds.TORCHSCRIPT, kinds.FROZEN_GRAPH) else ()
     first, *others = artifact_pieces(source, path, version, shapes)
     if config is None or first.target != "onnx":
         return first, *others
     values = {name: getattr(first, name) for name in first.__struct_fields__}
     if config.backend == FIL:
-        answered = Piece(**{**values, "inputs": _names(config.inputs), "outputs": _forest_answer(config)})
+        answered = Piece(**{**values, "inputs": _names(config.interface.inputs), "outputs": _forest_answer(config)})
     elif kinds.kind_of(path) is kinds.TORCHSCRIPT:  # its inputs have the names of its shapes
-        answered = Piece(**{**values, "outputs": _outputs(config.outputs)})
+        answered = Piece(**{**values, "outputs": _outputs(config.interface.outputs)})
     else:
-        answered = Piece(**{**values, "inputs": _names(config.inputs), "outputs": _outputs(config.outputs)})
+        answered = Piece(
+            **{**values, "inputs": _names(config.interface.inputs), "outputs": _outputs(config.interface.outputs)}
+        )
     return answered, *others
 
 
@@ -182,11 +185,10 @@ def _shapes(config: TritonConfig | None) -> tuple[str, ...]:
     if config is None:
         return ()
     shapes = []
-    for _, tensor in _in_places(config.inputs):
+    for _, tensor in _in_places(config.interface.inputs):
         if tensor.datatype not in DATATYPES:
             raise ConversionFailed(f"config.pbtxt: input {tensor.name} is {tensor.datatype}, which PyTorch has not")
-        sides = [*([-1] if config.max_batch_size else []), *tensor.shape]
-        shapes.append(f"{tensor.name}={','.join(map(str, sides))}:{tensor.datatype}")
+        shapes.append(f"{tensor.name}={','.join(map(str, tensor.inner_shape))}:{tensor.datatype}")
     return tuple(shapes)
 
 
@@ -196,14 +198,14 @@ def _outputs(tensors: Sequence[DeclaredTensor]) -> tuple[CallersOutput, ...]:
 
 def _forest_answer(config: TritonConfig) -> tuple[CallersOutput, ...]:
     """The one FP32 output of Triton's FIL backend. Raises ConversionFailed: Shapley values, which are not computed."""
-    if any(tensor.name == SHAPLEY for tensor in config.outputs):
+    if any(tensor.name == SHAPLEY for tensor in config.interface.outputs):
         raise ConversionFailed(f"config.pbtxt: output {SHAPLEY} (Shapley values) is not computed here; leave it out")
-    if not config.outputs:
+    if not config.interface.outputs:
         return ()
-    output = config.outputs[0]
-    columns = output.dims[-1] if output.dims else 1
+    output = config.interface.outputs[0]
+    columns = output.shape[-1] if output.shape else 1
     if columns < 1:
-        raise ConversionFailed(f"config.pbtxt: output {output.name} has dims {list(output.dims)}; wanted their number")
+        raise ConversionFailed(f"config.pbtxt: output {output.name} has the shape {list(output.shape)}; wanted columns")
     is_class = _is_true(config, "output_class") or _is_true(config, "is_classifier")
     if not is_class or _is_true(config, "predict_proba"):
         made: tuple[str, ...] = ("probabilities", "variable")
