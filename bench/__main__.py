@@ -35,6 +35,7 @@ from bench import (
     swap_scenarios,
     torch_scenarios,
     tree_scenarios,
+    triton_scenarios,
     tune_scenarios,
     update_scenarios,
 )
@@ -64,6 +65,7 @@ SCENARIOS = {
     **torch_scenarios.SCENARIOS,
     **tune_scenarios.SCENARIOS,
     **tree_scenarios.SCENARIOS,
+    **triton_scenarios.SCENARIOS,
 }
 QUICK = (*scenarios.QUICK, *mqtt_scenarios.SCENARIOS, *UPDATES)
 

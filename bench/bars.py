@@ -169,6 +169,16 @@ def _host_bars() -> list[Bar]:
     ]
 
 
+def _triton_bars() -> list[Bar]:
+    what = "identity TritonPythonModel"
+    return [
+        Bar("triton_python.64.ratio", f"{what}, 64 in flight: rate ÷ identity model.py of ours", "≥", 0.85),
+        Bar("triton_python.64.rate", f"{what}, 64 in flight: rate", unit="/s"),
+        Bar("triton_python.1.ratio", f"{what}, one at a time: rate ÷ identity model.py of ours"),
+        Bar("triton_python.1.rate", f"{what}, one at a time: rate", unit="/s"),
+    ]
+
+
 def _tree_bars() -> list[Bar]:
     what = "XGBoost of 500 trees, 64 in flight, one row each"
     return [
@@ -429,6 +439,7 @@ BARS: tuple[Bar, ...] = (
     ),
     *_tune_bars(),
     *_tree_bars(),
+    *_triton_bars(),
     Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
     Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
     Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),

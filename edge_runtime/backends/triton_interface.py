@@ -104,6 +104,13 @@ class Tensor:
         self.own_name = name
         self.array = numpy_array
 
+    @classmethod
+    def checked(cls, name: str, array: Any) -> Tensor:
+        """A tensor of an array of which all is known."""
+        made = cls.__new__(cls)
+        made.own_name, made.array = name, array
+        return made
+
     def name(self) -> str:
         """Its name."""
         return self.own_name
@@ -254,10 +261,16 @@ class InferenceResponseSender:
 class InferenceRequest:
     """A request: one that this model is to answer, or one that it makes of another model (`exec`, `async_exec`)."""
 
-    __slots__ = (
-        "_correlation_id", "_preferred_memory", "_priority", "_request_id", "_timeout", "_trace", "is_cancelled_by",
-        "model", "own_flags", "sender", "tensors", "told", "version", "wanted",
-    )  # fmt: skip
+    # Most requests have nothing but tensors: `plain` sets no more than that.
+    _request_id: str = ""
+    _correlation_id: int | str = 0
+    _timeout = _priority = own_flags = 0
+    _preferred_memory: PreferredMemory | None = None
+    _trace: InferenceTrace | None = None
+    told: Mapping[str, str | int | bool | float] | None = None
+    model, version = "", -1
+    sender: InferenceResponseSender | None = None
+    is_cancelled_by: tuple[Any, int] | None = None
 
     def __init__(  # noqa: PLR0917 (Triton's order)
         self,
@@ -282,12 +295,16 @@ class InferenceRequest:
         self.version = model_version
         self.own_flags = flags
         self._timeout = timeout
-        self._priority = 0
         self._preferred_memory = preferred_memory
         self._trace = trace
         self.told = parameters
-        self.sender: InferenceResponseSender | None = None
-        self.is_cancelled_by: tuple[Any, int] | None = None
+
+    @classmethod
+    def plain(cls, tensors: Sequence[Tensor], outputs: Sequence[str], is_cancelled_by: tuple[Any, int]) -> Any:
+        """A request of a model's callers that is nothing but these tensors, and asks for all outputs."""
+        made = cls.__new__(cls)
+        made.tensors, made.wanted, made.is_cancelled_by = tensors, outputs, is_cancelled_by
+        return made
 
     def inputs(self) -> list[Tensor]:
         """Its input tensors."""

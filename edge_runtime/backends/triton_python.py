@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +133,12 @@ class TritonInstance:
         """
         if self._model is None:
             raise RunFailed("the instance is closed")
-        rows = run.rows or (0,)
         token = _run.set(run)
         try:
             if self._ports.rules.streams:
-                self._stream(_Streams(self._ports.requests(inputs, rows, run.lines), run, self._ports))
+                self._stream(_Streams(self._ports.requests(inputs, run), run, self._ports))
                 return None
-            requests = self._ports.requests(inputs, rows, run.lines)
-            for index, request in enumerate(requests):
-                request.is_cancelled_by = run, index
-            return self._answer(requests, rows, run)
+            return self._answer(self._ports.requests(inputs, run), run)
         except Refused:
             raise
         except Exception as error:
@@ -162,13 +159,11 @@ class TritonInstance:
             except Exception:  # noqa: BLE001 (it ends anyhow, and its log says why)
                 traceback.print_exc()
 
-    def _answer(
-        self, requests: list[triton.InferenceRequest], rows: Sequence[int], run: RequestsRun
-    ) -> list[Array] | None:
+    def _answer(self, requests: list[triton.InferenceRequest], run: RequestsRun) -> list[Array] | None:
         """Execute, and return what joins, or answer each request by itself."""
         assert self._model is not None
         responses = self._model.execute(requests)
-        if asyncio.iscoroutine(responses):
+        if not isinstance(responses, list) and asyncio.iscoroutine(responses):
             responses = asyncio.run(responses)
         if not isinstance(responses, list):
             raise _wrong(f"Expected a list in the execute return, found type '{type(responses)}'.")
@@ -183,7 +178,7 @@ class TritonInstance:
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
-        joined = self._ports.joined(responses, rows)
+        joined = self._ports.joined(responses, run.rows)
         if joined is None:
             for index, (request, response) in enumerate(zip(requests, responses, strict=True)):
                 outputs, fault = self._ports.outputs(request, response)
@@ -309,23 +304,22 @@ class _Ports:
         self._dtypes = [DATATYPES[spec.datatype].dtype for spec in outputs]
         self._is_text = [spec.datatype == "BYTES" for spec in outputs]
 
-    def requests(
-        self, inputs: Mapping[str, Array], rows: Sequence[int], lines: Sequence[RequestLine]
-    ) -> list[triton.InferenceRequest]:
+    def requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[triton.InferenceRequest]:
         """Make the requests of a run."""
+        rows, lines = run.rows or (0,), run.lines
         arrays = [
             array if inner is None else array.reshape((*array.shape[: self._batch_axes], *inner))
             for array, inner in zip(inputs.values(), self._inner, strict=True)
         ]
         names = list(inputs)
-        if not lines and len(rows) > 1:
-            return self._cut_plain(names, arrays, rows)
+        if not lines:
+            return self._cut_plain(names, arrays, rows, run)
         made: list[triton.InferenceRequest] = []
         start = 0
         for index, count in enumerate(rows):
             own = arrays if len(rows) == 1 else [array[start : start + count] for array in arrays]
             start += count
-            line = lines[index] if lines else RequestLine()
+            line = lines[index]
             tensors = [
                 triton.Tensor(name, array) for name, array in zip(names, own, strict=True) if name not in line.absent
             ]
@@ -333,22 +327,19 @@ class _Ports:
                 line.id, 0, tensors, line.outputs or self._names, timeout=line.timeout_us, parameters=line.parameters
             )
             request.set_priority(line.priority)
+            request.is_cancelled_by = run, index
             made.append(request)
         return made
 
     def _cut_plain(
-        self, names: Sequence[str], arrays: Sequence[Array], rows: Sequence[int]
+        self, names: Sequence[str], arrays: Sequence[Array], rows: Sequence[int], run: RequestsRun
     ) -> list[triton.InferenceRequest]:
         """Requests of which nothing is told but their tensors: they are many."""
-        tensor, request, outputs = triton.Tensor, triton.InferenceRequest, self._names
-        made: list[triton.InferenceRequest] = []
-        start = 0
-        for count in rows:
-            end = start + count
-            own = [tensor(name, array[start:end]) for name, array in zip(names, arrays, strict=True)]
-            made.append(request("", 0, own, outputs))
-            start = end
-        return made
+        tensor, request, outputs = triton.Tensor.checked, triton.InferenceRequest.plain, self._names
+        columns = [
+            [tensor(name, part) for part in _cut(array, rows)] for name, array in zip(names, arrays, strict=True)
+        ]
+        return [request(own, outputs, (run, index)) for index, own in enumerate(zip(*columns, strict=True))]
 
     @property
     def _batch_axes(self) -> int:
@@ -356,25 +347,25 @@ class _Ports:
 
     def joined(self, responses: Sequence[triton.InferenceResponse], rows: Sequence[int]) -> list[Array] | None:
         """The outputs of all responses, joined; None where they do not join."""
-        if any(self._outer):
+        wanted, count = len(self._names), len(responses)
+        if any(self._outer) or any(each.failure is not None or len(each.tensors) != wanted for each in responses):
             return None
-        columns: list[list[Array]] = [[] for _ in self._names]
-        is_one = len(responses) == 1
-        for response, count in zip(responses, rows, strict=True):
-            tensors = response.tensors
-            if response.failure is not None or len(tensors) != len(columns):
+        joined: list[Array] = []
+        for index, (name, dtype) in enumerate(zip(self._names, self._dtypes, strict=True)):
+            tensors = [each.tensors[index] for each in responses]
+            arrays = [each.array for each in tensors]
+            if any(each.own_name != name for each in tensors) or any(each.dtype != dtype for each in arrays):
                 return None
-            for column, name, dtype, given in zip(columns, self._names, self._dtypes, tensors, strict=True):
-                array = given.array
-                if given.own_name != name or array.dtype != dtype or not (is_one or array.shape[:1] == (count,)):
+            if count == 1:
+                joined.append(arrays[0])
+                continue
+            try:
+                if list(map(len, arrays)) != list(rows):
                     return None
-                column.append(array)
-        if is_one:
-            return [column[0] for column in columns]
-        try:
-            return [np.concatenate(column) for column in columns]
-        except ValueError:  # other shapes than its neighbours'
-            return None
+                joined.append(np.concatenate(arrays))
+            except (TypeError, ValueError):  # other shapes than its neighbours'
+                return None
+        return joined
 
     def outputs(
         self, request: triton.InferenceRequest, response: triton.InferenceResponse
@@ -436,6 +427,16 @@ class _LoneRun:
     def call(self, header: RequestHeader, arrays: Sequence[Array]) -> dict[str, Array]:
         del arrays
         raise RunFailed(f"this model can call {header.model!r} only where a daemon, or Runtime, serves it")
+
+
+def _cut(array: Array, rows: Sequence[int]) -> Sequence[Array]:
+    """Each request's share of an array, as views."""
+    if len(rows) == 1:
+        return [array]
+    if min(rows) == max(rows):
+        return list(array.reshape((len(rows), rows[0], *array.shape[1:])))
+    ends = list(accumulate(rows))
+    return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
 
 
 def _wrong(words: str) -> triton.TritonModelException:
