@@ -246,7 +246,7 @@ class BaseHandler:
             raise ValueError(f"{model_file}: wanted one class of torch.nn.Module, got {named}")
         model = defined[0]()
         if model_pt_path:
-            model.load_state_dict(torch.load(model_pt_path, map_location="cpu", weights_only=True))
+            model.load_state_dict(_numbers(torch, Path(model_pt_path)))
         return model.eval()
 
     def preprocess(self, data: Any) -> Any:
@@ -663,10 +663,16 @@ def _vocabulary(folder: Path, model: Mapping[str, Any]) -> Any:
     if not pickled.is_file():
         raise RuntimeError(f"{pickled.name} is not in the archive: {advice}")
     torch = _needed_torch(pickled.name)
+    return _numbers(torch, pickled, advice)
+
+
+def _numbers(torch: Any, pickled: Path, advice: str = "where it was made, save model.state_dict()") -> Any:
+    """What a pickle of PyTorch's holds, if that is numbers and names alone. Raises RuntimeError."""
     try:
-        return torch.load(pickled, weights_only=True)
-    except Exception as error:
-        raise RuntimeError(f"{pickled.name} is a pickle that may hold code, and is not read: {advice}") from error
+        return torch.load(pickled, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 (pickle's own error has its name there only, and is imported nowhere)
+        log.info("torch: %s", error)
+        raise RuntimeError(f"{pickled.name} holds more than numbers and names, so it is not read: {advice}") from None
 
 
 def _number_of(vocabulary: Any, word: str) -> int:

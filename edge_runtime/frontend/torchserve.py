@@ -347,7 +347,7 @@ class TorchServe:
             "minWorkers": runs,
             "maxWorkers": runs,
             "batchSize": servable.max_rows if servable is not None else 1,
-            "maxBatchDelay": 0,
+            "maxBatchDelay": int(servable.settings.max_queue_delay_ms) if servable is not None else 0,
             "loadedAtStartup": True,
             "workers": [worker] if servable is not None else [],
         }

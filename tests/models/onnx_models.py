@@ -317,6 +317,26 @@ def detector(folder: Path) -> Path:
     return _write(folder, nodes, [("image", "FP32", ("rows", 3, 8, 8))], [("boxes", "FP32", ("rows", 6, 2))], weights)
 
 
+def detections(folder: Path) -> Path:
+    """image FP32 [3, height, width] -> boxes [2, 4], labels INT64 [2], scores [2], as torchvision's models give them.
+
+    The first scores the picture's mean, the second a tenth of it.
+    """
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "shares"], ["scores"]),
+        helper.make_node("Identity", ["two boxes"], ["boxes"]),
+        helper.make_node("Identity", ["two labels"], ["labels"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([1, 0.1], np.float32), "shares"),
+        numpy_helper.from_array(np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32), "two boxes"),
+        numpy_helper.from_array(np.array([1, 0], np.int64), "two labels"),
+    ]
+    outputs = [("boxes", "FP32", (2, 4)), ("labels", "INT64", (2,)), ("scores", "FP32", (2,))]
+    return _write(folder, nodes, [("image", "FP32", (3, "height", "width"))], outputs, weights)
+
+
 def finder(
     folder: Path,
     label: int = 0,

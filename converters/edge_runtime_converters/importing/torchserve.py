@@ -611,7 +611,7 @@ def _handler(opened: SourceFolder, stem: str) -> HandlerFile:
     handlers = [node for node in classes if _bases(node)] or classes
     methods = [each.name for node in handlers for each in node.body if isinstance(each, ast.FunctionDef)]
     own = {each.stem for each in opened.files() if each.suffix == ".py"} | {each.name for each in opened.folders()}
-    imports = sorted(_imported(tree) - own - set(sys.stdlib_module_names) - {"ts"})
+    imports = sorted(_imported(tree) - own - set(sys.stdlib_module_names) - {"ts", "numpy"})
     loads_by_base = "handle" not in functions and any(_loads_by_base(node) for node in handlers)
     return HandlerFile(tuple(dict.fromkeys([*methods, *functions])), loads_by_base, tuple(imports))
 
