@@ -413,7 +413,14 @@ class OpenInference:
             # A model that is not there is as it was wanted, as with Triton.
             reply({} if isinstance(result, ModelNotFound) else result)
 
-        self.operate("unload", {"name": _name(values)}, caller, unloaded, lambda _: {})
+        parameters = typed(values, "parameters", dict, {})
+        if not typed(parameters, "unload_dependents", bool, False):
+            self.operate("unload", {"name": _name(values)}, caller, unloaded, lambda _: {})
+            return
+        _check_may_control("unload", caller)
+        self._operations.loader.unload(
+            _name(values), None, lambda error: unloaded({} if error is None else error), takes_steps=True
+        )
 
     # ---- memory that clients name -----------------------------------------------------------------------------------
 

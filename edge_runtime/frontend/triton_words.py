@@ -24,7 +24,10 @@ from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, bf16_to_fp32
 
-PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+PIPELINE = "pipeline"
+"""What stands for the backend of a pipeline, which is an ensemble to Triton's clients."""
+
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", PIPELINE: ENSEMBLE}
 """Triton's names of backends in metadata; the others are called as here."""
 
 MODEL_FILES = {
@@ -43,7 +46,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
     config: dict[str, Any] = {
         "name": servable.model,
         "platform": PLATFORMS.get(backend, ""),
-        "backend": backend,
+        "backend": backend if backend != PIPELINE else "",
         "version_policy": _version_policy(settings),
         "max_batch_size": max_batch_size,
         "input": [_input(spec, batches=servable.batches) for spec in servable.spec.inputs],
@@ -58,7 +61,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
             "eager_batching": False,
         },
     }
-    if max_batch_size > 1:
+    if max_batch_size > 1 and backend != PIPELINE:
         config["dynamic_batching"] = {
             "preferred_batch_size": list(settings.preferred_batch_rows) or [max_batch_size],
             "max_queue_delay_microseconds": round(settings.max_queue_delay_ms * 1e3),
@@ -67,6 +70,8 @@ def model_config(servable: Servable) -> dict[str, Any]:
             "default_priority_level": settings.priority,
             "priority_queue_policy": {},
         }
+    if backend == PIPELINE:
+        return config | {"ensemble_scheduling": {"step": []}, "parameters": {}, "model_warmup": []}
     on_cpu = servable.layouts.narrow.device.upper() in CPU_DEVICES
     config["instance_group"] = [
         {

@@ -346,9 +346,6 @@ def _take_warmup(taking: _Taking, samples: Sequence[Mapping[str, Any]]) -> None:
         for name, tensor in sample["inputs"].items():
             if tensor["dims"] and taking.config["max_batch_size"]:
                 warmup["shapes"][name] = tensor["dims"]
-            if tensor.get("input_data_file"):
-                why = "a made-up input is run in its place; [warmup] inputs in model.toml names a real one"
-                taking.note(f"model_warmup.{sample['name']}.{name}.input_data_file", why)
     taking.settings["warmup"] = warmup
 
 

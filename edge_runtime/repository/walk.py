@@ -270,6 +270,9 @@ class _FolderWalk:
             problems.extend(_beside_versions(others))
         elif (version := self._flat_version(name, path, others, known)) is not None:
             versions[version.number] = _as_configured(version, settings.triton)
+        elif settings.triton is not None and settings.triton.pipeline is not None:
+            # Its version's folder is empty, and what copies a repository may leave out empty folders: git does.
+            versions[1] = VersionFolder(name, 1, Path(path), {}, ())
         else:
             problems.extend(list(_files_that_lack(others)) or _not_a_version(others))
             has_said_why = bool(problems) or len(self._problems) > said_before

@@ -117,9 +117,12 @@ class Loader:
         """Unload and forget a model that `take_in` brought; `done` as of `load`."""
         self._executor.submit(lambda: self._answer(done, lambda: self._sources.give_up(model)), done)
 
-    def unload(self, model: str, number: int | None, done: Done) -> None:
-        """Unload a version, or all of a model; it stays away until `load` or until its files change."""
-        self._executor.submit(lambda: self._answer(done, lambda: self._unload_asked(model, number)), done)
+    def unload(self, model: str, number: int | None, done: Done, *, takes_steps: bool = False) -> None:
+        """Unload a version, or all of a model; it stays away until `load` or until its files change.
+
+        takes_steps: with a pipeline, unload the models that were loaded for it alone.
+        """
+        self._executor.submit(lambda: self._answer(done, lambda: self._unload_asked(model, number, takes_steps)), done)
 
     def forget_overrides(self) -> None:
         """Give up the files that callers brought. Once it is closed, and no model is loaded any more."""
@@ -289,7 +292,7 @@ class Loader:
             )
         self._placement.load_asked(folder, version)
 
-    def _unload_asked(self, model: str, number: int | None) -> None:
+    def _unload_asked(self, model: str, number: int | None, takes_steps: bool = False) -> None:
         self._check_may_ask()
         self._sources.check_free(model)
         known = [status for status in self._table.statuses_of(model) if number in {None, status.number}]
@@ -301,10 +304,15 @@ class Loader:
                     f"model {model!r} version {status.number} is a step of the pipeline {', '.join(map(repr, users))}; "
                     "unload that first"
                 )
+        chains = [each.chain for each in self._table.live_of(model) if each.chain is not None]
         for status in known:
             if model not in self._sources.releases:
                 self._sources.hold_back(model, status.number)
             self._placement.unload(model, status.number, forget=False)
+        for step in sorted({each for chain in chains if takes_steps for each in chain.pipeline.models}):
+            if not self._sources.is_asked_for(step):
+                with contextlib.suppress(LoadFailed, ModelNotFound):  # another pipeline asks it, or it is gone
+                    self._unload_asked(step, None, takes_steps)
 
     def _serve_release(self, folder: ModelFolder) -> None:
         model = folder.name

@@ -39,7 +39,7 @@ from edge_runtime.serving.build_cache import Conversion
 from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
 from edge_runtime.serving.declared_steps import declared_steps, read_labels, told_preset
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
-from edge_runtime.serving.warmup import FirstRuns, read_sample, time_bound, time_steps, warm_up
+from edge_runtime.serving.warmup import FirstRuns, configured_sample, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
@@ -372,6 +372,8 @@ class VersionLoader:
         sample = None
         if settings.warmup.inputs is not None and settings.warmup.runs:
             sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path))
+        elif folder.triton is not None:
+            sample = configured_sample(folder.triton, instance.spec, folder.path)
         first = warm_up(instance, settings, sample)
         if isinstance(instance, HostedInstance):
             steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)

@@ -159,6 +159,8 @@ class PipelineLoader:
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
         fit = self._fit(pipeline)
         servable = self._make_servable(folder, version, pipeline, fit, metrics or self._metrics.model(folder.name))
+        if version.pipeline_file is None:
+            servable.triton = folder.triton
         attempt.fit = fit
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})

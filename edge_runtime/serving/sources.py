@@ -55,6 +55,7 @@ class ModelSources:
         self._received: set[str] = set()
         self._is_stopping = False
         self._held_back: set[tuple[str, int]] = set()
+        self._asked: set[str] = set()
         self._missed: dict[str, set[int | None]] = {}
         self._reported: set[str] = set()
         self._suspects: list[str] = []
@@ -122,6 +123,7 @@ class ModelSources:
             for number in select_versions(found[model].versions, found[model].settings.versions):
                 reason = "waits for all others: the daemon ended while it was loaded"
                 self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
+        self._asked |= asked
         asked.difference_update(self._suspects)
         self._take([change for change in changes if change.model in asked], at_start=True)
 
@@ -222,10 +224,16 @@ class ModelSources:
     def hold_back(self, model: str, number: int) -> None:
         """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""
         self._held_back.add((model, number))
+        self._asked.discard(model)
 
     def let_come(self, model: str, number: int) -> None:
         """End `hold_back`."""
         self._held_back.discard((model, number))
+        self._asked.add(model)
+
+    def is_asked_for(self, model: str) -> bool:
+        """Whether the folder, the start or a person has a model loaded; else only a pipeline that asks it."""
+        return self._follows or model in self._asked
 
     def settle(self, model: str) -> None:
         """Unload what the policy does not select: a version came that others answered for."""

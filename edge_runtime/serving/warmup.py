@@ -14,16 +14,18 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed
+from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed, RequestError
 from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
+from edge_runtime.repository.triton_config import TritonConfig
 from edge_runtime.steps import Form, Given, ModelSteps
-from edge_runtime.tensors import DATATYPES, Array, as_tensors, values_to_bits
+from edge_runtime.tensors import DATATYPES, Array, array_from_wire, as_tensors, element_count, values_to_bits
 
 MAX_SAMPLE_BYTES = 64 << 20
 """Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""
@@ -137,6 +139,53 @@ def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str
         raise LoadFailed(f"{path}: {error.message}" if str(path) not in error.message else error.message) from error
     except (OSError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RecursionError) as error:
         raise LoadFailed(f"{path}: no sample: {error}") from error
+
+
+def configured_sample(config: TritonConfig, spec: ModelSpec, folder: Path) -> dict[str, Array] | None:
+    """Make the inputs of the first sample of `model_warmup` that names files, below `warmup`; None where none does.
+
+    Raises LoadFailed.
+    """
+    for sample in config.config["model_warmup"]:
+        if any(each.get("input_data_file") for each in sample["inputs"].values()):
+            rows = max(sample["batch_size"], 1) if config.max_batch_size else 0
+            _all_named(spec, sample["inputs"])
+            return {
+                name: _configured_input(name, each, rows, folder / "warmup") for name, each in sample["inputs"].items()
+            }
+    return None
+
+
+def _configured_input(name: str, values: Mapping[str, Any], rows: int, folder: Path) -> Array:
+    """One input of a sample: a file, zeros, or noise; the same for each row, where the model batches."""
+    kind = values["data_type"].removeprefix("TYPE_")
+    tensor = TensorSpec(name, "BYTES" if kind == "STRING" else kind, tuple(values["dims"]))
+    if min(tensor.shape, default=1) < 1 or element_count(tensor.shape) * max(rows, 1) > MAX_SAMPLE_BYTES:
+        raise LoadFailed(f"model_warmup: input {name!r} of the shape {list(tensor.shape)} cannot be made")
+    file = values.get("input_data_file", "")
+    if values.get("zero_data"):
+        dtype = DATATYPES[tensor.datatype].dtype
+        array: Array = np.full(tensor.shape, b"" if tensor.datatype == "BYTES" else 0, dtype)
+    elif not file:
+        array = _made_up(tensor, tensor.shape)
+    elif Path(file).name != file:
+        raise LoadFailed(f"model_warmup: input_data_file {file!r}: wanted the name of a file in {folder}")
+    else:
+        array = _read_raw(tensor, folder / file)
+    return np.repeat(array[np.newaxis], rows, axis=0) if rows else array
+
+
+def _read_raw(tensor: TensorSpec, path: Path) -> Array:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SAMPLE_BYTES + 1)
+        if len(data) > MAX_SAMPLE_BYTES:
+            raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
+        return array_from_wire(tensor.datatype, tensor.shape, data)
+    except OSError as error:
+        raise LoadFailed(f"{path}: {error.strerror}") from None
+    except RequestError as error:
+        raise LoadFailed(f"{path}: {error.message}") from None
 
 
 def _read_npz(path: Path) -> dict[str, Array]:

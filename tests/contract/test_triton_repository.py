@@ -68,6 +68,18 @@ output [ { name: "copy" data_type: TYPE_FP32 dims: [ 192 ] reshape { shape: [ 1,
 
 TENSOR = 'input [{name: "%s" data_type: TYPE_%s dims: [%s]}]'
 
+WARM = """
+backend: "onnxruntime"
+max_batch_size: 8
+model_warmup [
+  {
+    name: "real"
+    batch_size: 2
+    inputs { key: "x" value: { data_type: TYPE_FP32 dims: [ 16 ] input_data_file: "x.raw" } }
+  }
+]
+"""
+
 REFUSED = {
     "other_type": (
         "max_batch_size: 8 " + TENSOR % ("x", "INT32", "16"),
@@ -106,6 +118,7 @@ REFUSED = {
     ),
     "stateful": ("sequence_batching { }", "sequence_batching: requests of one sequence are not kept together here"),
     "elsewhere": ('name: "mlp"', "unexpected directory name 'elsewhere' for model 'mlp'"),
+    "cold": (WARM, "warmup/x.raw: No such file or directory"),
     "broken": ("max_batch_size: [", "broken/config.pbtxt: 1:"),
 }
 """By model: its config, and why it is failed."""
@@ -127,6 +140,10 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
     write_config(models, "half", 'backend: "onnxruntime" dynamic_batching { }')
     for name, (text, _) in REFUSED.items():
         write_config(models, name, text)
+    put_model(models, "warm", onnx_models.mlp)
+    write_config(models, "warm", WARM)
+    (models / "warm" / "warmup").mkdir()
+    (models / "warm" / "warmup" / "x.raw").write_bytes(floats(16).tobytes())
     put_model(models, "reshaped", onnx_models.picture_copy)
     write_config(models, "reshaped", RESHAPED)
     put_model(models, "quickstart", onnx_models.picture_copy, shape=(1, 3, 8, 8))
@@ -247,6 +264,13 @@ def test_reshape_is_between_callers_and_the_model(client):
     y = floats(3, 64).reshape(3, 8, 8)
     np.testing.assert_array_equal(ask(client, "quickstart", y, "image", "copy"), y.reshape(192))
     assert client.get_model_metadata("quickstart")["inputs"][0]["shape"] == [3, 8, 8]
+
+
+def test_a_warm_up_runs_on_the_files_that_the_config_names(client):
+    assert client.is_model_ready("warm")
+    (told,) = client.get_inference_statistics("warm")["model_stats"]
+    assert told["name"] == "warm"
+    np.testing.assert_allclose(ask(client, "warm", floats(1, 16)), expected(floats(1, 16)), rtol=1e-4, atol=1e-4)
 
 
 def test_the_file_that_the_config_names_is_served(client):

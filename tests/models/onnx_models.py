@@ -414,6 +414,12 @@ def channel_means(folder: Path) -> Path:
     return _write(folder, nodes, [("data_0", "FP32", [1, 3, 8, 8])], [("fc6_1", "FP32", [1, 3, 1, 1])])
 
 
+def means(folder: Path) -> Path:
+    """pixels FP32 [rows, 3, 8, 8] -> scores FP32 [rows, 3], the means of its channels."""
+    nodes = [helper.make_node("ReduceMean", ["pixels"], ["scores"], axes=[2, 3], keepdims=0)]
+    return _write(folder, nodes, [("pixels", "FP32", ["rows", 3, 8, 8])], [("scores", "FP32", ["rows", 3])])
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:

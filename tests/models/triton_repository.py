@@ -120,3 +120,172 @@ def simple(repository: Path, name: str = "simple", config: str = SIMPLE) -> None
 def ensemble(repository: Path) -> None:
     """An ensemble of two steps of `simple`, with the empty version folder that Triton wants."""
     put(repository, "ensemble_add_sub", SIMPLE_ENSEMBLE)
+
+
+PREPROCESS = """
+name: "preprocess"
+backend: "python"
+max_batch_size: 8
+input [
+  { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8, 3 ] }
+]
+output [
+  { name: "PIXELS" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
+]
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+PREPROCESS_PY = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        model_config = json.loads(args["model_config"])
+        output_config = pb_utils.get_output_config_by_name(model_config, "PIXELS")
+        self.output_dtype = pb_utils.triton_string_to_numpy(output_config["data_type"])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            image = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()
+            pixels = np.transpose(image, (0, 3, 1, 2)).astype(self.output_dtype) / 255.0
+            tensor = pb_utils.Tensor("PIXELS", pixels.astype(self.output_dtype))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[tensor]))
+        return responses
+
+    def finalize(self):
+        print("Cleaning up...")
+"""
+
+CLASSIFIER = """
+name: "classifier"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }
+"""
+"""Its tensors are found out, as with Triton's auto-complete."""
+
+POSTPROCESS = """
+name: "postprocess"
+backend: "python"
+max_batch_size: 8
+input [
+  { name: "SCORES" data_type: TYPE_FP32 dims: [ 3 ] }
+]
+output [
+  { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] }
+]
+parameters: { key: "labels" value: { string_value: "red,green,blue" } }
+"""
+
+POSTPROCESS_PY = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.labels = np.array(parameters["labels"]["string_value"].split(","), dtype=object)
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            scores = pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()
+            best = self.labels[scores.argmax(axis=1)].reshape(-1, 1)
+            tensor = pb_utils.Tensor("LABEL", best)
+            responses.append(pb_utils.InferenceResponse(output_tensors=[tensor]))
+        return responses
+"""
+
+PICTURES = """
+name: "pictures"
+platform: "ensemble"
+max_batch_size: 8
+input [
+  { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8, 3 ] }
+]
+output [
+  { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] }
+]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "preprocess"
+      model_version: -1
+      input_map { key: "IMAGE" value: "IMAGE" }
+      output_map { key: "PIXELS" value: "preprocessed_image" }
+    },
+    {
+      model_name: "classifier"
+      model_version: -1
+      input_map { key: "pixels" value: "preprocessed_image" }
+      output_map { key: "scores" value: "class_scores" }
+    },
+    {
+      model_name: "postprocess"
+      model_version: -1
+      input_map { key: "SCORES" value: "class_scores" }
+      output_map { key: "LABEL" value: "LABEL" }
+    }
+  ]
+}
+"""
+"""Preprocessing in Python, a network, postprocessing in Python: Triton's tutorial on ensembles."""
+
+BLS = """
+name: "bls"
+backend: "python"
+max_batch_size: 0
+input [
+  { name: "IMAGE" data_type: TYPE_UINT8 dims: [ -1, 8, 8, 3 ] },
+  { name: "MODEL_NAME" data_type: TYPE_STRING dims: [ 1 ] }
+]
+output [
+  { name: "LABEL" data_type: TYPE_STRING dims: [ -1, 1 ] }
+]
+"""
+
+BLS_PY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            image = pb_utils.get_input_tensor_by_name(request, "IMAGE")
+            model_name = pb_utils.get_input_tensor_by_name(request, "MODEL_NAME").as_numpy()[0]
+            infer_request = pb_utils.InferenceRequest(
+                model_name=model_name.decode(), requested_output_names=["LABEL"], inputs=[image]
+            )
+            infer_response = infer_request.exec()
+            if infer_response.has_error():
+                error = pb_utils.TritonError(infer_response.error().message())
+                responses.append(pb_utils.InferenceResponse(output_tensors=[], error=error))
+                continue
+            responses.append(pb_utils.InferenceResponse(output_tensors=infer_response.output_tensors()))
+        return responses
+"""
+"""Triton's synchronous BLS example: it asks the model that its request names."""
+
+
+PICTURE_MODELS = ("pictures", "preprocess", "classifier", "postprocess")
+
+
+def pictures(repository: Path) -> None:
+    """`pictures` with its three steps, and `bls`, which asks one of them by name."""
+    for name, config, source in (
+        ("preprocess", PREPROCESS, PREPROCESS_PY),
+        ("postprocess", POSTPROCESS, POSTPROCESS_PY),
+        ("bls", BLS, BLS_PY),
+    ):
+        (put(repository, name, config) / "model.py").write_text(source)
+    onnx_models.means(put(repository, "classifier", CLASSIFIER))
+    put(repository, "pictures", PICTURES)

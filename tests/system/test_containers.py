@@ -72,6 +72,10 @@ def test_compose_runs_the_daemon_of_this_version_with_a_read_only_root_and_no_ri
     assert "ports" not in daemon
 
 
+def test_compose_says_nothing_at_the_top_that_older_versions_refuse(compose: dict[str, Any]) -> None:
+    assert set(compose) <= {"services", "volumes", "networks"}, "docker-compose 1.29 of Debian 12 takes these"
+
+
 @pytest.mark.parametrize("name", ["mosquitto", "prometheus", "grafana"])
 def test_compose_names_exact_versions_and_lets_none_gain_rights(name: str, compose: dict[str, Any]) -> None:
     service = compose["services"][name]
