@@ -105,9 +105,12 @@ def _add_init(action: argparse.ArgumentParser) -> None:
 
 
 def _add_publish(action: argparse.ArgumentParser) -> None:
-    action.add_argument("path", metavar="MODEL_DIR", help="a model's folder, or one of its version folders")
+    action.add_argument(
+        "path", metavar="MODEL_DIR", help="a folder of a model or a pipeline, or one of its version folders"
+    )
     action.add_argument("--team", metavar="TEAM", required=True)
     action.add_argument("--model", metavar="NAME", help="default: the folder's name")
+    action.add_argument("--models", metavar="DIR", help="the folder of a pipeline's models; default: beside it")
     action.add_argument("--version", metavar="N", type=positive, help="default: the newest in the folder")
     action.add_argument("--golden", metavar="FILE", help=".npz with one array an input, or a picture"
                         " that the model's steps read; default: noise")  # fmt: skip

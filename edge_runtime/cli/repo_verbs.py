@@ -72,6 +72,8 @@ def _add_group(arguments: argparse.Namespace, screen: Screen) -> None:
 
 
 def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
+    from edge_runtime.daemon.pipeline_trials import describe_pipeline_in_child  # the serving core, for this verb alone
+
     options = ReleaseOptions(
         arguments.team,
         Path(arguments.path),
@@ -84,10 +86,11 @@ def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
         arguments.limit_s or LIMIT_S,
         LAST_RELEASES if arguments.patches is None else arguments.patches,
         arguments.counter,
+        Path(arguments.models) if arguments.models else None,
     )
     with _open(arguments, screen) as repository:
         with screen.progress(f"trying {arguments.path}"):
-            prepared = prepare_release(repository, options)
+            prepared = prepare_release(repository, options, describe_pipeline_in_child)
         for note in prepared.notes:
             screen.note(note)
         done = _sign_and_publish(prepared.change, arguments, screen)

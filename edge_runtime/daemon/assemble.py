@@ -357,8 +357,9 @@ def _new_updates(
     if settings is None:
         return None
     try:
+        from edge_runtime.daemon.pipeline_trials import try_pipeline_in_child
         from edge_runtime.update.release_checks import DeviceTraits, version_numbers
-        from edge_runtime.update.trial import TrialLimits
+        from edge_runtime.update.trial import PipelineTrials, TrialLimits
         from edge_runtime.update.updater import Updater
         from edge_runtime.update.worker import UpdateWorker
     except ImportError as error:
@@ -384,6 +385,7 @@ def _new_updates(
         versions,
         state / "update",
         engines=builds.engines.cache.folder,
+        pipelines=PipelineTrials(served_apart(config), try_pipeline_in_child),
         trial_limits=TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
         clock=clock,
         stop=stop,
@@ -391,6 +393,18 @@ def _new_updates(
         utc_clock=utc_clock,
     )
     return UpdateWorker(updater, settings, clock, stop)
+
+
+def served_apart(config: Config) -> Config:
+    """Return what serves models as a configuration says, and nothing else: no door, no folder, no update, no code."""
+    return Config(
+        profile=config.profile,
+        backends=config.backends,
+        limits=config.limits,
+        isolation="never",
+        watch=False,
+        calibrate=False,
+    )
 
 
 def _device_id(config: Config, settings: UpdateSettings) -> str:

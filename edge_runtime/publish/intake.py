@@ -19,6 +19,7 @@ from typing import Any
 
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
+from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.repository.kinds import kind_of
 from edge_runtime.repository.manifest import read_release_settings
@@ -35,7 +36,7 @@ from edge_runtime.repository.names import (
     variant_of,
     weights_name,
 )
-from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name
+from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
 from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.serving.declared_steps import read_labels
 from edge_runtime.typed_toml import parse_toml
@@ -54,7 +55,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of a release, copied aside. backend: which loads it, or whose data it is. precision: of a variant."""
+    """One file of a release, copied aside. backend: which loads it, or whose data it is. precision: of a variant.
+
+    model: of a pipeline, the one of its models that the file is of.
+    """
 
     name: str
     path: Path
@@ -62,6 +66,12 @@ class StagedFile:
     length: int
     backend: str
     precision: str = ""
+    model: str = ""
+
+    @property
+    def published_name(self) -> str:
+        """Return the last part of its target's path."""
+        return step_file(self.name, self.model) if self.model else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,8 @@ class Intake:
     """A version that may be tried. artifacts: each graph, the model itself first; files: these and their data.
 
     left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as written.
+    pipeline: the text of `pipeline.toml`; its models are `parts`, and `files` are theirs. has_versions: it lies in a
+    version folder.
     """
 
     model: str
@@ -86,16 +98,78 @@ class Intake:
     artifacts: tuple[StagedArtifact, ...]
     files: tuple[StagedFile, ...]
     left_out: tuple[str, ...]
+    pipeline: str = ""
+    parts: tuple[Intake, ...] = ()
+    has_versions: bool = True
 
 
-def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, version: int | None = None) -> Intake:
-    """Copy a model's version aside. path: `<name>/` with version folders or files in it, or `<name>/<version>/`.
+def take_in(
+    folder: RepositoryFolder,
+    path: Path,
+    model: str | None = None,
+    version: int | None = None,
+    models: Path | None = None,
+) -> Intake:
+    """Copy a version of a model, or of a pipeline with its models, aside.
 
-    model, version: None means the folder's name and the newest version. Raises PublishError: it is no model, has code
-    or a link, is too large, or has a name that cannot be published.
+    path: `<name>/` with version folders or files in it, or `<name>/<version>/`. model, version: None means the folder's
+    name and the newest version. models: where a pipeline's models lie; None: beside it. Raises PublishError: it is no
+    model, has code or a link, is too large, or has a name that cannot be published.
     """
     found = _find_version(path, model, version)
     names = _plain_names(found.path)
+    pipeline_file = next((each for each in (found.path, found.home) if (each / PIPELINE_FILE).is_file()), None)
+    if pipeline_file is not None:
+        return _take_in_pipeline(folder, found, pipeline_file / PIPELINE_FILE, models or found.home.parent)
+    return _take_in_model(folder, found, names)
+
+
+def _take_in_pipeline(folder: RepositoryFolder, found: _Found, file: Path, models: Path) -> Intake:
+    _plain_names(found.home)
+    text = _read_text(file)
+    try:
+        pipeline = read_pipeline(text, str(file))
+    except ConfigError as error:
+        raise PublishError(error.message) from error
+    for step in pipeline.steps:
+        if step.python is not None:
+            raise PublishError(
+                f"{file}: step {step.name} is Python, and an update never carries code: publish the pipeline without "
+                "it, or put it on devices by other means"
+            )
+    parts = tuple(_take_in_part(folder, file, pipeline, name, models) for name in pipeline.models)
+    return Intake(
+        found.model,
+        found.version,
+        _read_settings(found.settings, (found.path, found.home)),
+        (),
+        tuple(each for part in parts for each in part.files),
+        tuple(f"{part.model}/{name}" for part in parts for name in part.left_out),
+        text,
+        parts,
+        has_versions=found.path != found.home,
+    )
+
+
+def _take_in_part(folder: RepositoryFolder, file: Path, pipeline: Pipeline, name: str, models: Path) -> Intake:
+    """Copy the model aside that steps of a pipeline ask by this name."""
+    asked = {step.version for step in pipeline.steps if step.model == name}
+    if len(asked) > 1:
+        raise PublishError(f"{file}: asks {name} in more than one version; a release carries one of each model")
+    if not (models / name).is_dir():
+        raise PublishError(
+            f"{file}: asks {name}, and there is no folder {models / name}; put it there as {name}/1/, or name the "
+            "folder of its models with --models"
+        )
+    found = _find_version(models / name, None, asked.pop())
+    names = _plain_names(found.path)
+    if any((each / PIPELINE_FILE).exists() for each in (found.path, found.home)):
+        raise PublishError(f"{file}: asks {name}, which is a pipeline itself; a release carries a pipeline of models")
+    return _take_in_model(folder, found, names, name)
+
+
+def _take_in_model(folder: RepositoryFolder, found: _Found, names: list[str], part: str = "") -> Intake:
+    """part: its name in the pipeline that it is published with."""
     graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, found.path)) is not None]
     if not graphs:
         ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(found.path / name)))
@@ -109,14 +183,14 @@ def take_in(folder: RepositoryFolder, path: Path, model: str | None = None, vers
     wanted = _files_of(graphs, found.path)
     _check_wanted(found.path, wanted, names)
     _check_space(folder, found.path, wanted)
-    files = tuple(_stage(folder, found.path, name, *of) for name, of in wanted.items())
+    files = tuple(_stage(folder, found.path / name, *of, part=part) for name, of in wanted.items())
     by_name = {file.name: file for file in files}
     for name in graphs:
         if suffix_of(name) == ".onnx":
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
     left_out = tuple(name for name in names if name not in wanted and name != SETTINGS_FILE)
-    places = (found.path, found.settings.parent)
+    places = (found.path, found.home)
     return Intake(found.model, found.version, _read_settings(found.settings, places), artifacts, files, left_out)
 
 
@@ -142,6 +216,11 @@ class _Found:
     version: int
     path: Path
     settings: Path
+
+    @property
+    def home(self) -> Path:
+        """Return the model's folder, which holds its version folders or is the version itself."""
+        return self.settings.parent
 
 
 def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
@@ -178,6 +257,11 @@ def _plain_names(folder: Path) -> list[str]:
                 continue
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
                 raise PublishError(f"{entry.path}: is no plain file; copy its content there")
+            if entry.name == STEPS_FILE:
+                raise PublishError(
+                    f"{entry.path}: is code, and an update never carries code: publish the pipeline without Python "
+                    "steps, or put it on devices by other means"
+                )
             if is_code(entry.name):
                 way = _way_to_publish(Path(entry.path)) or "convert the model to ONNX"
                 raise PublishError(
@@ -237,18 +321,18 @@ def _check_space(folder: RepositoryFolder, source: Path, names: Iterable[str]) -
         raise PublishError(f"{folder.path}: {free} bytes are free and the model has {nbytes}; free some space")
 
 
-def _stage(folder: RepositoryFolder, source: Path, name: str, backend: str, precision: str) -> StagedFile:
+def _stage(folder: RepositoryFolder, source: Path, backend: str, precision: str, *, part: str) -> StagedFile:
     digest, length = hashlib.sha256(), 0
 
     def pieces() -> Iterator[bytes]:
         nonlocal length
-        for piece in _read(source / name):
+        for piece in _read(source):
             digest.update(piece)
             length += len(piece)
             yield piece
 
-    path = folder.stage(f"model/{name}", pieces())
-    return StagedFile(name, path, digest.hexdigest(), length, backend, precision)
+    path = folder.stage(f"models/{part}/{source.name}" if part else f"model/{source.name}", pieces())
+    return StagedFile(source.name, path, digest.hexdigest(), length, backend, precision, part)
 
 
 def _read(path: Path) -> Iterator[bytes]:
@@ -268,18 +352,22 @@ def _read(path: Path) -> Iterator[bytes]:
             yield piece
 
 
+def _read_text(path: Path) -> str:
+    data = b"".join(_read(path))
+    if len(data) > MAX_SETTINGS_BYTES:
+        raise PublishError(f"{path}: has {len(data)} bytes, wanted at most {MAX_SETTINGS_BYTES}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PublishError(f"{path}: is no UTF-8 text") from error
+
+
 def _read_settings(path: Path, places: Sequence[Path]) -> dict[str, Any]:
     """Read `model.toml`. places: where the files of labels lie that it names. Raises PublishError."""
     if not path.exists() and not path.is_symlink():
         return {}
-    text = b"".join(_read(path))
-    if len(text) > MAX_SETTINGS_BYTES:
-        raise PublishError(f"{path}: has {len(text)} bytes, wanted at most {MAX_SETTINGS_BYTES}")
     try:
-        settings = parse_toml(text.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise PublishError(f"{path}: is no UTF-8 text") from error
-    try:
+        settings = parse_toml(_read_text(path), str(path))
         typed = read_release_settings(settings, str(path))
         for name, output in typed.output.items():
             if isinstance(output.labels, str):  # a release has the labels themselves: the manifest signs them

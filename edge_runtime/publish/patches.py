@@ -55,7 +55,7 @@ def make_patches(
     for old_release, target in before[:last]:
         for artifact in read_manifest(repository, old_release, target).artifacts:
             name = artifact.path.rpartition("/")[2]
-            new = next((file for file in files if file.name == name and file.sha256 != artifact.sha256), None)
+            new = next((file for file in files if file.published_name == name and file.sha256 != artifact.sha256), None)
             if new is None or (artifact.sha256, new.sha256) in seen:
                 continue
             seen.add((artifact.sha256, new.sha256))

@@ -1,4 +1,4 @@
-"""A new release of a model: taken in, tried, described by a manifest, and signed by its team.
+"""A new release of a model, or of a pipeline with its models: taken in, tried, described by a manifest, and signed.
 
 Owns: the content of `manifest.json`, and the counter of a release. Counters of a model grow by one; a version may be
 released again with the same bytes, never with others.
@@ -20,10 +20,11 @@ from edge_runtime.publish.assignments import read_manifest
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.intake import Intake, take_in
 from edge_runtime.publish.patches import LAST_RELEASES, make_patches
+from edge_runtime.publish.pipeline_trial import TryPipeline, try_pipeline
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, ArtifactTrial, try_artifact
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
-from edge_runtime.repository.manifest import Artifact, Golden, Manifest, Tolerance, encode_manifest
+from edge_runtime.repository.manifest import Artifact, Golden, Manifest, StepModel, Tolerance, encode_manifest
 from edge_runtime.repository.release_paths import GOLDEN_FILE, LONGEST_LEAP, ReleasePath, team_role
 
 MIN_RUNTIME = "0.1.0"
@@ -36,6 +37,7 @@ class ReleaseOptions:
 
     tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: the
     number of releases before it to patch from. counter: of the release; None: one more than the highest so far.
+    models: the folder of a pipeline's models; None: beside it.
     """
 
     team: str
@@ -49,6 +51,7 @@ class ReleaseOptions:
     limit_s: float = LIMIT_S
     patches: int = LAST_RELEASES
     counter: int | None = None
+    models: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +64,25 @@ class PreparedRelease:
     notes: tuple[str, ...]
 
 
-def prepare_release(repository: Repository, options: ReleaseOptions) -> PreparedRelease:
+def prepare_release(
+    repository: Repository, options: ReleaseOptions, pipeline_child: TryPipeline | None = None
+) -> PreparedRelease:
     """Take a model in, try it, and draft its release.
 
-    Raises PublishError: no such team, another team's model, a version whose bytes changed, a folder that may not be
-    published, a counter that devices would refuse, or a model that does not work.
+    pipeline_child: what the child calls that tries a pipeline; None: pipelines are refused. Raises PublishError: no
+    such team, another team's model, a version whose bytes changed, a folder that may not be published, a counter that
+    devices would refuse, or a model that does not work.
     """
     _check_options(repository, options)
-    intake = take_in(repository.folder, options.path, options.model, options.version)
+    intake = take_in(repository.folder, options.path, options.model, options.version, options.models)
     release = _next_release(repository, options.team, intake, options.counter)
-    trials = [
-        try_artifact(
-            each.backend,
-            each.path,
-            intake.settings,
-            precision=each.precision,
-            golden=options.golden,
-            limit_s=options.limit_s,
-        )
-        for each in intake.artifacts
-    ]
+    trials = _try_pipeline(intake, options, pipeline_child) if intake.parts else _try_model(intake, options)
     tolerances = {**TOLERANCES, **options.tolerances}
     _check_agreement(trials, tolerances)
     role = team_role(options.team)
     draft = Draft(repository)
     for file in intake.files:
-        path = release.file(file.name)
+        path = release.file(file.published_name)
         draft.add_file(role, path, file.path, TargetFile(file.length, {"sha256": file.sha256}, path))
     golden = _golden(draft, release, trials[0], tolerances)
     patches = list(make_patches(repository, release, intake.files, options.patches)) if options.patches else []
@@ -99,6 +95,28 @@ def prepare_release(repository: Repository, options: ReleaseOptions) -> Prepared
         f"publish {intake.model} version {intake.version} as release {release.counter} of {options.team}"
     )
     return PreparedRelease(change, release, manifest, tuple(_notes(intake, trials, release)))
+
+
+def _try_model(intake: Intake, options: ReleaseOptions) -> list[ArtifactTrial]:
+    return [
+        try_artifact(
+            each.backend,
+            each.path,
+            intake.settings,
+            precision=each.precision,
+            golden=options.golden,
+            limit_s=options.limit_s,
+        )
+        for each in intake.artifacts
+    ]
+
+
+def _try_pipeline(intake: Intake, options: ReleaseOptions, child: TryPipeline | None) -> list[ArtifactTrial]:
+    """Try the whole pipeline on its models' first artifacts, then on their second ones, until each was asked."""
+    if child is None:
+        raise PublishError(f"{options.path}: is a pipeline, which only `edge-runtime repo publish` tries")
+    rounds = max(len(part.artifacts) for part in intake.parts)
+    return [try_pipeline(child, intake, turn, golden=options.golden, limit_s=options.limit_s) for turn in range(rounds)]
 
 
 def _check_options(repository: Repository, options: ReleaseOptions) -> None:
@@ -134,7 +152,7 @@ def choose_counter(model: str, highest: int, asked: int | None) -> int:
 
 def _next_release(repository: Repository, team: str, intake: Intake, asked: int | None) -> ReleasePath:
     highest = 0
-    files = {file.name: file.sha256 for file in intake.files}
+    files = {(file.model, file.name): file.sha256 for file in intake.files}
     for release, target in repository.catalog.releases():
         if release.model != intake.model:
             continue
@@ -144,11 +162,15 @@ def _next_release(repository: Repository, team: str, intake: Intake, asked: int 
             )
         highest = max(highest, release.counter)
         manifest = read_manifest(repository, release, target)
-        old = {artifact.path.rpartition("/")[2]: artifact.sha256 for artifact in manifest.artifacts}
-        if manifest.version == intake.version and old != files:
+        old = {(each.model, each.place.rpartition("/")[2]): each.sha256 for each in manifest.artifacts}
+        if manifest.version == intake.version and (old, manifest.pipeline) != (files, intake.pipeline):
+            following = intake.version + 1
+            way = (
+                f"put the new ones into {following}/" if intake.has_versions else f"publish with --version {following}"
+            )
             raise PublishError(
                 f"{intake.model} version {intake.version} was published with other bytes, as release "
-                f"{release.counter}; a version is never used again: put the new ones into {intake.version + 1}/"
+                f"{release.counter}; a version is never used again: {way}"
             )
     return ReleasePath(team, intake.model, choose_counter(intake.model, highest, asked))
 
@@ -208,9 +230,13 @@ def _manifest(
         outputs=trials[0].result.outputs,
         settings=dict(intake.settings),
         artifacts=tuple(
-            Artifact(release.file(file.name), file.sha256, file.length, file.backend, file.precision)
+            Artifact(
+                release.file(file.published_name), file.sha256, file.length, file.backend, file.precision, file.model
+            )
             for file in intake.files
         ),
+        pipeline=intake.pipeline,
+        models=tuple(StepModel(part.model, dict(part.settings)) for part in intake.parts),
         golden=golden,
         peak_memory_bytes=max(trial.result.peak_memory_bytes for trial in trials),
     )

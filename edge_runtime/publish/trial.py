@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from edge_runtime.backends.picture_input import picture_input
 from edge_runtime.backends.registry import backend as backend_named
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
-from edge_runtime.model_spec import TensorSpec
+from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
 from edge_runtime.repository.manifest import TensorForm
 from edge_runtime.sandbox.child import run_child
@@ -34,7 +34,7 @@ from edge_runtime.serving.presets import fill_inputs
 from edge_runtime.serving.warmup import make_inputs, warm_up
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
+from edge_runtime.tensors import Array, Tensors, as_tensors, datatype_name, fits_datatype, values_to_bits
 
 LIMIT_S = 300.0
 """A large model on a slow laptop loads in a minute."""
@@ -68,6 +68,24 @@ class ArtifactFacts(Struct, frozen=True):
     lengths: tuple[int, ...]
     peak_memory_bytes: int
     is_made_up: bool
+
+
+class TriedInstance(Protocol):
+    """What is described: an instance, or a pipeline that is served."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its inputs and outputs."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Of its floats, as read back after the load."""
+        ...
+
+    def run(self, inputs: Tensors) -> list[Array]:
+        """Run once; outputs in the order of the spec. Raises RunFailed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +148,39 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
         if task.golden:
             golden = Path(task.golden)
             is_picture = golden.suffix.lower() != ".npz"
-            inputs = _pictured(golden, instance, settings, task) if is_picture else _given_inputs(golden, instance)
+            inputs = _pictured(golden, instance, settings, task) if is_picture else given_inputs(golden, instance.spec)
         elif first.times:
             inputs = make_inputs(instance.spec, 1, first.length, settings.warmup.shapes)
         else:
             raise LoadFailed("no made-up input fits its open dimensions; give a real one with --golden FILE.npz")
-        datatypes = {spec.name: spec.datatype for spec in instance.spec.inputs}
-        packed_inputs = pack(inputs, datatypes)
-        outputs = _golden_outputs(instance, inputs)
-        packed_outputs = pack(outputs, {spec.name: spec.datatype for spec in instance.spec.outputs})
-        Path(task.out).write_bytes(packed_inputs.data + packed_outputs.data)
-        return ArtifactFacts(
-            precision=instance.precision,
-            inputs=tuple(map(_form, instance.spec.inputs)),
-            outputs=tuple(map(_form, instance.spec.outputs)),
-            golden_inputs=packed_inputs.forms,
-            golden_outputs=packed_outputs.forms,
-            lengths=(*packed_inputs.lengths, *packed_outputs.lengths),
-            peak_memory_bytes=max(peak_bytes() - before, Path(task.artifact).stat().st_size),
-            is_made_up=not task.golden,
-        )
+        facts = describe_tried(instance, inputs, task.out, is_made_up=not task.golden)
+        peak = max(peak_bytes() - before, Path(task.artifact).stat().st_size)
+        return msgspec.structs.replace(facts, peak_memory_bytes=peak)
     finally:
         instance.close()
+
+
+def describe_tried(
+    instance: TriedInstance, inputs: Mapping[str, Array], out: str, *, is_made_up: bool
+) -> ArtifactFacts:
+    """Run what was loaded twice and describe it, but for its memory; leaves its golden tensors in the file `out`.
+
+    Raises RunFailed: an output is not finite, or differs the second time.
+    """
+    packed_inputs = pack(inputs, {spec.name: spec.datatype for spec in instance.spec.inputs})
+    outputs = _golden_outputs(instance, inputs)
+    packed_outputs = pack(outputs, {spec.name: spec.datatype for spec in instance.spec.outputs})
+    Path(out).write_bytes(packed_inputs.data + packed_outputs.data)
+    return ArtifactFacts(
+        precision=instance.precision,
+        inputs=tuple(map(_form, instance.spec.inputs)),
+        outputs=tuple(map(_form, instance.spec.outputs)),
+        golden_inputs=packed_inputs.forms,
+        golden_outputs=packed_outputs.forms,
+        lengths=(*packed_inputs.lengths, *packed_outputs.lengths),
+        peak_memory_bytes=0,
+        is_made_up=is_made_up,
+    )
 
 
 def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: ArtifactTask) -> dict[str, Array]:
@@ -169,14 +198,14 @@ def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: Art
     return {picture.name: tensor}
 
 
-def _given_inputs(path: Path, instance: Instance) -> dict[str, Array]:
+def given_inputs(path: Path, model: ModelSpec) -> dict[str, Array]:
     """Read the arrays of an .npz in the model's order. Raises RunFailed: the model does not take them."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = as_tensors({name: values_to_bits(file[name]) for name in file.files})
     except (OSError, ValueError, TypeError) as error:
         raise RunFailed(f"{path}: is no .npz with one array for each input: {error}") from error
-    wanted = {spec.name: spec for spec in instance.spec.inputs}
+    wanted = {spec.name: spec for spec in model.inputs}
     if set(arrays) != set(wanted):
         raise RunFailed(f"{path}: has {', '.join(arrays) or 'nothing'}; wanted {', '.join(wanted)}")
     for name, spec in wanted.items():
@@ -187,7 +216,7 @@ def _given_inputs(path: Path, instance: Instance) -> dict[str, Array]:
     return {name: arrays[name] for name in wanted}
 
 
-def _golden_outputs(instance: Instance, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _golden_outputs(instance: TriedInstance, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run the model twice. Raises RunFailed: an output is not finite, or differs the second time."""
     names = [spec.name for spec in instance.spec.outputs]
     first, second = (dict(zip(names, instance.run(inputs), strict=True)) for _ in range(2))

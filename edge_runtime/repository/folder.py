@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from edge_runtime.config.settings import ModelSettings, Versions
 from edge_runtime.pipelines import PIPELINE_FILE
 from edge_runtime.repository.names import SETTINGS_FILE
@@ -97,6 +99,37 @@ class ModelFolder:
         return self.path / (CONFIG_FILE if is_tritons else SETTINGS_FILE)
 
 
+class FolderTask(Struct, frozen=True):
+    """A model of one version, with the models that it brings with it, as JSON for a child process."""
+
+    name: str
+    number: int
+    path: str
+    files: dict[str, str]
+    settings: ModelSettings
+    owned: tuple[FolderTask, ...] = ()
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> FolderTask:
+        """Describe a folder of one version."""
+        (version,) = folder.versions.values()
+        return cls(
+            folder.name,
+            version.number,
+            str(version.path.absolute()),
+            {name: str(path.absolute()) for name, path in version.files.items()},
+            folder.settings,
+            tuple(map(cls.of, folder.owned)),
+        )
+
+    def folder(self) -> ModelFolder:
+        """Return the folder that was described."""
+        path, files = Path(self.path), {name: Path(file) for name, file in self.files.items()}
+        version = VersionFolder(self.name, self.number, path, files, ())
+        owned = tuple(each.folder() for each in self.owned)
+        return ModelFolder(self.name, path, self.settings, None, {self.number: version}, owned=owned)
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The result of one walk. unreadable: folders that exist (or did) and could not be listed."""
@@ -109,6 +142,11 @@ class Scan:
 def owned_name(pipeline: str, model: str) -> str:
     """Return the name of a model that a pipeline brings with it: no model name, so that nothing else can have it."""
     return f"{pipeline}/{model}"
+
+
+def is_owned_name(name: str) -> bool:
+    """Return whether a name is one of `owned_name`."""
+    return "/" in name
 
 
 def select_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:

@@ -178,7 +178,12 @@ class Calibrator:
         return bool(self._waiting)
 
     def add(self, loaded: LoadedVersion) -> None:
-        """Queue a version that was published. Inline ones need no curve, nor do those that could not be warmed up."""
+        """Queue a version that was published, and the models that it brought with it.
+
+        Inline ones need no curve, nor do those that could not be warmed up.
+        """
+        for part in loaded.owned:
+            self.add(part)
         if self._is_on and loaded.servable.mode == "workers" and loaded.first_runs.times:
             self._waiting.append(loaded)
 

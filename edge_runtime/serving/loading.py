@@ -101,7 +101,10 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A servable ready to be published, and calibration's needs. note: for a person, may be empty."""
+    """A servable ready to be published, and calibration's needs. note: for a person, may be empty.
+
+    owned: the models that a pipeline brings with it.
+    """
 
     servable: Servable
     backend: Backend
@@ -110,6 +113,7 @@ class LoadedVersion:
     first_runs: FirstRuns
     may_widen: bool
     note: str
+    owned: tuple[LoadedVersion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

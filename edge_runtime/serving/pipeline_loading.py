@@ -8,7 +8,7 @@ loader's, but for `PipelineInstance`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -177,7 +177,7 @@ class PipelineLoader:
             pipeline = folder.triton.pipeline
         else:
             raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
-        owned = {each.name for each in folder.owned}
+        owned = {each.name: number for each in folder.owned for number in each.versions}
         return replace(pipeline, steps=tuple(_with_owned(step, folder.name, owned) for step in pipeline.steps))
 
     # ---- what live pipelines need ------------------------------------------------------------------------------------
@@ -498,10 +498,13 @@ def _read_file(file: Path) -> Pipeline:
         raise LoadFailed(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _with_owned(step: Step, pipeline: str, owned: Collection[str]) -> Step:
-    """A step of a pipeline that brings its models with it asks those."""
+def _with_owned(step: Step, pipeline: str, owned: Mapping[str, int]) -> Step:
+    """A step of a pipeline that brings its models with it asks those, in their only version: another release has more.
+
+    owned: versions by name.
+    """
     name = owned_name(pipeline, step.model) if step.model is not None else ""
-    return replace(step, model=name) if name in owned else step
+    return replace(step, model=name, version=owned[name]) if name in owned else step
 
 
 def _waits(model: str) -> _Absence:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,29 +245,21 @@ class Placement:
         """Make room, load, warm up; nothing answers from it yet.
 
         without: versions that will leave for it, and are not counted. metrics: None for the model's own. Raises
-        LoadFailed only: a library's surprise is a failed load too.
+        LoadFailed only: a library's surprise is a failed load too. Models that a pipeline brings with it come first,
+        and answer to it at once.
         """
+        parts: list[LoadedVersion] = []
         try:
             self._make_room(self._bytes_wanted(version), without)
-            loaded = self._versions.load(folder, version, metrics)
+            for part in folder.owned:
+                parts.append(self._bring_up_part(part, without, is_apart=metrics is not None))
+            loaded = replace(self._load(folder, version, metrics), owned=tuple(parts))
+            self._check_loaded(loaded, version, without, check)
         except LoadFailed:
+            for each in parts:
+                self._retire_part(each.servable)
             raise
-        except Exception as error:
-            log.exception("loading failed unexpectedly", extra={"model": folder.name, "version": version.number})
-            raise LoadFailed(f"{type(error).__name__}: {error}") from error
-        servable = loaded.servable
-        self._measured[version.model, version.number] = (version.path, version.fingerprint), servable.memory_bytes
-        try:
-            # Files are only a guess at what a library makes of them: hold the budget by what was measured.
-            self._make_room(servable.memory_bytes, without)
-            if self._pipelines is not None:
-                self._pipelines.check_swap(servable, self.swapping)
-            if check is not None:
-                check(loaded)
-        except LoadFailed:
-            servable.close(0.0)
-            raise
-        self._watch_queue(servable)
+        self._watch_queue(loaded.servable)
         return loaded
 
     def bring_up_apart(self, folder: ModelFolder, version: VersionFolder) -> LoadedVersion:
@@ -287,8 +279,58 @@ class Placement:
         servable.close(DRAIN_S)
         self._metrics.retire(servable.model, servable.metrics, servable)
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})
+        for part in servable.owned:
+            self._retire_part(part)
 
     # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None) -> LoadedVersion:
+        try:
+            return self._versions.load(folder, version, metrics)
+        except LoadFailed:
+            raise
+        except Exception as error:
+            log.exception("loading failed unexpectedly", extra={"model": folder.name, "version": version.number})
+            raise LoadFailed(f"{type(error).__name__}: {error}") from error
+
+    def _check_loaded(
+        self, loaded: LoadedVersion, version: VersionFolder, without: Collection[Servable], check: Check | None
+    ) -> None:
+        """Close it, and raise LoadFailed, where it takes too much memory or may not answer."""
+        servable = loaded.servable
+        servable.owned = tuple(part.servable for part in loaded.owned)
+        self._measured[version.model, version.number] = (version.path, version.fingerprint), _whole_bytes(servable)
+        try:
+            # Files are only a guess at what a library makes of them: hold the budget by what was measured.
+            self._make_room(servable.memory_bytes, without)
+            if self._pipelines is not None:
+                self._pipelines.check_swap(servable, self.swapping)
+            if check is not None:
+                check(loaded)
+        except LoadFailed:
+            servable.close(0.0)
+            raise
+
+    def _bring_up_part(self, folder: ModelFolder, without: Collection[Servable], *, is_apart: bool) -> LoadedVersion:
+        """Load a model that a pipeline brings with it, and let it answer. is_apart: it counts apart, as that does."""
+        (version,) = folder.versions.values()
+        metrics = self._metrics.apart(folder.name) if is_apart else None
+        try:
+            loaded = self.bring_up(folder, version, without=without, metrics=metrics)
+        except LoadFailed as error:
+            if metrics is not None:
+                self._metrics.retire(folder.name, metrics)
+            raise type(error)(f"its model {folder.name}: {error.message}") from error
+        self._table.publish(loaded.servable)
+        return loaded
+
+    def _retire_part(self, part: Servable) -> None:
+        """Close a model that a pipeline brought with it. Another load of the same release may have its place by now."""
+        if self._table.find(part.model, part.number) is part:
+            self._table.withdraw(part.model, part.number, VersionState.UNLOADING)
+            self._table.forget(part.model, part.number)
+            part.metrics.unwatch()
+        self.retire(part)
 
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
@@ -332,10 +374,12 @@ class Placement:
     def _plan(self, wanted: int, without: Collection[Servable], keeping: str = "") -> Eviction:
         if self._budget_bytes is None:
             return Eviction((), 0)
+        loaded = self._table.loaded()
+        parts = {part for each in (*loaded, *without) for part in each.owned}
         residents = [
-            Resident(each.model, each.number, each.memory_bytes, each.used_s, self._must_stay(each, keeping))
-            for each in self._table.loaded()
-            if each not in without
+            Resident(each.model, each.number, _whole_bytes(each), each.used_s, self._must_stay(each, keeping))
+            for each in loaded
+            if each not in without and each not in parts
         ]
         return plan_eviction(residents, wanted, self._budget_bytes)
 
@@ -351,6 +395,11 @@ class Placement:
             servable.metrics.watch("host_restarts", lambda: _host_of(servable).restarts)
             servable.metrics.watch("host_memory_bytes", lambda: _host_of(servable).memory_bytes)
             servable.metrics.watch_reason("host_last_end", lambda: _host_of(servable).last_end)
+
+
+def _whole_bytes(servable: Servable) -> int:
+    """Memory of a version, with that of the models that it brought with it."""
+    return servable.memory_bytes + sum(part.memory_bytes for part in servable.owned)
 
 
 def _state_after(error: LoadFailed) -> VersionState:

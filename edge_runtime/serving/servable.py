@@ -149,6 +149,7 @@ class Servable:
         triton: its `config.pbtxt`. labels: by output, which that names; those of steps are in `steps`.
         steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
+        owned: the models that a pipeline brought with it, which are closed after it.
         chain: runs the requests of a pipeline; with `inline` buffers, too, bursts of its known headers run there.
         """
         self.model = model
@@ -163,6 +164,7 @@ class Servable:
         self.labels: Mapping[str, Sequence[str]] = {}
         self.form = Form("tensor", answers=False)
         self.forms: dict[Form, Servable] = {}
+        self.owned: tuple[Servable, ...] = ()
         self.batches = batches
         self.mode: Mode = mode
         self.max_rows = max_rows
@@ -188,6 +190,12 @@ class Servable:
         """Memory that this version holds."""
         wide = self.layouts.wide
         return self.layouts.narrow.memory_bytes + (wide.memory_bytes if wide is not None else 0)
+
+    @property
+    def precision(self) -> str:
+        """Of its floats, as read back after the load; "mixed" where models that a pipeline brought differ in it."""
+        found = {part.precision for part in self.owned} or {self.layouts.narrow.precision}
+        return found.pop() if len(found) == 1 else "mixed"
 
     def form_for(self, header: RequestHeader) -> Servable:
         """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
-from edge_runtime.repository.folder import ModelFolder, Problem, select_versions
+from edge_runtime.repository.folder import ModelFolder, Problem, is_owned_name, select_versions
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override, OverrideFiles
 from edge_runtime.repository.watch import VersionChange, Watcher
 from edge_runtime.serving.load_marks import LoadMarks
@@ -236,8 +236,11 @@ class ModelSources:
         return self._follows or model in self._asked
 
     def settle(self, model: str) -> None:
-        """Unload what the policy does not select: a version came that others answered for."""
-        if self._watcher is not None and model not in self.releases:
+        """Unload what the policy does not select: a version came that others answered for.
+
+        Models that a pipeline brings with it are none of the folder's.
+        """
+        if self._watcher is not None and model not in self.releases and not is_owned_name(model):
             self._reconcile(model, set())
 
     # ---- private ----------------------------------------------------------------------------------------------------

@@ -246,6 +246,8 @@ class Swap:
     def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
         others = [] if self._is_switched else self._others()
         current, candidate = self._check_both(others), self.candidate
+        if current.owned or candidate.owned:
+            raise LoadFailed(f"model {self.model}: copies are run of single models, not of pipelines; use switch")
         self._end_trial()
         precision = candidate.layouts.narrow.precision
         mirror = Mirror(

@@ -8,7 +8,8 @@ itself. Thread: the updater's, which waits here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
@@ -55,6 +56,24 @@ class RunRecord:
         return Observed(answered + failed, failed, times.quantile(0.95), times.quantile(0.5))
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The runs of two versions over the same time: the release, or one of the models that it brings (`name`)."""
+
+    name: str
+    before: Callable[[], Observed]
+    now: Callable[[], Observed]
+
+
+def judge_all(all_compared: Sequence[Compared], elapsed_s: float, thresholds: Thresholds) -> Judgement:
+    """Judge a release, the first, and the models that it brings: one that regressed is the release's fault."""
+    judgements = [judge_health(each.before(), each.now(), elapsed_s, thresholds) for each in all_compared]
+    for each, judgement in zip(all_compared, judgements, strict=True):
+        if judgement.verdict is Verdict.REGRESSED:
+            return Judgement(judgement.verdict, f"{each.name}: {judgement.reason}" if each.name else judgement.reason)
+    return judgements[0]
+
+
 class Observation:
     """The judging of one candidate. `judge` once."""
 
@@ -93,7 +112,7 @@ class Observation:
                 self._swap.split(self._settings.canary_percent)
                 return self._judge_beside(current)
             self._progress.show("runs copies of requests")
-            tolerance = self._golden.tolerance_at(self._candidate.layouts.narrow.precision)
+            tolerance = self._golden.tolerance_at(self._candidate.precision)
             mirror = self._swap.mirror(self._settings.shadow_share, tolerance)
         except LoadFailed as error:
             log.warning("it answers all requests at once", extra={"model": self._swap.model, "reason": error.message})
@@ -107,13 +126,23 @@ class Observation:
         The requests of the last minutes may be what fails or takes long; otherwise one client could take a good release
         from a device. So a regression counts only when the current version does better on requests of the same time.
         """
-        before = RunRecord(self._current.metrics, whole_life=True).observed if self._current is not None else Observed
-        now = RunRecord(self._candidate.metrics).observed
-        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
+        compared = self._compared(self._current, whole_life=True)
+        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds))
         if judgement.verdict is Verdict.REGRESSED and self._current is not None and self._split_in_halves():
             self._progress.show(f"both answer, to see whether it is the requests: {judgement.reason}")
             return self._judge_beside(self._current)
-        return self._ask_if_undecided(judgement, before, now)
+        return self._ask_if_undecided(judgement, compared)
+
+    def _compared(self, current: Servable | None, *, whole_life: bool) -> list[Compared]:
+        """Count the runs of the candidate and its models from now. whole_life: the current's from its load."""
+        currents = {"": current} | {part.model: part for part in (current.owned if current is not None else ())}
+        candidates = {"": self._candidate} | {part.model: part for part in self._candidate.owned}
+        compared: list[Compared] = []
+        for name, candidate in candidates.items():
+            known = currents.get(name)
+            before = RunRecord(known.metrics, whole_life=whole_life).observed if known is not None else Observed
+            compared.append(Compared(name, before, RunRecord(candidate.metrics).observed))
+        return compared
 
     def _split_in_halves(self) -> bool:
         """Let both answer every other request; False: they cannot stand in for one another."""
@@ -125,9 +154,9 @@ class Observation:
 
     def _judge_beside(self, current: Servable) -> Judgement:
         """Judge the candidate while both answer, over the same time."""
-        before, now = RunRecord(current.metrics).observed, RunRecord(self._candidate.metrics).observed
-        judgement = self._watch(lambda elapsed_s: judge_health(before(), now(), elapsed_s, self._thresholds))
-        return self._ask_if_undecided(judgement, before, now)
+        compared = self._compared(current, whole_life=False)
+        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds))
+        return self._ask_if_undecided(judgement, compared)
 
     def _watch(self, judge: Callable[[float], Judgement]) -> Judgement:
         """Look until the judgement is certain or the window is over. judge: gets the seconds observed."""
@@ -141,25 +170,24 @@ class Observation:
             if self._progress.wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
                 raise Interrupted
 
-    def _ask_if_undecided(
-        self, judgement: Judgement, before: Callable[[], Observed], now: Callable[[], Observed]
-    ) -> Judgement:
+    def _ask_if_undecided(self, judgement: Judgement, compared: Sequence[Compared]) -> Judgement:
         """Return the judgement; where requests were too few for one, judge by the golden input, run on both."""
         if judgement.verdict is not Verdict.UNDECIDED:
             return judgement
-        problem = self._run_golden(self._candidate, LEAST_TO_JUDGE - now().requests)
+        whole = compared[0]
+        problem = self._run_golden(self._candidate, LEAST_TO_JUDGE - whole.now().requests)
         if problem is not None:
             return Judgement(Verdict.REGRESSED, problem)
         if self._current is not None:
-            self._run_golden_for_time(self._current, LEAST_TO_JUDGE - before().requests)
-        judgement = judge_health(before(), now(), self._thresholds.window_s, self._thresholds)
+            self._run_golden_for_time(self._current, LEAST_TO_JUDGE - whole.before().requests)
+        judgement = judge_all(compared, self._thresholds.window_s, self._thresholds)
         if judgement.verdict is Verdict.UNDECIDED:
             return Judgement(Verdict.HEALTHY, judgement.reason)
         return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
 
     def _run_golden(self, servable: Servable, times: int) -> str | None:
         """Run the golden input `times` times. Returns the fault of an answer, or None; failures are counted too."""
-        tolerance = self._golden.tolerance_at(servable.layouts.narrow.precision)
+        tolerance = self._golden.tolerance_at(servable.precision)
         for _ in range(times):
             try:
                 got = infer_once(servable, self._golden.inputs, self._clock, SELF_LIMIT_S)

@@ -172,12 +172,13 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def python_steps(manifest: Manifest) -> list[str]:
-    """Return the functions that a pipeline's steps call; [] where it has none, or cannot be read (`check_served`)."""
+    """Return words for a pipeline's Python steps; [] where it has none, or cannot be read (`check_served`)."""
     try:
         pipeline = read_pipeline(manifest.pipeline, PIPELINE_FILE) if manifest.pipeline else None
     except ConfigError:
         return []
-    return [str(step.python) for step in pipeline.steps if step.python is not None] if pipeline is not None else []
+    steps = pipeline.steps if pipeline is not None else ()
+    return [f"the Python step {step.name}" for step in steps if step.python is not None]
 
 
 def described_file(file: Artifact | Golden | Delta) -> ExpectedFile:
@@ -269,7 +270,7 @@ def _check_pipeline(manifest: Manifest, source: str) -> None:
         return
     pipeline = read_pipeline(manifest.pipeline, f"{source}: {PIPELINE_FILE}")
     if code := python_steps(manifest):
-        raise UpdateError(f"{source}: its pipeline calls {code[0]}, and an update never brings code; it is not served")
+        raise UpdateError(f"{source}: its pipeline has {code[0]}, and an update never brings code; it is not served")
     names = {model.name for model in manifest.models}
     if set(pipeline.models) != names:
         asked = ", ".join(pipeline.models)

@@ -165,7 +165,7 @@ class Releases:
                 raise UpdateError(
                     f"{folder / name}: is not the file that was signed; it was changed, or the disk lost it"
                 )
-        files = {name: folder / name for name in there}
+        files = {name: folder / name for name in (*there, *written)}
         return StagedRelease(release, manifest, _model_folder(manifest, folder, files), folder / GOLDEN_FILE, seal)
 
     def keep_only(self, manifests: Collection[str], *, digests: Collection[str] | None = ()) -> None:

@@ -26,7 +26,7 @@ from edge_runtime.update.repository_view import SignedRelease
 from edge_runtime.update.rollout_progress import Interrupted, RolloutProgress
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import MAX_TRIES, Event
-from edge_runtime.update.trial import Outcome, TrialLimits, try_release
+from edge_runtime.update.trial import Outcome, PipelineTrials, TrialLimits, try_pipeline, try_release
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class RolloutContext:
     releases: Releases
     loader: Loader
     versions: VersionLoader
+    pipelines: PipelineTrials
     trial_limits: TrialLimits
     engines: Path
     settings: UpdateSettings
@@ -142,7 +143,9 @@ class Rollout:
     def _try_if_both_fit(self) -> None:
         """Try it in a child process, unless memory must be made free for that first: `_load` does so then."""
         staged = self._context.releases.open(self._release)
-        self._context.versions.prepare(staged.folder, staged.version, self.progress.stop)
+        for folder in staged.folder.owned or (staged.folder,):
+            (version,) = folder.versions.values()
+            self._context.versions.prepare(folder, version, self.progress.stop)
         self.progress.check_wanted()
         if self._context.loader.holds_both(staged.folder):
             self._try(staged)
@@ -157,10 +160,12 @@ class Rollout:
             return
         self._is_tried = True
         self.progress.show("tried in a child process")
-        plans = self._context.versions.plans(staged.folder, staged.version)
-        report = try_release(
-            staged, plans, self._context.trial_limits, stop=self.progress.stop, engines=self._context.engines
-        )
+        context, stop = self._context, self.progress.stop
+        if staged.folder.owned:
+            report = try_pipeline(staged, context.pipelines, context.trial_limits, stop=stop, engines=context.engines)
+        else:
+            plans = context.versions.plans(staged.folder, staged.version)
+            report = try_release(staged, plans, context.trial_limits, stop=stop, engines=context.engines)
         match report.outcome:
             case Outcome.FAILED:
                 raise ReleaseFailed(report.reason)

@@ -6,6 +6,7 @@ an endless load or a hunger for memory ends the child only. Called by the update
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from edge_runtime.backends.base import Backend, Instance, LoadOptions
+from edge_runtime.backends.base import Backend, LoadOptions
 from edge_runtime.backends.registry import backend
-from edge_runtime.config.settings import ModelSettings
+from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
-from edge_runtime.model_spec import TensorSpec
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.repository.folder import FolderTask
 from edge_runtime.repository.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.repository.manifest import Golden, TensorForm
 from edge_runtime.sandbox.child import ChildFunction, run_child
@@ -30,6 +32,7 @@ from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak
 from edge_runtime.serving.build_cache import BuildCache
 from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
     from edge_runtime.serving.loading import LoadPlan
@@ -107,6 +110,23 @@ class TrialTask(Struct, frozen=True):
     engines: str = ""
 
 
+class PipelineTask(Struct, frozen=True):
+    """What the child of a pipeline's release does: serve it with its models, and ask it its golden input.
+
+    config: how the daemon serves models. work: a folder of the child's own. The rest as of TrialTask.
+    """
+
+    config: Config
+    pipeline: FolderTask
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    golden: Golden
+    golden_file: str
+    memory_bytes: int
+    work: str
+    engines: str = ""
+
+
 class TrialResult(Struct, frozen=True):
     """What a trial measured. run_s: a usual golden run, at a low priority beside what serves.
 
@@ -129,6 +149,14 @@ class TrialReport:
     result: TrialResult | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineTrials:
+    """How pipelines are tried: served as this configuration says by the function that the child calls."""
+
+    config: Config
+    child: ChildFunction[PipelineTask, TrialResult]
+
+
 def try_release(
     staged: StagedRelease,
     plans: Sequence[LoadPlan],
@@ -145,10 +173,9 @@ def try_release(
     memory, measured where it is None. child: the function that the child calls. engines: the folder of those built for
     the release. Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
-    free = HostProbe().memory_available_bytes() if free_bytes is None else free_bytes
-    needed = min(staged.manifest.peak_memory_bytes, limits.memory_bytes)
-    if free is not None and free < needed:
-        return TrialReport(Outcome.HINDERED, f"it needs {needed} bytes of memory to be tried; {free} are free")
+    hindrance = _why_not_tried(staged, limits, free_bytes)
+    if hindrance is not None:
+        return hindrance
     staged.golden_tensors()
     task = TrialTask(
         attempts=tuple(TrialAttempt(each.backend, str(each.artifact.absolute()), each.options) for each in plans),
@@ -172,6 +199,55 @@ def try_release(
     except OSError as error:
         return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
     return judge(ending)
+
+
+def try_pipeline(
+    staged: StagedRelease,
+    trials: PipelineTrials,
+    limits: TrialLimits,
+    *,
+    stop: threading.Event | None = None,
+    free_bytes: int | None = None,
+    engines: Path | None = None,
+) -> TrialReport:
+    """Serve a pipeline with its models in a child process, and run its golden input on it; see `try_release`."""
+    hindrance = _why_not_tried(staged, limits, free_bytes)
+    if hindrance is not None:
+        return hindrance
+    staged.golden_tensors()
+    try:
+        with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as work:
+            task = PipelineTask(
+                config=trials.config,
+                pipeline=FolderTask.of(staged.folder),
+                inputs=staged.manifest.inputs,
+                outputs=staged.manifest.outputs,
+                golden=staged.manifest.golden,
+                golden_file=str(staged.golden),
+                memory_bytes=limits.memory_bytes,
+                work=work,
+                engines=str(engines or ""),
+            )
+            ending = run_child(
+                trials.child,
+                task,
+                limit_s=limits.limit_s,
+                niceness=NICENESS,
+                reads=[staged.folder.path, *([] if engines is None else [engines])],
+                writes=[Path(work)],
+                stop=stop,
+            )
+    except OSError as error:
+        return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
+    return judge(ending)
+
+
+def _why_not_tried(staged: StagedRelease, limits: TrialLimits, free_bytes: int | None) -> TrialReport | None:
+    free = HostProbe().memory_available_bytes() if free_bytes is None else free_bytes
+    needed = min(staged.manifest.peak_memory_bytes, limits.memory_bytes)
+    if free is not None and free < needed:
+        return TrialReport(Outcome.HINDERED, f"it needs {needed} bytes of memory to be tried; {free} are free")
+    return None
 
 
 def judge(ending: Ending[TrialResult]) -> TrialReport:
@@ -211,7 +287,7 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
             warm_up(instance, task.settings)
         except RunFailed as error:
             raise LoadFailed(error.message) from error
-        run_s = _run_golden(instance, task, golden)
+        run_s = run_golden(instance, task, golden)
         peak = max(peak_bytes() - before_bytes, 0)
         return TrialResult(
             backend=instance.backend,
@@ -224,7 +300,25 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
         instance.close()
 
 
-def _run_golden(instance: Instance, task: TrialTask, golden: GoldenTensors) -> float:
+class Asked(Protocol):
+    """Who is asked a golden input: an instance, or a pipeline that is served."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its inputs and outputs."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Of its floats, as read back after the load."""
+        ...
+
+    def run(self, inputs: Tensors) -> list[Array]:
+        """Run once; outputs in the order of the spec. Raises RunFailed."""
+        ...
+
+
+def run_golden(instance: Asked, task: TrialTask | PipelineTask, golden: GoldenTensors) -> float:
     """Return the seconds of a usual run. Raises RunFailed: the model is not as described, or answers wrongly."""
     _check_specs("input", instance.spec.inputs, task.inputs)
     _check_specs("output", instance.spec.outputs, task.outputs)

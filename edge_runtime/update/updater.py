@@ -44,7 +44,7 @@ from edge_runtime.update.source import Source
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.trial import TrialLimits
+from edge_runtime.update.trial import PipelineTrials, TrialLimits
 from edge_runtime.update.trust import TrustedSet, check_marks, marks_of, update_start
 from edge_runtime.update.tuf_client import METADATA_LIMITS, TufClient
 
@@ -68,6 +68,7 @@ class Updater:
         folder: Path,
         *,
         engines: Path,
+        pipelines: PipelineTrials,
         trial_limits: TrialLimits,
         clock: Clock,
         stop: threading.Event,
@@ -76,7 +77,7 @@ class Updater:
     ) -> None:
         """folder: for this object alone. engines: the folder of engines built for it. stop: set when the daemon stops.
 
-        Raises ConfigError: the root file cannot be read, or is no root of trust.
+        pipelines: how they are tried. Raises ConfigError: the root file cannot be read, or is no root of trust.
         """
         self._settings = settings
         self._bootstrap = _read_root(settings.root_file)
@@ -90,7 +91,9 @@ class Updater:
         self._time = DeviceTime(self._journal, utc_clock)
         releases = Releases(folder / "releases", self._artifacts, disk=disk)
         self._active = ActiveReleases(self._journal, releases, loader, self._time)
-        self._context = RolloutContext(device, releases, loader, versions, trial_limits, engines, settings, clock)
+        self._context = RolloutContext(
+            device, releases, loader, versions, pipelines, trial_limits, engines, settings, clock
+        )
         self._under_way: RolloutProgress | None = None
         self.board = StatusBoard(self._journal, self._active, settings.group, device.device_id)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.interrupted_device import Home, Life, Memory
-from tests.fakes.update_site import UpdateSite, adder
+from tests.fakes.update_site import UpdateSite, adder, chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,10 @@ class Scenario:
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scenario]:
-    """The first release of a device; the second; and a second one whose answers are not those it claims."""
+    """The first release of a device; the second; and a second one whose answers are not those it claims.
+
+    A second one that is a pipeline with its models, and one whose answers are not those it claims.
+    """
     folder = tmp_path_factory.mktemp("scenarios")
     site = UpdateSite()
     new_device = Home(folder / "new", folder / "mirror", site.root)
@@ -40,17 +43,23 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scenario]:
     good = Home(served.folder, site.write(folder / "second"), site.root)
     site.release(adder(folder / "made" / "3", 3, says=5.0))
     bad = Home(served.folder, site.write(folder / "third"), site.root)
+    site.release(chain(folder / "made" / "4", 2, counter=4))
+    pipeline = Home(served.folder, site.write(folder / "fourth"), site.root)
+    site.release(chain(folder / "made" / "5", 3, says=5.0, counter=5))
+    bad_pipeline = Home(served.folder, site.write(folder / "fifth"), site.root)
     empty = Memory({}, {}, {}, {}, [], is_lost=False)
     known = good.memory(folder / "aside")
     return {
         "first": Scenario(first, empty, None, 1.0),
         "next": Scenario(good, known, 1.0, 2.0),
         "bad": Scenario(bad, known, 1.0, 1.0, is_bad=True),
+        "pipeline": Scenario(pipeline, known, 1.0, 2.0),
+        "bad pipeline": Scenario(bad_pipeline, known, 1.0, 1.0, is_bad=True),
     }
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("name", ["first", "next", "bad"])
+@pytest.mark.parametrize("name", ["first", "next", "bad", "pipeline", "bad pipeline"])
 def test_a_device_killed_now_and_then_in_an_update_serves_the_old_release_or_the_new_and_completes(
     scenarios: dict[str, Scenario], name: str, tmp_path: Path
 ) -> None:
@@ -62,7 +71,7 @@ def test_a_device_killed_now_and_then_in_an_update_serves_the_old_release_or_the
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["first", "next", "bad"])
+@pytest.mark.parametrize("name", ["first", "next", "bad", "pipeline", "bad pipeline"])
 def test_a_device_killed_at_any_durable_call_of_an_update_serves_the_old_release_or_the_new_and_completes(
     scenarios: dict[str, Scenario], name: str, tmp_path: Path
 ) -> None:

@@ -116,6 +116,39 @@ def adder(
     )
 
 
+CHAIN = """
+[[step]]
+name = "first"
+model = "most"
+inputs = {x = "input.x"}
+
+[[step]]
+name = "second"
+model = "rest"
+inputs = {x = "first.y"}
+
+[output]
+y = "second.y"
+"""
+
+
+def chain(folder: Path, number: int, *, says: float | None = None, **others: object) -> Made:
+    """Release `number` of "adder" as a pipeline of two models, which add three quarters of it and the rest.
+
+    So a chain of two releases adds no whole number. says: what its golden output says it adds. others: of the manifest.
+    """
+    files: dict[str, tuple[str, bytes]] = {}
+    for name, share in (("most", 0.75), ("rest", 0.25)):
+        weights = onnx_models.numpy_helper.from_array(np.full(2, number * share, np.float32), "w")
+        data = onnx_models.add_weights(folder / name, weights).read_bytes()
+        files[f"{name}/model.onnx"] = ("onnxruntime", data)
+    claimed = np.float32(number if says is None else says)
+    golden = ({"x": X}, {"y": X + claimed})
+    return make_release(
+        files, golden, **{"model": "adder", "version": number, "counter": number, "pipeline": CHAIN, **others}
+    )  # type: ignore[arg-type]
+
+
 def onnx_release(data: bytes, inputs: Mapping[str, Array], outputs: Mapping[str, Array], **others: object) -> Made:
     """A release of one ONNX file. Its declared inputs and outputs have open rows, as the golden ones have some."""
     return make_release({"model.onnx": ("onnxruntime", data)}, (inputs, outputs), **others)  # type: ignore[arg-type]

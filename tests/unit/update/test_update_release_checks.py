@@ -181,8 +181,8 @@ def test_a_pipeline_fits_a_device_whose_backends_load_each_of_its_models() -> No
 
 def test_a_pipeline_with_a_python_step_is_passed_over_and_never_served() -> None:
     with_code = pipeline_manifest(pipeline=CHAIN + PYTHON_STEP)
-    assert "carries steps.py:join; an update never brings code" in (why_not_fit(with_code, DEVICE) or "")
-    with pytest.raises(UpdateError, match=r"calls steps\.py:join, and an update never brings code"):
+    assert "carries the Python step join; an update never brings code" in (why_not_fit(with_code, DEVICE) or "")
+    with pytest.raises(UpdateError, match="has the Python step join, and an update never brings code"):
         check_served(with_code, "here")
 
 
