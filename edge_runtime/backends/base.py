@@ -97,6 +97,24 @@ class Bound(Protocol):
         ...
 
 
+class TriedInstance(Protocol):
+    """What a trial asks: an instance, or a pipeline that is served."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its inputs and outputs."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """Of its floats, as read back after the load."""
+        ...
+
+    def run(self, inputs: Tensors) -> list[Array]:
+        """Run once; outputs in the order of the spec. Raises RunFailed."""
+        ...
+
+
 class Instance(Protocol):
     """One loaded copy of a version on a device.
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from edge_runtime.backends.base import TriedInstance
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
 from edge_runtime.pipelines import PIPELINE_FILE
@@ -20,7 +21,6 @@ from edge_runtime.publish.intake import Intake, StagedArtifact
 from edge_runtime.publish.trial import (
     ArtifactFacts,
     ArtifactTrial,
-    TriedInstance,
     describe_tried,
     given_inputs,
 )

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from edge_runtime.backends.base import Instance, LoadOptions
+from edge_runtime.backends.base import Instance, LoadOptions, TriedInstance
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.picture_input import picture_input
 from edge_runtime.backends.registry import backend as backend_named
@@ -34,7 +34,7 @@ from edge_runtime.serving.presets import fill_inputs
 from edge_runtime.serving.warmup import make_inputs, warm_up
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.tensors import Array, Tensors, as_tensors, datatype_name, fits_datatype, values_to_bits
+from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
 
 LIMIT_S = 300.0
 """A large model on a slow laptop loads in a minute."""
@@ -68,24 +68,6 @@ class ArtifactFacts(Struct, frozen=True):
     lengths: tuple[int, ...]
     peak_memory_bytes: int
     is_made_up: bool
-
-
-class TriedInstance(Protocol):
-    """What is described: an instance, or a pipeline that is served."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Its inputs and outputs."""
-        ...
-
-    @property
-    def precision(self) -> str:
-        """Of its floats, as read back after the load."""
-        ...
-
-    def run(self, inputs: Tensors) -> list[Array]:
-        """Run once; outputs in the order of the spec. Raises RunFailed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

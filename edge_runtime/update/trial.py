@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from edge_runtime.backends.base import Backend, LoadOptions
+from edge_runtime.backends.base import Backend, LoadOptions, TriedInstance
 from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
-from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.model_spec import TensorSpec
 from edge_runtime.repository.folder import FolderTask
 from edge_runtime.repository.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.repository.manifest import Golden, TensorForm
@@ -32,7 +32,6 @@ from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak
 from edge_runtime.serving.build_cache import BuildCache
 from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
     from edge_runtime.serving.loading import LoadPlan
@@ -300,25 +299,7 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
         instance.close()
 
 
-class Asked(Protocol):
-    """Who is asked a golden input: an instance, or a pipeline that is served."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Its inputs and outputs."""
-        ...
-
-    @property
-    def precision(self) -> str:
-        """Of its floats, as read back after the load."""
-        ...
-
-    def run(self, inputs: Tensors) -> list[Array]:
-        """Run once; outputs in the order of the spec. Raises RunFailed."""
-        ...
-
-
-def run_golden(instance: Asked, task: TrialTask | PipelineTask, golden: GoldenTensors) -> float:
+def run_golden(instance: TriedInstance, task: TrialTask | PipelineTask, golden: GoldenTensors) -> float:
     """Return the seconds of a usual run. Raises RunFailed: the model is not as described, or answers wrongly."""
     _check_specs("input", instance.spec.inputs, task.inputs)
     _check_specs("output", instance.spec.outputs, task.outputs)
