@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -313,6 +313,26 @@ def read_condition(text: str) -> Condition:
     if _NUMBER.fullmatch(word) is None:
         raise ValueError(f"got {word[:80]!r} to compare with, wanted a number, true, false or 'text'")
     return Condition(place, operator, float(word) if set(word) & set(".eE") else int(word))
+
+
+def pipeline_fields(pipeline: Pipeline) -> dict[str, Any]:
+    """Describe a pipeline as metadata has it: the keys of `pipeline.toml`, its steps in their order, and the levels."""
+    steps: list[dict[str, Any]] = []
+    for step in pipeline.steps:
+        fields: dict[str, Any] = {
+            "name": step.name,
+            "model": step.model,
+            "python": step.python,
+            "version": step.version,
+            "inputs": {name: str(place) for name, place in step.inputs.items()},
+            "raw": step.raw,
+            "when": str(step.when) if step.when is not None else None,
+            "map": [str(place) for place in step.map] or None,
+            "crop": {"picture": str(step.crop.picture), "box": str(step.crop.box)} if step.crop is not None else None,
+        }
+        steps.append({key: value for key, value in fields.items() if value is not None})
+    outputs = {name: str(place) for name, place in pipeline.outputs.items()}
+    return {"steps": steps, "levels": [list(level) for level in pipeline.levels], "outputs": outputs}
 
 
 # ---- what follows from a pipeline -----------------------------------------------------------------------------------

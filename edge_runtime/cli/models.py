@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.cli import pipeline_drawing
 from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.arguments import positive
 from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
@@ -119,8 +120,21 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
     ]
     screen.line()
     screen.table(("", "name", "datatype", "shape"), rows)
+    _print_pipeline(metadata.get("pipeline"), screen)
     pictures.print_steps(metadata, screen)
     _print_conversion(metadata.get("conversion"), screen)
+
+
+def _print_pipeline(fields: Mapping[str, Any] | None, screen: Screen) -> None:
+    """Draw a pipeline: its way in a line, then what each step asks and reads."""
+    if not fields:
+        return
+    screen.line()
+    screen.line(pipeline_drawing.way_text(fields))
+    screen.line()
+    screen.table(("step", "asks", "given", "runs"), pipeline_drawing.step_rows(fields))
+    screen.line()
+    screen.table(("output", "from"), pipeline_drawing.output_rows(fields))
 
 
 def _print_conversion(report: dict[str, Any] | None, screen: Screen) -> None:

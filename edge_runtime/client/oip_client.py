@@ -382,7 +382,7 @@ class OipClient:
         if self._is_grpc:  # whose ModelMetadata has no place for steps
             with contextlib.suppress(EdgeRuntimeError):  # an extension, which not every server has
                 parameters = self._configuration(wait_s, model, version).get("parameters") or {}
-                for name in ("steps", "preset"):
+                for name in ("steps", "preset", "pipeline"):
                     if name in parameters:
                         found[name] = json.loads(parameters[name]["string_value"])
         return found if version is None else {**found, "version": version}

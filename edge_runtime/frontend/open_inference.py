@@ -549,7 +549,7 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def _metadata(described: Mapping[str, Any]) -> dict[str, Any]:
     platform = described["platform"]
-    steps = {key: described[key] for key in ("steps", "forms", "preset") if key in described}
+    steps = {key: described[key] for key in ("steps", "forms", "preset", "pipeline") if key in described}
     return {
         "name": described["name"],
         "versions": described["versions"],

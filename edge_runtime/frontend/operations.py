@@ -15,6 +15,7 @@ from edge_runtime.frontend import triton_words
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
+from edge_runtime.pipelines import pipeline_fields
 from edge_runtime.regions import Regions
 from edge_runtime.repository.triton_config import ENSEMBLE
 from edge_runtime.scheduling.request import Request
@@ -269,6 +270,8 @@ class OperationHandlers:
                 for form, each in servable.forms.items()
                 if form.answers and form.given != "tensor"
             ]
+        if servable.chain is not None:
+            described["pipeline"] = pipeline_fields(servable.chain.pipeline)
         if servable.offered is not None:
             described["preset"] = servable.offered
         if servable.conversion is not None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import TensorSpec
+from edge_runtime.pipelines import pipeline_fields
 from edge_runtime.repository.folder import DEFAULT_LATEST
 from edge_runtime.repository.triton_config import ENSEMBLE, TritonConfig
 from edge_runtime.repository.triton_config import PLATFORMS as TRITON_PLATFORMS
@@ -32,7 +33,7 @@ PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", PIP
 
 MODEL_FILES = {
     "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
-    "python": "model.py",
+    "python": "model.py", "pipeline": "pipeline.toml",
 }  # fmt: skip
 """What `default_model_filename` says of each backend."""
 
@@ -87,10 +88,12 @@ def model_config(servable: Servable) -> dict[str, Any]:
     ]
     config["default_model_filename"] = MODEL_FILES.get(backend, "")
     # gRPC's ModelMetadata has no place for them.
-    of_pictures: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
+    told: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
     if servable.steps is not None:
-        of_pictures["steps"] = steps_fields(servable.steps)
-    parameters = {name: {"string_value": json.dumps(value)} for name, value in of_pictures.items()}
+        told["steps"] = steps_fields(servable.steps)
+    if servable.chain is not None:
+        told["pipeline"] = pipeline_fields(servable.chain.pipeline)
+    parameters = {name: {"string_value": json.dumps(value)} for name, value in told.items()}
     config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": parameters, "model_warmup": []}
     return config
 

@@ -20,6 +20,7 @@ from edge_runtime.errors import BackendError, ConfigError, LoadFailed, RunFailed
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
+from edge_runtime.repository.triton_config import CONFIG_FILE
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
@@ -162,10 +163,12 @@ class PipelineLoader:
         if version.pipeline_file is None:
             servable.triton = folder.triton
         attempt.fit = fit
+        servable.triton = folder.triton
+        note = "; ".join(f"{CONFIG_FILE}: {each}" for each in folder.triton.notes) if folder.triton is not None else ""
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})
         return LoadedVersion(
-            servable, self._versions.hosted("python"), file, LoadOptions(), first, may_widen=False, note=""
+            servable, self._versions.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
         )
 
     def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
