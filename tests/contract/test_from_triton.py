@@ -173,6 +173,18 @@ def test_an_ensemble_runs_one_model_twice(ask):
     assert ask.json("get_model_metadata", "ensemble_add_sub")["platform"] == "ensemble"
 
 
+def test_an_ensembles_requests_count_for_it_and_for_each_of_its_steps(ask):
+    def answered() -> list[int]:
+        told = [ask.json("get_inference_statistics", name) for name in ("ensemble_add_sub", "simple")]
+        return [int(each["model_stats"][0]["inference_stats"]["success"]["count"]) for each in told]
+
+    before = answered()
+    for _ in range(3):
+        ask.infer("ensemble_add_sub", A=A, B=B)
+
+    assert [now - then for now, then in zip(answered(), before, strict=True)] == [3, 6]
+
+
 def test_an_ensemble_with_python_before_and_behind_a_network_answers_labels(ask):
     answer = ask.infer("pictures", IMAGE=GREEN_AND_BLUE)
     assert answer.as_numpy("LABEL").tolist() == [[b"green"], [b"blue"]]
