@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -182,7 +183,10 @@ def test_an_ensembles_requests_count_for_it_and_for_each_of_its_steps(ask):
     for _ in range(3):
         ask.infer("ensemble_add_sub", A=A, B=B)
 
-    assert [now - then for now, then in zip(answered(), before, strict=True)] == [3, 6]
+    # An answer may come before it is counted, as with Triton; so may one of another test.
+    until_s = time.monotonic() + ANSWER_S
+    while any(now < then + more for now, then, more in zip(answered(), before, (3, 6), strict=True)):
+        assert time.monotonic() < until_s, (before, answered())
 
 
 def test_an_ensemble_with_python_before_and_behind_a_network_answers_labels(ask):
