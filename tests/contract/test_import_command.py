@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -116,6 +118,40 @@ def test_one_that_cannot_be_taken_leaves_nothing_and_the_others_are_taken(run: I
     assert "leads out of" in err
     assert "taken" in out
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["digits"]
+
+
+def test_a_pipe_in_a_source_is_refused_and_waited_for_by_nobody(run: Import, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "repository" / "digits" / "1" / "notes.txt")
+    status, _, err = run("repository", "--models", "models")
+    assert status == 1
+    assert "is no plain file" in err
+    assert tree(tmp_path / "models") == []
+
+
+def test_a_folder_that_is_the_wrong_one_is_not_copied_to_its_end(run: Import, tmp_path: Path) -> None:
+    deep = tmp_path / "repository" / "digits" / "1" / "a" / "b" / "c" / "d" / "e" / "f"
+    deep.mkdir(parents=True)
+    (deep / "file.txt").write_text("x")
+    status, _, err = run("repository", "--models", "models")
+    assert status == 1
+    assert "folders in one another" in err
+    assert tree(tmp_path / "models") == []
+
+
+def test_an_import_that_is_killed_leaves_nothing_that_is_served_and_no_hindrance(run: Import, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "edge_runtime", "import", "repository", "--models", "models"],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    with child:
+        assert child.stderr is not None
+        assert b"importing" in child.stderr.readline()
+        child.kill()
+        child.stderr.read()
+    models = tmp_path / "models"
+    assert not models.exists() or [path.name for path in models.iterdir() if not path.name.startswith(".")] == []
+    assert run("repository", "--models", "models")[0] == 0
+    assert [path.name for path in models.iterdir()] == ["digits"]
 
 
 def test_a_disk_that_fails_in_the_middle_leaves_nothing(

@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     models = tmp_path_factory.mktemp("run") / "models"
     for source in (
         mlflow(folder / "mlflow-mlp"), bento(folder / "bento"), image_export(folder / "colours"),
-        text_export(folder / "reviews"), model_server(folder / "ovms"),
+        text_export(folder / "reviews"), model_server(folder / "ovms", pipeline_config_list=[DAG]),
     ):  # fmt: skip
         report = import_source(ImportOptions(source=str(source), models=str(models)))
         assert report.is_whole, [model.reason for model in report.models]
@@ -386,6 +386,10 @@ def model_server(folder: Path, **more: Any) -> Path:
 def test_the_models_of_a_model_server_answer(served: Runtime) -> None:
     for name in ("ovms_onnx", "ovms_ir"):
         assert np.allclose(served.infer(name, {"x": ROW}).outputs["y"], expected(), atol=1e-4)
+
+
+def test_a_pipeline_of_a_model_server_answers(served: Runtime) -> None:
+    assert np.allclose(served.infer("chain", {"features": ROW}).outputs["scores"], expected(), atol=1e-4)
 
 
 def test_the_options_of_a_model_server_are_settings_or_told(take: Take, tmp_path: Path) -> None:

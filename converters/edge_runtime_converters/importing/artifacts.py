@@ -19,13 +19,17 @@ from edge_runtime_converters.importing.source_folder import SourceFolder
 
 _PADDLE_WEIGHTS = ".pdiparams"
 
+_WITHOUT_SHAPES = (kinds.TORCHSCRIPT, kinds.FROZEN_GRAPH)
+"""Kinds whose files leave out the shapes of inputs; of others a wrong shape would be refused."""
+
 
 def artifact_pieces(
     source: SourceFolder, artifact: Path, folder: str = "1", shapes: tuple[str, ...] = ()
 ) -> tuple[Piece, ...]:
     """Return the pieces that a model's file, or the folder that is one model, becomes in the version folder `folder`.
 
-    shapes: of inputs that it leaves out. Raises ConversionFailed: nothing here serves or converts it; what to do.
+    shapes: of inputs, taken where such a file leaves them out. Raises ConversionFailed: nothing here serves or converts
+    it; what to do.
     """
     if not source.holds(artifact):
         raise ConversionFailed(f"{artifact}: not there, or it leads out of {source.root}; copy the files into it")
@@ -46,7 +50,8 @@ def artifact_pieces(
     if kind is kinds.FROZEN_GRAPH or kind.converts_to in ("onnx", "openvino"):
         target = "onnx" if kind.converts_to == "onnx" else "openvino"
         place = f"{folder}/{artifact_name('model', target, 'fp32')}"
-        return (Piece(place=place, source=str(artifact), target=target, shapes=shapes),)  # type: ignore[arg-type]
+        wanted = shapes if kind in _WITHOUT_SHAPES else ()
+        return (Piece(place=place, source=str(artifact), target=target, shapes=wanted),)  # type: ignore[arg-type]
     raise ConversionFailed(f"{artifact} {kind.sentence(artifact.name)}")
 
 

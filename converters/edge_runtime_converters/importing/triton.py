@@ -149,8 +149,7 @@ def _lack(path: Path, config: TritonConfig | None) -> str:
 
 def _converted(source: SourceFolder, path: Path, version: str, config: TritonConfig | None) -> tuple[Piece, ...]:
     """The pieces of a model that is converted, with the tensors that its config declares. Raises ConversionFailed."""
-    shapes = _shapes(config) if kinds.kind_of(path) in (kinds.TORCHSCRIPT, kinds.FROZEN_GRAPH) else ()
-    first, *others = artifact_pieces(source, path, version, shapes)
+    first, *others = artifact_pieces(source, path, version, _shapes(config))
     if config is None or first.target != "onnx":
         return first, *others
     values = {name: getattr(first, name) for name in first.__struct_fields__}
@@ -181,13 +180,13 @@ def _names(tensors: Sequence[DeclaredTensor]) -> tuple[str, ...]:
 
 
 def _shapes(config: TritonConfig | None) -> tuple[str, ...]:
-    """The shapes of a TorchScript program's inputs, as `convert --shapes` takes them."""
+    """The shapes of the inputs, as `convert --shapes` takes them."""
     if config is None:
         return ()
     shapes = []
     for _, tensor in _in_places(config.interface.inputs):
-        if tensor.datatype not in DATATYPES:
-            raise ConversionFailed(f"config.pbtxt: input {tensor.name} is {tensor.datatype}, which PyTorch has not")
+        if tensor.datatype not in DATATYPES:  # text, which neither program computes with
+            return ()
         shapes.append(f"{tensor.name}={','.join(map(str, tensor.inner_shape))}:{tensor.datatype}")
     return tuple(shapes)
 
