@@ -332,6 +332,8 @@ def _take_instances(taking: _Taking, groups: Sequence[Mapping[str, Any]]) -> Non
                 taking.note(f"instance_group[{index}].{key}", why)
     if instances := sum(group["count"] for group in groups if not group["passive"]):
         taking.settings["instances"] = instances
+    if instances > 1 and taking.config["backend"] == PYTHON:
+        taking.note("instance_group.count", "a Python model has one process, with one run at a time")
 
 
 def _take_warmup(taking: _Taking, samples: Sequence[Mapping[str, Any]]) -> None:

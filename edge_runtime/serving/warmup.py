@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.base import Bound, Instance
-from edge_runtime.config.settings import ModelSettings
+from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed, RequestError
 from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
 from edge_runtime.repository.triton_config import TritonConfig
@@ -103,17 +103,23 @@ def warm_up(instance: Instance, settings: ModelSettings, sample: Mapping[str, Ar
 def _runs_by_request(
     instance: Instance, settings: ModelSettings, by_request: ByRequest, sample: Mapping[str, Array] | None
 ) -> FirstRuns:
-    """Run on a sample, as often as is asked for; nothing is made up for a model that sees each request.
+    """Run on a sample, or on made-up inputs where settings ask for a warm-up: they may be nothing that it can read.
 
-    Whether its axis 0 is rows is its own to say. Raises LoadFailed: it cannot run on the sample.
+    Whether its axis 0 is rows is its own to say. Raises LoadFailed: it cannot run on them.
     """
+    given: list[Mapping[str, Array]] = []
+    if sample is not None:
+        given = [sample]
+    elif settings.warmup != Warmup():
+        rows = [each for each in settings.warmup.rows if each <= max(by_request.max_rows, 1)]
+        given = [make_inputs(instance.spec, each, 1, settings.warmup.shapes) for each in rows]
     try:
-        for _ in range(settings.warmup.runs if sample is not None else 0):
-            instance.run(sample or {})
+        for inputs in given * settings.warmup.runs:
+            instance.run(inputs)
     except CalledTooSoon:
         pass
     except BackendError as error:
-        raise LoadFailed(f"the first run, on {settings.warmup.inputs}, failed: {error.message}") from error
+        raise LoadFailed(f"the first run failed: {error.message}; {TWO_WAYS_OUT}") from error
     return FirstRuns(by_request.max_rows > 0, times={})
 
 

@@ -70,12 +70,20 @@ def client(daemon: Daemon) -> Iterator[edge_runtime.Client]:
 
 def test_every_model_of_the_page_is_ready(client: edge_runtime.Client) -> None:
     told = {each["name"]: (each["state"], each["reason"]) for each in client.models()}
-    assert told == dict.fromkeys(("average", "brightness", "scaler", "talking", "thumbnail"), ("ready", ""))
+    assert told == dict.fromkeys(("average", "brightness", "doubler", "scaler", "talking", "thumbnail"), ("ready", ""))
 
 
 def test_the_first_model_scales(client: edge_runtime.Client) -> None:
     got = client.infer("scaler", {"x": np.ones((2, 4), np.float32)})["y"]
     assert got.tolist() == [[3.0] * 4] * 2
+
+
+def test_a_model_of_tritons_fails_one_request_of_a_batch_alone(client: edge_runtime.Client) -> None:
+    given = [np.full((1, 4), number, np.float32) for number in (1, -1, 2)]
+    one, bad, two = [client.submit("doubler", {"x": x}) for x in given]
+    assert (one.result(20.0)["y"].tolist(), two.result(20.0)["y"].tolist()) == ([[2.0] * 4], [[4.0] * 4])
+    with pytest.raises(edge_runtime.errors.TensorMismatch, match="x is negative"):
+        bad.result(20.0)
 
 
 def test_state_lives_from_request_to_request(client: edge_runtime.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -162,6 +163,19 @@ class TritonPythonModel:
 """
 
 
+RUNS = """
+class TritonPythonModel:
+    runs = 0
+
+    def execute(self, requests):
+        self.runs += 1
+        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full_like(x, self.runs))]) for _ in requests]
+
+    def finalize(self):
+        pb_utils.Logger.log_info(f"finalized after {self.runs} runs")
+"""
+
 REPEATS = """
 import threading
 
@@ -247,6 +261,9 @@ def models(tmp_path_factory) -> Path:
         folder = triton_models.rows(models, name, body, **decoupled)
         config = (folder / "config.pbtxt").read_text().replace("dynamic_batching {\n}\n", "")
         (folder / "config.pbtxt").write_text(config)
+    triton_models.rows(models, "cold", RUNS, instance_group=[{"count": 2}])
+    sample = {"x": {"data_type": "TYPE_FP32", "dims": [2], "zero_data": True}}
+    triton_models.rows(models, "warm", RUNS, model_warmup=[{"name": "one", "batch_size": 4, "inputs": sample}])
     environment = {"EXECUTION_ENV_PATH": {"string_value": "env.tar.gz"}}
     triton_models.rows(models, "environment", triton_models.IDENTITY, parameters=environment)
     return models
@@ -504,6 +521,29 @@ def test_an_event_is_there_before_the_last_is_sent_and_a_closed_connection_ends_
     answer.close()
     connection.close()
     assert indices(stream("cancelled", 0, 0)) == [before + 1]
+
+
+def test_a_model_runs_before_its_first_request_only_where_its_configuration_says_so(client: Client) -> None:
+    runs = {name: client.infer(name, {"x": np.zeros((1, 2), np.float32)})["y"][0, 0] for name in ("cold", "warm")}
+    assert runs["cold"] == 1
+    assert runs["warm"] > 1
+
+
+def test_more_instances_than_a_python_model_has_are_told_at_load(client: Client) -> None:
+    (told,) = [each["reason"] for each in client.models() if each["name"] == "cold"]
+    assert "instance_group.count: a Python model has one process" in told
+
+
+def test_a_model_finalizes_when_its_daemon_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    triton_models.rows(tmp_path / "models", "runs", RUNS)
+    caplog.set_level(logging.INFO)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", watch=False, python_models=True) as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        client.wait_ready(ANSWER_S)
+        client.infer("runs", {"x": np.zeros((1, 2), np.float32)})
+    assert any("finalized after 1 runs" in each.getMessage() for each in caplog.records)
 
 
 def test_what_cannot_be_served_says_why(client: Client) -> None:
