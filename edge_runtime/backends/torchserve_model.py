@@ -27,7 +27,7 @@ OUTPUTS = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in HAN
 
 ARCHIVE_FOLDER, SETTINGS_FILE, MANIFEST_FILE = "archive", "torchserve.json", "MAR-INF/MANIFEST.json"
 
-MODEL_TEXT = '''"""Runs a handler of TorchServe's, archive/{handler}, as edge-runtime took it from {source}."""
+MODEL_TEXT = '''"""Runs a handler of TorchServe's, archive/{handler}.py, as edge-runtime took it from {source}."""
 
 from edge_runtime.backends.torchserve_model import INPUTS, OUTPUTS, infer, load
 

@@ -117,10 +117,10 @@ class Part(NamedTuple):
 class Sent(NamedTuple):
     """A request's body. rows: its values, one a row of the request; each is of `/v1`'s `instances`, or the only one.
 
-    parts: as they came, for handlers. A row is bytes, a value of JSON, or a dict of those by a field's name.
+    parts: of each row, for handlers. A row is bytes, a value of JSON, or a dict of those by a field's name.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[tuple[Part, ...], ...]
     rows: tuple[Any, ...]
 
 
@@ -210,8 +210,8 @@ class TorchServe:
         if is_v1:
             return _instances(parts[0])
         if len(parts) == 1 and parts[0].name in {"body", "data"}:
-            return Sent(parts, (parts[0].value(),))
-        return Sent(parts, ({each.name: each.value() for each in parts},))
+            return Sent((parts,), (parts[0].value(),))
+        return Sent((parts,), ({each.name: each.value() for each in parts},))
 
     @staticmethod
     def request(servable: Servable, sent: Sent, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
@@ -459,21 +459,20 @@ def _instances(part: Part) -> Sent:
     rows = value.get("instances") if isinstance(value, dict) else None
     if not isinstance(rows, list) or not rows:
         raise DecodeFailed('the body: wanted {"instances": [...]}, one item for each row')
-    parts = tuple(Part("body", JSON_KIND, json_codec.dumps(each)) for each in rows)
-    return Sent(parts, tuple(rows))
+    named = (each if isinstance(each, dict) and each else {"body": each} for each in rows)
+    parts = (tuple(Part(name, JSON_KIND, json_codec.dumps(value)) for name, value in each.items()) for each in named)
+    return Sent(tuple(parts), tuple(rows))
 
 
 def _handler_request(sent: Sent, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
-    """A row for each of `instances`, else one row of all parts."""
-    groups = [sent.parts] if len(sent.rows) == 1 else [(each,) for each in sent.parts]
     headers = {name: value for name, value in head.headers.items() if name not in _WITHHELD_HEADERS}
     bodies: list[bytes] = []
     said: list[bytes] = []
-    for parts in groups:
+    for parts in sent.parts:
         bodies.append(bytes(parts[0].data) if len(parts) == 1 else b"".join(each.data for each in parts))
         listed = [[each.name, each.kind, len(each.data)] for each in parts]
         said.append(json_codec.dumps({"parts": listed, "headers": headers}))
-    shape = (len(groups), 1)
+    shape = (len(sent.parts), 1)
     fields = {
         "inputs": [{"name": name, "datatype": "BYTES", "shape": list(shape)} for name in HANDLER_INPUTS],
         "parameters": {},

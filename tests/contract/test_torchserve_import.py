@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import zipfile
 from collections.abc import Callable
@@ -319,6 +320,31 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(run, tmp_path, make, te
     assert reason in model["reason"]
     assert not any((tmp_path / "models").rglob("*"))
     assert not (tmp_path / "outside.py").exists()
+
+
+def test_a_class_with_a_number_beyond_all_classes_is_refused(run, tmp_path):
+    files = {
+        "net.onnx": artifact(tmp_path, onnx_models.colours),
+        "index_to_name.json": '{"000000000999999999999": "x"}',
+    }
+    model = run(put_archive(tmp_path, "bad", files, serializedFile="net.onnx"), status=1)["models"]["bad"]
+    assert "wanted a number below" in model["reason"]
+
+
+def test_no_name_of_an_archive_becomes_code(run, tmp_path):
+    name = """a\"\"\"; open('ran', 'w'); b = \"\"\".mar"""
+    archive = put_archive(tmp_path, "echo", {"entry.py": MODULE}, handler="entry.py", archive=name)
+    assert run(archive)["models"]["echo"]["state"] == "taken"
+    text = (tmp_path / "models" / "echo" / "1" / "model.py").read_text()
+    assert [type(node).__name__ for node in ast.parse(text).body] == ["Expr", "ImportFrom", "Assign"]
+
+
+def test_a_damaged_archive_is_refused(run, tmp_path):
+    archive = put_archive(tmp_path, "echo", {"entry.py": MODULE * 20}, handler="entry.py")
+    data = bytearray(archive.read_bytes())
+    data[60:90] = bytes(30)
+    archive.write_bytes(data)
+    assert "cannot be unpacked" in run(archive, status=1)["models"]["echo"]["reason"]
 
 
 def test_a_pickle_is_never_opened(run, tmp_path):

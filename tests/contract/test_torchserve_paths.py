@@ -220,8 +220,8 @@ def test_a_handlers_own_error_is_answered_with_its_code(http):
 
 def test_a_handler_gets_each_instance_by_itself(http):
     answer = http.ask("POST", "/v1/models/handler:predict", b'{"instances": [1, {"b": 2}]}')
-    bodies = [each["parts"]["body"][1] for each in answer.fields["predictions"]]
-    assert bodies == ["1", '{"b":2}']
+    kind = "application/json"
+    assert [each["parts"] for each in answer.fields["predictions"]] == [{"body": [kind, "1"]}, {"b": [kind, "2"]}]
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------

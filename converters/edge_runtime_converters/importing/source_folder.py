@@ -7,10 +7,12 @@ to do. Runs in the child that reads a source, which sees nothing else of the dis
 
 from __future__ import annotations
 
+import lzma
 import os
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -172,8 +174,8 @@ class SourceFolder:
             else:
                 _unpack_tar(archive, folder, most)
         except (
-            zipfile.BadZipFile, zipfile.LargeZipFile, tarfile.TarError, EOFError, RuntimeError, ValueError, OSError,
-            NotImplementedError, OverflowError,
+            zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, tarfile.TarError,
+            EOFError, RuntimeError, ValueError, OSError, NotImplementedError, OverflowError,
         ) as error:  # fmt: skip
             raise ConversionFailed(f"{archive}: cannot be unpacked: {reason_of(error)}; copy it again") from error
         return SourceFolder(folder.resolve(), self.work, shapes=self.shapes)

@@ -49,6 +49,8 @@ NAMES_FILE, LABELS_FILE = "index_to_name.json", "labels.txt"
 MAX_CLASSES = 100_000
 MAX_PROGRAM_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_NOTES = 100
+"""Keys of `config.properties` that are told; it has some seventy."""
 
 PICTURE_SHAPE = f"-1,3,{PICTURE_SIDE},{PICTURE_SIDE}"
 """What TorchServe's handlers of pictures make of any picture."""
@@ -251,7 +253,7 @@ def _json_property(properties: Mapping[str, str], key: str) -> dict[str, Any]:
 
 
 def _notes(properties: Mapping[str, str], names: Mapping[str, str] | None, archives: Sequence[Path]) -> Iterator[str]:
-    for key in properties:
+    for key in list(properties)[:MAX_NOTES]:
         if key in _ADVICE:
             yield f"{PROPERTIES_FILE}: {key}: {_ADVICE[key]}"
         elif key not in _READ_KEYS:
@@ -529,7 +531,7 @@ def _labels(opened: SourceFolder) -> list[str]:
         return [str(each) for each in listed[:MAX_CLASSES]]
     named: dict[int, str] = {}
     for key, value in mapping.items():
-        if not (key.isascii() and key.isdigit() and int(key[:9]) < MAX_CLASSES):
+        if not (key.isascii() and key.isdigit() and len(key) <= 6 and int(key) < MAX_CLASSES):
             raise ConversionFailed(f"{NAMES_FILE}: got the class {key[:40]!r}, wanted a number below {MAX_CLASSES}")
         named[int(key)] = str(value[-1] if isinstance(value, list) and value else value)
     return [named.get(number, str(number)) for number in range(max(named, default=-1) + 1)]
@@ -567,7 +569,7 @@ def _hosted(  # noqa: PLR0917 (one archive, and all that was read of it)
         inputs = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in network.inputs]
         said["network"] = {"inputs": inputs}
     pieces = [
-        Piece(place="VERSION/model.py", text=MODEL_TEXT.format(handler=f"{stem}.py", source=archive.name)),
+        Piece(place="VERSION/model.py", text=MODEL_TEXT.format(handler=_plain(stem), source=_plain(archive.name))),
         Piece(place=f"VERSION/{SETTINGS_FILE}", text=json.dumps(said, indent=1)),
         *(Piece(place=f"VERSION/{ARCHIVE_FOLDER}/{path.relative_to(opened.root)}", source=str(path)) for path in files),
     ]
@@ -579,6 +581,11 @@ def _hosted(  # noqa: PLR0917 (one archive, and all that was read of it)
         told.append((model.requirements_file, "is not installed here: pip install -r it beside the daemon"))
     notes.append("it is Python code: it runs where python_models = true (serve --python-models)")
     return ArchivedVersion(name, model.model_version, settings, tuple(pieces), network, tuple(told), tuple(notes))
+
+
+def _plain(name: str) -> str:
+    """A name for the text of `model.py`, where a quote would end it."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def _files(opened: SourceFolder) -> list[Path]:
