@@ -102,6 +102,16 @@ class TritonConfig:
         return {each["name"]: each["label_filename"] for each in self.config["output"] if each["label_filename"]}
 
 
+def named_steps(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The steps of an ensemble by the names that its pipeline has for them: the model's, a second one of it MODEL_2."""
+    steps: dict[str, Mapping[str, Any]] = {}
+    for step in config["ensemble_scheduling"]["step"]:
+        base = _NO_STEP_NAME.sub("_", step["model_name"])[:60]
+        names = (base if number == 1 else f"{base}_{number}" for number in count(1))
+        steps[next(name for name in names if name not in steps and name != INPUT)] = step
+    return steps
+
+
 def whole_shape(dims: Sequence[int], max_batch_size: int) -> tuple[int, ...]:
     """The shape of a tensor with its rows, which dims leave out where the model batches."""
     return (ANY, *dims) if max_batch_size else tuple(dims)
@@ -282,10 +292,9 @@ def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
     if ensemble.get("max_inflight_requests"):
         taking.note("ensemble_scheduling.max_inflight_requests", "queues bound the requests of each step")
     places = {each["name"]: Place(INPUT, each["name"]) for each in config["input"]}
-    names: list[str] = []
-    for step in ensemble["step"]:
-        names.append(_step_name(step["model_name"], names))
-        places |= {tensor: Place(names[-1], output) for output, tensor in step["output_map"].items()}
+    named = named_steps(config)
+    for name, step in named.items():
+        places |= {tensor: Place(name, output) for output, tensor in step["output_map"].items()}
     steps = [
         Step(
             name,
@@ -293,7 +302,7 @@ def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
             version=step["model_version"] if step["model_version"] > 0 else None,
             inputs={given: places[tensor] for given, tensor in step["input_map"].items()},
         )
-        for name, step in zip(names, ensemble["step"], strict=True)
+        for name, step in named.items()
     ]
     rows = config["max_batch_size"]
     inputs = [_declared(each, rows) for each in config["input"]]
@@ -307,13 +316,6 @@ def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
         )
     except ConfigError as error:
         raise DecodeFailed(error.message) from None
-
-
-def _step_name(model: str, taken: Sequence[str]) -> str:
-    """A step is called by its model; a second one of it MODEL_2."""
-    base = _NO_STEP_NAME.sub("_", model)[:60]
-    names = (base if number == 1 else f"{base}_{number}" for number in count(1))
-    return next(name for name in names if name not in taken and name != INPUT)
 
 
 def _policy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,18 +97,18 @@ class _Fitting:
         handed = {name: self._handed(step, name, place) for name, place in step.inputs.items()}
         form = _form_of(step, servable, handed)
         wanted = {spec.name: spec for spec in form.spec.inputs}
-        for name in wanted:
-            if name not in handed:
+        for name, spec in wanted.items():
+            if name not in handed and not spec.is_optional:
                 self._fault(step, f"input {name!r} of model {step.model!r} is not given; it takes {_names(wanted)}")
         for name, place in step.inputs.items():
             if name not in wanted:
                 self._fault(step, f"model {step.model!r} has no input {name!r}; it takes {_names(wanted)}")
                 continue
-            spec = handed[name]
-            if spec is None:
+            given = handed[name]
+            if given is None:
                 self._take_input(step, place, wanted[name])
-            elif not _goes_into(spec, wanted[name]):
-                self._fault(step, self._mismatch(step, name, spec, wanted[name]))
+            elif not _goes_into(given, wanted[name]):
+                self._fault(step, self._mismatch(step, name, given, wanted[name]))
         self._check_when(step)
         self._check_crop(step)
         self._keep(step, form.spec.outputs)
@@ -196,16 +196,13 @@ class _Fitting:
         )
 
     def check_batches(self, rows: int) -> None:
-        """An ensemble says how many rows it takes: each step's model must take as many, as every Triton has it."""
+        """An ensemble says how many rows it takes: each step's model that batches must take as many."""
         for step in self._pipeline.steps:
             servable = self._servables.get(step.name)
-            if servable is None:
-                continue
-            most = servable.max_rows if servable.batches else 0
-            if most < rows:
+            if servable is not None and servable.batches and servable.max_rows < rows:
                 self.faults.append(
-                    f"ensemble allows maximum batch size {rows}, but it contains model '{step.model}' which only "
-                    f"allows maximum batch size to be {most}"
+                    f"ensemble allows maximum batch size {rows}, but it contains model {step.model} which only "
+                    f"allows maximum batch size to be {servable.max_rows}"
                 )
 
     def _mismatch(self, step: Step, name: str, handed: TensorSpec, wanted: TensorSpec) -> str:

@@ -20,11 +20,12 @@ from edge_runtime.errors import BackendError, ConfigError, LoadFailed, RunFailed
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
-from edge_runtime.repository.triton_config import CONFIG_FILE
+from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.serving.chain import Chain, chain_model
+from edge_runtime.serving.ensemble_checks import ensemble_faults
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, VersionLoader
@@ -158,15 +159,14 @@ class PipelineLoader:
             raise LoadFailed(folder.settings_error)
         pipeline = self._begin(folder, version)
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
-        fit = self._fit(pipeline)
+        config = folder.triton if version.pipeline_file is None else None
+        fit = self._fit(pipeline, config)
         servable = self._make_servable(folder, version, pipeline, fit, metrics or self._metrics.model(folder.name))
-        if version.pipeline_file is None:
-            servable.triton = folder.triton
+        servable.triton = config
         attempt.fit = fit
-        servable.triton = folder.triton
-        note = "; ".join(f"{CONFIG_FILE}: {each}" for each in folder.triton.notes) if folder.triton is not None else ""
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})
+        note = "; ".join(f"{CONFIG_FILE}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
             servable, self._versions.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
         )
@@ -314,8 +314,8 @@ class PipelineLoader:
             return max(live, key=lambda each: each.number, default=None)
         return self._table.find(step.model, step.version)
 
-    def _fit(self, pipeline: Pipeline) -> Fit:
-        """Raise LoadFailed with all that is missing, else with all that does not fit."""
+    def _fit(self, pipeline: Pipeline, config: TritonConfig | None = None) -> Fit:
+        """Raise LoadFailed with all that is missing, else with all that does not fit. config: of an ensemble."""
         servables: dict[str, Servable] = {}
         missing: dict[str, _Absence] = {}
         for step in pipeline.steps:
@@ -329,6 +329,8 @@ class PipelineLoader:
             raise WaitsForModels("; ".join(missing))
         if missing:
             raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
+        if config is not None and (faults := list(ensemble_faults(config, servables))):
+            raise LoadFailed("; ".join(faults))
         fit = fit_pipeline(pipeline, servables, self._versions.limits.max_batch_rows)
         if fit.faults:
             raise LoadFailed("; ".join(fit.faults))
