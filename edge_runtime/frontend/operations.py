@@ -17,7 +17,6 @@ from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.pipelines import pipeline_fields
 from edge_runtime.regions import Regions
-from edge_runtime.repository.triton_config import ENSEMBLE
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable
@@ -248,11 +247,10 @@ class OperationHandlers:
         """The metadata of the Open Inference Protocol with the two limits that a client needs."""
         servable: Servable = self._table.resolve(model, version)
         versions = [each.number for each in self._table.live() if each.model == servable.model]
-        is_ensemble = servable.triton is not None and servable.triton.pipeline is not None
         described: dict[str, Any] = {
             "name": servable.model,
             "versions": [str(number) for number in sorted(versions)],
-            "platform": ENSEMBLE if is_ensemble else servable.layouts.narrow.backend,
+            "platform": servable.layouts.narrow.backend,
             "inputs": [_tensor(spec) for spec in servable.spec.inputs],
             "outputs": [_tensor(spec) for spec in servable.spec.outputs],
             "version": servable.number,
