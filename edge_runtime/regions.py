@@ -48,6 +48,12 @@ MAX_ALL_REGIONS = 192
 SEALS = 0x1 | 0x2 | 0x4
 """F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW (fcntl(2))."""
 
+LENT_BYTES, MAX_LENT = 64 << 20, 16
+"""Bytes and regions of one host's results on their way to the next; more are copied once more instead."""
+
+LENDER = -1
+"""The user of an owner that is no client."""
+
 PUNCH_HOLE = 0x2 | 0x1
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE (fallocate(2))."""
 
@@ -101,13 +107,15 @@ class RegionOwner:
     """One client's regions by number, from its memory connection to the end of that.
 
     sender: the connection that showed the secret; None until then. nbytes: mapped, regions that requests still use
-    included.
+    included. lent: regions of a lender; idle: those of them that hold no tensor now.
     """
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.regions: dict[int, Region] = {}
+        self.lent = 0
+        self.idle: list[Region] = []
         self.sender: Hashable = None
         self.nbytes = 0
 
@@ -273,6 +281,34 @@ class Regions:
         with self._lock:
             return {"connections": len(self._owners), "regions": len(self._files), "bytes": self._nbytes}
 
+    def lend(self, lender: RegionOwner, nbytes: int) -> Array | None:
+        """Bytes for a tensor that the daemon hands from one host to the next: those come back with their last view.
+
+        lender: one for each host whose results go there, so that no host maps what others than its own are given.
+        Returns None where so much is lent already. Contents are left over from the last tensor.
+        """
+        size = 1 << max(nbytes - 1, mmap.PAGESIZE - 1).bit_length()
+        with self._lock:
+            region = next((each for each in lender.idle if each.file.nbytes == size), None)
+            if region is not None:
+                lender.idle.remove(region)
+            elif lender.nbytes + size > LENT_BYTES or lender.lent >= MAX_LENT or len(self._files) >= MAX_ALL_REGIONS:
+                lender.lent -= len(lender.idle)  # of other sizes: a tensor that comes later has their place
+                lender.idle.clear()
+                return None
+            else:
+                lender.lent += 1
+        try:
+            region = region or self._map(lender, size)
+        except QueueFull:
+            with self._lock:
+                lender.lent -= 1
+            return None
+        # Views of the tensor hold this array, and not the region's own: it ends with the last of them.
+        lent: Array = np.frombuffer(region.data.data, np.uint8)
+        weakref.finalize(lent, lender.idle.append, region).atexit = False
+        return lent[:nbytes]
+
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _map(self, owner: RegionOwner, nbytes: int) -> Region:
@@ -340,6 +376,8 @@ class Regions:
 
     def _count(self, owner: RegionOwner, nbytes: int) -> None:
         owner.nbytes += nbytes
+        if owner.uid == LENDER:
+            return  # no client's bounds
         self._nbytes += nbytes
         left = self._by_user.get(owner.uid, 0) + nbytes
         if left:

@@ -246,6 +246,16 @@ class HostedInstance(Protocol):
 
 
 @runtime_checkable
+class HandsOver(Protocol):
+    """An instance in a host whose large results may lie where the host of a pipeline's next step reads them.
+
+    hands_over: whether they do; set from any thread.
+    """
+
+    hands_over: bool
+
+
+@runtime_checkable
 class Interruptible(Protocol):
     """An instance whose library can end a run that is on."""
 

@@ -85,7 +85,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.regions import MappedFile, Regions
+from edge_runtime.regions import LENDER, MappedFile, RegionOwner, Regions
 from edge_runtime.steps import Form, steps_of_host
 from edge_runtime.tensors import DATATYPES, Array, Tensors
 
@@ -106,6 +106,9 @@ END_GRACE_S = 1.0
 DEATHS = 3
 DEATHS_WITHIN_S = 60.0
 """So many deaths in such a time, while loading or idle, and the version has failed."""
+
+HANDED_BYTES = 64 << 10
+"""From this size a step's results lie in memory that the next step's host maps: less is copied as quickly."""
 
 KEPT_LAYOUTS = 64
 """Of one runner: the messages and views of shapes that come again and again are made once."""
@@ -231,6 +234,8 @@ class HostInstance:
         self._last_end = ""
         self._restarts = 0
         self._is_closed = False
+        self.hands_over = False
+        self._lender = RegionOwner(LENDER)
 
     def load(self) -> None:
         """Start the first host. Raises LoadFailed, BackendUnavailable, leaving nothing behind."""
@@ -314,6 +319,7 @@ class HostInstance:
     def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: _Apart | None) -> list[Array]:
         life, runner = self._take_runner()
         limit_s = min(limit_s, self._run_limit_s)
+        runner.hands_over = self.hands_over
         try:
             return runner.run(parts, limit_s, form, apart)
         except TimeoutError:
@@ -361,6 +367,7 @@ class HostInstance:
             self._end(life.process)
         if starter is not None:
             starter.join()
+        self._lender.idle.clear()
         self._leave_regions()
 
     def _forget_regions(self) -> None:
@@ -477,7 +484,8 @@ class HostInstance:
         regions = self._hosts.regions
         specs = [spec, *form_specs]
         life.free = [
-            _RunnerSide(index, channel, specs, regions, self._begin_call) for index, channel in enumerate(used)
+            _RunnerSide(index, channel, specs, regions, self._begin_call, lender=self._lender)
+            for index, channel in enumerate(used)
         ]
         return life
 
@@ -602,6 +610,15 @@ class FormInstance:
         self.memory_bytes = 0  # the model's own
 
     @property
+    def hands_over(self) -> bool:
+        """See HostInstance."""
+        return self._model.hands_over
+
+    @hands_over.setter
+    def hands_over(self, value: bool) -> None:
+        self._model.hands_over = value
+
+    @property
     def host(self) -> HostStatus:
         """What is told of its host now."""
         return self._model.host
@@ -718,8 +735,13 @@ class _RunnerSide:
         specs: Sequence[ModelSpec],
         regions: Regions | None,
         begin_call: BeginCall | None,
+        *,
+        lender: RegionOwner,
     ) -> None:
-        """specs: of the model, and of the forms of its steps. begin_call: calls other models; None: there are none."""
+        """specs: of the model, and of the forms of its steps. begin_call: calls other models; None: there are none.
+
+        lender: whose regions the results of steps lie in.
+        """
         self._index = index
         self._channel = channel
         self._specs = specs
@@ -727,6 +749,8 @@ class _RunnerSide:
         self._use_form(0)
         self._slot: SharedMemory | None = None
         self._regions = regions
+        self._lender = lender
+        self.hands_over = False
         self._given: set[int] = set()
         self._seen_ends = 0
         self._orders: dict[tuple[object, ...], _RunOrder] = {}
@@ -843,7 +867,10 @@ class _RunnerSide:
         regions = self._regions
         if regions is None:
             return None
-        found = [regions.find(array.__array_interface__["data"][0]) for array in inputs]
+        # A part of a picture that is cut out is no tensor in a row: it is copied.
+        found = [
+            regions.find(array.__array_interface__["data"][0]) if array.flags.c_contiguous else None for array in inputs
+        ]
         if not any(found):
             return None
         key = tuple(
@@ -929,7 +956,7 @@ class _RunnerSide:
         """
         views = self._results.get(data)
         if views is not None:
-            return [view.copy() for view in views]
+            return [self._taken(view) for view in views]
         report = decode(data, RunnerReport)
         with self._calls:
             if self._open is not None:
@@ -954,7 +981,18 @@ class _RunnerSide:
         if len(self._results) >= KEPT_LAYOUTS:
             self._results.clear()
         self._results[data] = views
-        return [view.copy() for view in views]
+        return [self._taken(view) for view in views]
+
+    def _taken(self, view: Array) -> Array:
+        """Copy a result out of the slot: a large one to where the host of a pipeline's next step reads it in place."""
+        if self.hands_over and view.nbytes >= HANDED_BYTES and self._regions is not None:
+            lent = self._regions.lend(self._lender, view.nbytes)
+            if lent is not None:
+                taken: Array = lent.view(view.dtype).reshape(view.shape)
+                taken[...] = view
+                return taken
+        copied: Array = view.copy()
+        return copied
 
     def _serve(self, wanted: NeedsMemory | CallModel | Respond) -> None:
         """Do what the run waits for. Raises BrokenMessage, ChannelEnded."""

@@ -21,6 +21,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from edge_runtime.backends.base import HandsOver
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
     Cancelled,
@@ -70,13 +71,15 @@ ROWS_SMOOTHING = 0.1
 class _Node:
     """A step of this chain, and what is known of it.
 
-    needs: how many steps must be done before. followers: whose that it is. wanted: tensors that others read. rows: mean
-    of those that it asks for, where that is found out by its run; None: as many as the pipeline's request has.
+    needs: steps that must be done before. reads: what it is given. followers: steps that need it. wanted: tensors that
+    others read. rows: mean of those that it asks for, where that is found out by its run; None: as many as the
+    pipeline's request has.
     """
 
     index: int
     step: Step
-    needs: int
+    needs: tuple[int, ...]
+    reads: tuple[Place, ...]
     followers: tuple[int, ...]
     wanted: tuple[str, ...]
     rows: float | None = None
@@ -156,7 +159,7 @@ class _Running:
         self.lock = threading.Lock()
         self.values: dict[Place, Array] = {}
         self.reads: dict[Place, int] = {}
-        self.needs = [node.needs for node in nodes]
+        self.needs = [len(node.needs) for node in nodes]
         self.path_s = [0.0] * len(nodes)
         self.work_s = work_s
         self.promised_s = list(work_s)
@@ -425,6 +428,8 @@ class Chain:
                 index = asked.following
                 asked.following += 1
             self._submit(running, asked, index, pieces[index])
+            if len(pieces) == 1:
+                return
 
     def _prepare(self, running: _Running, asked: _Asked) -> Pieces | None:
         """Cut the step's inputs into requests. None: it is not to run, and is done."""
@@ -440,18 +445,17 @@ class Chain:
         if node.rows is not None:
             rows = (pieces.items or running.request.rows) if pieces is not None else 0
             node.rows += ROWS_SMOOTHING * (rows - node.rows)
+        if pieces is not None:
+            asked.pieces = pieces
+            asked.left = len(pieces)
+            asked.parts = [{}] * asked.left
         with running.lock:
             promised_s, running.promised_s[node.index] = running.promised_s[node.index], 0.0
+            running.asked[node.index] = asked
         self._dispatcher.promise(-promised_s)
         if pieces is None:
             specs = {spec.name: spec for spec in self._specs(node, servable)}
             self._step_done(running, asked, {name: no_rows(specs[name]) for name in node.wanted})
-            return None
-        asked.pieces = pieces
-        asked.left = len(pieces)
-        asked.parts = [{}] * len(pieces)
-        with running.lock:
-            running.asked[node.index] = asked
         return pieces
 
     def _submit(self, running: _Running, asked: _Asked, index: int, inputs: Mapping[str, Array]) -> None:
@@ -464,7 +468,7 @@ class Chain:
         known = resolved.plans.get(key)
         header, plan = known if known is not None else self._header(running, node, inputs)
         reply = _StepReply(self, running, asked, index)
-        request = Request(header, arrays, tensor_bytes(iter(arrays)), reply, whole.sender, now_s, self._metrics)
+        request = Request(header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics)
         request.is_step = True
         request.longest_s = whole.deadline_s - now_s
         with running.lock:
@@ -542,21 +546,21 @@ class Chain:
     def _step_done(self, running: _Running, asked: _Asked, outputs: Mapping[str, Array]) -> None:
         """Hand a step's outputs to those that read them, and drop what nobody reads any more."""
         node, step = asked.node, asked.node.step
-        nbytes = tensor_bytes(iter(outputs.values()))
+        nbytes = tensor_bytes(outputs.values())
         with running.lock:
             if running.is_over:
                 return
             running.asked.pop(node.index, None)
-            before_s = max((running.path_s[self._index[need]] for need in step.needs), default=0.0)
+            before_s = max([running.path_s[need] for need in node.needs], default=0.0)
             # The requests of a map run side by side, as far as there are cores.
             running.path_s[node.index] = before_s + max(asked.longest_s, asked.run_s / self._dispatcher.cores)
             for name, array in outputs.items():
                 if (place := Place(step.name, name)) in running.reads:
                     running.values[place] = array
-            for place in step.reads:
+            for place in node.reads:
                 running.reads[place] -= 1
                 if not running.reads[place]:
-                    nbytes -= tensor_bytes(iter((running.values.pop(place),)))
+                    nbytes -= tensor_bytes((running.values.pop(place),))
             running.done += 1
             running.nbytes += nbytes
             work_s, running.work_s[node.index] = running.work_s[node.index], 0.0
@@ -641,6 +645,9 @@ class Chain:
         resolved, generation = self._resolved, self._table.generation
         if resolved.generation != generation:
             resolved = self._resolved = _Resolved(generation, [self._find(node.step) for node in self._nodes])
+            for node, servable in zip(self._nodes, resolved.servables, strict=True):
+                if servable is not None and node.followers and isinstance(servable.layouts.narrow, HandsOver):
+                    servable.layouts.narrow.hands_over = True
         return resolved
 
     def _find(self, step: Step) -> Servable | None:
@@ -697,7 +704,8 @@ def _nodes_of(pipeline: Pipeline) -> list[_Node]:
         _Node(
             number,
             step,
-            len(step.needs),
+            tuple(index[name] for name in step.needs),
+            step.reads,
             tuple(index[name] for name in following[step.name]),
             wanted[step.name],
             1.0 if step.when is not None or step.map else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,9 +131,9 @@ def no_rows(spec: TensorSpec) -> Array:
     return np.zeros(shape, DATATYPES[spec.datatype].dtype)
 
 
-def tensor_bytes(arrays: Iterator[Array]) -> int:
+def tensor_bytes(arrays: Iterable[Array]) -> int:
     """Bytes of arrays, those of text included."""
-    return sum(sum(map(len, each.flat)) if each.dtype == object else each.nbytes for each in arrays)
+    return sum([sum(map(len, each.flat)) if each.dtype == object else each.nbytes for each in arrays])
 
 
 def _pixels(boxes: Array, place: Place) -> Array:

@@ -16,9 +16,9 @@ from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import HostEnded
 from edge_runtime.messages import RegionPlace, TensorHeader
-from edge_runtime.regions import RegionBounds, RegionOwner, Regions
+from edge_runtime.regions import LENDER, LENT_BYTES, MAX_LENT, RegionBounds, RegionOwner, Regions
 from edge_runtime.tensors import Array
-from tests.models import onnx_models
+from tests.models import onnx_models, python_models
 
 NBYTES = 1 << 20
 LIMIT_S = 60.0
@@ -128,3 +128,56 @@ def test_the_next_host_is_given_the_region_anew(instance: HostInstance, regions:
         except HostEnded:
             instance.restore()
     assert mapped_regions(instance) == 1
+
+
+def test_lent_memory_is_used_again_once_nothing_views_it(regions: Regions) -> None:
+    lender = RegionOwner(LENDER)
+    first = regions.lend(lender, 100_000)
+    assert first is not None
+    part = first.view(np.float32)[10:20]
+    address = first.__array_interface__["data"][0]
+    found = regions.find(part.__array_interface__["data"][0])
+    assert found is not None
+    assert found.offset == 40
+    del first, found
+    second = regions.lend(lender, 100_000)
+    assert second is not None
+    assert second.__array_interface__["data"][0] != address
+    del part
+    third = regions.lend(lender, 90_000)
+    assert third is not None
+    assert third.__array_interface__["data"][0] == address
+
+
+def test_what_is_lent_is_bounded_and_counts_for_no_client(regions: Regions) -> None:
+    lender, client = RegionOwner(LENDER), regions.add_owner(os.getuid())
+    free = regions.free_bytes(client)
+    held = [regions.lend(lender, 100_000) for _ in range(MAX_LENT + 1)]
+    assert [each is None for each in held] == [False] * MAX_LENT + [True]
+    assert regions.lend(RegionOwner(LENDER), LENT_BYTES + 1) is None
+    assert regions.free_bytes(client) == free
+    held.clear()
+    assert regions.lend(lender, 1_000_000) is None  # those of another size make room for it
+    assert regions.lend(lender, 1_000_000) is not None
+
+
+def test_a_result_that_is_handed_over_is_read_in_place_by_the_next_host(
+    tmp_path: Path, hosts: Hosts, regions: Regions
+) -> None:
+    source = "def infer(inputs):\n    return {'y': inputs['x'] + 1}\n"
+    tensors = [("x", "FP32", [1, 50_000])], [("y", "FP32", [1, 50_000])]
+    python_models.write(tmp_path / "m", *tensors, source)
+    made = HostedBackend(backend("python"), hosts, allow_python=True).load(tmp_path / "m" / "model.py", LoadOptions())
+    made.finish_warm_up()
+    try:
+        made.hands_over = True
+        (first,) = made.run_parts([[np.zeros((1, 50_000), np.float32)]], LIMIT_S)
+        assert regions.find(first.__array_interface__["data"][0]) is not None
+        (second,) = made.run_parts([[first]], LIMIT_S)
+        (both,) = made.run_parts([[second]], LIMIT_S)
+        assert (first == 1).all()
+        assert (second == 2).all()
+        assert (both == 3).all()
+    finally:
+        made.close()
+    assert (both == 3).all()

@@ -327,6 +327,58 @@ sizes = "crop.size"
         assert got.tolist() == [[10, 20, 600], [40, 8, 0]]
 
 
+def test_large_tensors_go_from_host_to_host_whole_and_their_memory_is_used_again(tmp_path: Path) -> None:
+    kit = Kit(tmp_path)
+    large = [("x", "FP32", [1, 150_000])], [("y", "FP32", [1, 150_000])]
+    for index in (1, 2, 3):
+        kit.python(f"plus{index}", f"return {{'y': inputs['x'] + {index}}}", inputs=large[0], outputs=large[1],
+                   settings="")  # fmt: skip
+    with kit.serving():
+        shape = ("FP32", (1, 150_000))
+        kit.pipeline(THREE, {"x": shape}, {"y": shape}, batches=False)
+        given = [np.full((1, 150_000), value, np.float32) for value in range(16)]
+        asked = [kit.runtime.submit("whole", {"x": each}) for each in given]
+        for each, future in zip(given, asked, strict=True):
+            assert (future.result(WAIT_S)["y"] == each + 6).all()
+        del future, asked
+        for each in given:
+            assert (kit.runtime.infer("whole", {"x": each})["y"] == each + 6).all()
+        first, second = (kit.core.table.live_of(f"plus{index}")[0].layouts.narrow for index in (1, 2))
+        assert first.hands_over
+        assert second.hands_over
+        assert 1 <= kit.core.regions.snapshot()["regions"] <= 16
+
+
+def test_boxes_are_cut_out_of_a_picture_that_another_host_decoded(tmp_path: Path) -> None:
+    kit = Kit(tmp_path)
+    picture = ("picture", "UINT8", [1, -1, -1, 3])
+    body = "p = np.zeros((1, 200, 300, 3), np.uint8)\np[0, 20:30, 30:50] = inputs['x'][0, 0]\nreturn {'picture': p}"
+    kit.python("decode", body, inputs=[("x", "FP32", [1, 2])], outputs=[picture], settings="")
+    body = "p = inputs['picture']\nreturn {'size': np.array([[p.shape[1], p.shape[2], p.sum()]], np.int64)}"
+    kit.python("size", body, inputs=[picture], outputs=[("size", "INT64", [1, 3])], settings="[warmup]\nruns = 0\n")
+    with kit.serving():
+        text = """
+[[step]]
+name = "decode"
+model = "decode"
+inputs = {x = "input.x"}
+[[step]]
+name = "crop"
+model = "size"
+crop = {picture = "decode.picture", box = "input.boxes"}
+inputs = {picture = "input.boxes"}
+[output]
+sizes = "crop.size"
+"""
+        inputs = {"x": ("FP32", (1, 2)), "boxes": ("FP32", (-1, 4))}
+        kit.pipeline(text, inputs, {"sizes": ("INT64", (-1, 3))}, batches=False)
+        boxes = np.array([[30, 20, 50, 30], [0, 0, 300, 200], [40, 25, 60, 40]], np.float32)
+        given = {"x": np.full((1, 2), 2, np.float32), "boxes": boxes}
+        for _ in range(3):
+            got = kit.runtime.infer("whole", given)["sizes"]
+            assert got.tolist() == [[10, 20, 1200], [200, 300, 1200], [15, 20, 5 * 10 * 3 * 2]]
+
+
 SLOW = """
 [[step]]
 name = "wait"
