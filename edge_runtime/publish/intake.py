@@ -8,6 +8,7 @@ model. Called by `releases`.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -37,6 +38,7 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
+from edge_runtime.repository.triton_config import CONFIG_FILE, read_config_file
 from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.serving.declared_steps import read_labels
 from edge_runtime.typed_toml import parse_toml
@@ -118,19 +120,56 @@ def take_in(
     """
     found = _find_version(path, model, version)
     names = _plain_names(found.path)
-    pipeline_file = next((each for each in (found.path, found.home) if (each / PIPELINE_FILE).is_file()), None)
-    if pipeline_file is not None:
-        return _take_in_pipeline(folder, found, pipeline_file / PIPELINE_FILE, models or found.home.parent)
+    told = _read_pipeline(found)
+    if told is not None:
+        return _take_in_pipeline(folder, found, told, models or found.home.parent)
     return _take_in_model(folder, found, names)
 
 
-def _take_in_pipeline(folder: RepositoryFolder, found: _Found, file: Path, models: Path) -> Intake:
-    _plain_names(found.home)
-    text = _read_text(file)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A pipeline, the file that says it, and its text as `pipeline.toml`."""
+
+    pipeline: Pipeline
+    file: Path
+    text: str
+
+
+def _read_pipeline(found: _Found) -> _Told | None:
+    """Return the pipeline that a folder holds; None: it is a model."""
+    config = found.home / CONFIG_FILE
     try:
-        pipeline = read_pipeline(text, str(file))
+        for file in (found.path / PIPELINE_FILE, found.home / PIPELINE_FILE):
+            if file.is_file():
+                text = _read_text(file)
+                return _Told(read_pipeline(text, str(file)), file, text)
+        ensemble = read_config_file(config, found.model).pipeline if config.is_file() else None
+        if ensemble is None:
+            return None
+        text = _ensemble_text(ensemble)
+        return _Told(read_pipeline(text, str(config)), config, text)
     except ConfigError as error:
         raise PublishError(error.message) from error
+
+
+def _ensemble_text(pipeline: Pipeline) -> str:
+    """Write a Triton ensemble as `pipeline.toml`. A JSON string is one of TOML too."""
+    quote = json.dumps
+    lines: list[str] = []
+    for step in pipeline.steps:
+        inputs = ", ".join(f"{quote(name)} = {quote(str(place))}" for name, place in step.inputs.items())
+        lines += ["[[step]]", f"name = {quote(step.name)}", f"model = {quote(step.model)}"]
+        lines += [f"version = {step.version}"] if step.version is not None else []
+        lines += [f"inputs = {{{inputs}}}", ""]
+    for name, spec in pipeline.inputs.items():
+        lines += [f"[input.{quote(name)}]", f"datatype = {quote(spec.datatype)}", f"shape = {list(spec.shape)}", ""]
+    lines += ["[output]", *(f"{quote(name)} = {quote(str(place))}" for name, place in pipeline.outputs.items()), ""]
+    return "\n".join(lines)
+
+
+def _take_in_pipeline(folder: RepositoryFolder, found: _Found, told: _Told, models: Path) -> Intake:
+    pipeline, file = told.pipeline, told.file
+    _plain_names(found.home)
     for step in pipeline.steps:
         if step.python is not None:
             raise PublishError(
@@ -141,11 +180,11 @@ def _take_in_pipeline(folder: RepositoryFolder, found: _Found, file: Path, model
     return Intake(
         found.model,
         found.version,
-        _read_settings(found.settings, (found.path, found.home)),
+        _read_settings(found),
         (),
         tuple(each for part in parts for each in part.files),
         tuple(f"{part.model}/{name}" for part in parts for name in part.left_out),
-        text,
+        told.text,
         parts,
         has_versions=found.path != found.home,
     )
@@ -163,7 +202,7 @@ def _take_in_part(folder: RepositoryFolder, file: Path, pipeline: Pipeline, name
         )
     found = _find_version(models / name, None, asked.pop())
     names = _plain_names(found.path)
-    if any((each / PIPELINE_FILE).exists() for each in (found.path, found.home)):
+    if _read_pipeline(found) is not None:
         raise PublishError(f"{file}: asks {name}, which is a pipeline itself; a release carries a pipeline of models")
     return _take_in_model(folder, found, names, name)
 
@@ -189,9 +228,8 @@ def _take_in_model(folder: RepositoryFolder, found: _Found, names: list[str], pa
         if suffix_of(name) == ".onnx":
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
-    left_out = tuple(name for name in names if name not in wanted and name != SETTINGS_FILE)
-    places = (found.path, found.home)
-    return Intake(found.model, found.version, _read_settings(found.settings, places), artifacts, files, left_out)
+    left_out = tuple(name for name in names if name not in wanted and name not in (SETTINGS_FILE, CONFIG_FILE))
+    return Intake(found.model, found.version, _read_settings(found), artifacts, files, left_out)
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
@@ -362,16 +400,20 @@ def _read_text(path: Path) -> str:
         raise PublishError(f"{path}: is no UTF-8 text") from error
 
 
-def _read_settings(path: Path, places: Sequence[Path]) -> dict[str, Any]:
-    """Read `model.toml`. places: where the files of labels lie that it names. Raises PublishError."""
-    if not path.exists() and not path.is_symlink():
-        return {}
+def _read_settings(found: _Found) -> dict[str, Any]:
+    """Read `model.toml`, over what a Triton config says but for versions. Raises PublishError."""
+    path, config, settings = found.settings, found.home / CONFIG_FILE, dict[str, Any]()
     try:
-        settings = parse_toml(_read_text(path), str(path))
+        if config.is_file():
+            settings = dict(read_config_file(config, found.model).settings)
+            settings.pop("versions", None)
+        if path.exists() or path.is_symlink():
+            settings |= parse_toml(_read_text(path), str(path))
         typed = read_release_settings(settings, str(path))
         for name, output in typed.output.items():
             if isinstance(output.labels, str):  # a release has the labels themselves: the manifest signs them
-                settings["output"][name]["labels"] = list(read_labels(output.labels, places))
+                labels = list(read_labels(output.labels, (found.path, found.home)))
+                settings["output"][name]["labels"] = labels
     except (ConfigError, LoadFailed) as error:
         raise PublishError(error.message) from error
     return settings

@@ -181,7 +181,12 @@ class PipelineLoader:
         else:
             raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
         owned = {each.name: number for each in folder.owned for number in each.versions}
-        return replace(pipeline, steps=tuple(_with_owned(step, folder.name, owned) for step in pipeline.steps))
+        if not owned:
+            return pipeline
+        # Of an ensemble that was published: its text has no place for them.
+        rows = pipeline.max_batch_rows or folder.settings.max_batch_rows
+        steps = tuple(_with_owned(step, folder.name, owned) for step in pipeline.steps)
+        return replace(pipeline, steps=steps, max_batch_rows=rows)
 
     # ---- what live pipelines need ------------------------------------------------------------------------------------
 

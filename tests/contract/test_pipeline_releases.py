@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.errors import LoadFailed, PublishError, UpdateError
+from edge_runtime.errors import LoadFailed, PublishError, TensorMismatch, UpdateError
+from edge_runtime.pipelines import read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import take_in
 from edge_runtime.publish.key_ring import NewKeys
@@ -150,6 +151,46 @@ def test_a_pipelines_folder_may_have_versions(taken_in: RepositoryFolder, models
     taken = take_in(taken_in, models / "reader")
     assert (taken.version, taken.settings, len(taken.parts)) == (4, {"default_timeout_ms": 50.0}, 2)
     assert take_in(taken_in, models / "reader" / "3").version == 3
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "x" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [2] }]
+ensemble_scheduling {
+  step [
+    { model_name: "rest" model_version: -1 input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } },
+    { model_name: "most" model_version: 1 input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } }
+  ]
+}
+"""
+
+
+def test_an_ensemble_of_tritons_is_published_as_the_pipeline_that_it_is(
+    founded: Publisher,
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGE_RUNTIME_PASSPHRASE", PASSPHRASE)
+    (models / "both" / "1").mkdir(parents=True)
+    (models / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    (models / "most" / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 4\n')
+    (models / "rest" / "model.toml").unlink()
+    (models / "rest" / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 8\n')
+    manifest = repo(capsys, founded, "publish", str(models / "both"), "--team", "vision")["manifest"]
+    assert read_pipeline(manifest["pipeline"], "").outputs == {"y": ("rest", "y")}
+    assert {each["name"]: each["settings"]["max_batch_rows"] for each in manifest["models"]} == {"most": 4, "rest": 8}
+    assert (manifest["settings"]["max_batch_rows"], manifest["inputs"][0]["shape"]) == (4, [-1, 2])
+    repo(capsys, founded, "assign", "line", "both=1")
+    settings = update_settings(tmp_path / "home", founded.root_1, folder=str(founded.path))
+    with updated_device(tmp_path / "home", settings) as device:
+        device.apply()
+        assert device.run("both", x=X)[1]["y"].tolist() == [[7.5, 7.5]]
+        with pytest.raises(TensorMismatch):
+            device.run("both", x=np.zeros((5, 2), np.float32))
 
 
 def test_a_changed_model_makes_another_version_of_the_pipeline(
