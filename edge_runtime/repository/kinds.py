@@ -169,8 +169,8 @@ MAR = FileKind(
     (".mar",),
     may_hold_code=True,
     advice=(
-        "it is a zip of a model and its Python handler; unpack it, put the model's file here, and say in model.toml "
-        "what the handler does (docs/pictures.md), or make a model.py of it (docs/python-models.md)"
+        "it is a zip of a model and its Python handler: edge-runtime import FILE --models DIR takes both "
+        "(docs/from-torchserve.md)"
     ),
 )
 GGUF = FileKind(

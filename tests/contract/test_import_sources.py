@@ -19,6 +19,7 @@ from PIL import Image
 from edge_runtime.config.loading import load_model_settings
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.importing.report import ImportedModel, ImportReport
 from edge_runtime_converters.importing.writing import ImportOptions, import_source
 from tests.models import ir_models, onnx_models
@@ -301,6 +302,16 @@ def test_an_export_of_optimum_for_text_is_asked_with_ids_and_its_tokenizer_is_to
     model = only(take(text_export(tmp_path / "t")))
     assert {"labels.txt", "tokenizer.json", "1/model.onnx", "1/model.int8.onnx"} <= set(model.files)
     assert any("its tokenizer is not run here" in note for note in model.notes)
+
+
+def test_a_snapshot_of_links_says_how_to_copy_it(take: Take, tmp_path: Path) -> None:
+    blobs = text_export(tmp_path / "blobs")
+    snapshot = tmp_path / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    with pytest.raises(ConversionFailed, match="cp -rL"):
+        take(snapshot)
 
 
 def test_an_export_in_parts_is_a_model_each(take: Take, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ class SourceFolder:
     def bytes(self, path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
         """Read a plain file of the source. Raises ConversionFailed: too large, outside, or it cannot be read."""
         if not self.holds(path):
-            raise ConversionFailed(f"{path}: not there, or it leads out of {self.root}; copy the file itself into it")
+            advice = "copy the files themselves into it (cp -rL follows links)"
+            raise ConversionFailed(f"{path}: not there, or it leads out of {self.root}; {advice}")
         try:
             # O_NONBLOCK: opening a fifo would otherwise wait for its other end.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
