@@ -70,6 +70,7 @@ from edge_runtime.backends.host_messages import (
 from edge_runtime.backends.hosts import END_TIMEOUT_S, HostProcess, Hosts
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
+    WIRE_ERRORS,
     BackendUnavailable,
     CalledTooSoon,
     DecodeFailed,
@@ -1010,7 +1011,8 @@ class _RunnerSide:
             raise BrokenMessage(f"a response to request {response.index} of {self._count}")
         found: Sequence[Array | None] | EdgeRuntimeError | None = None
         if response.code:
-            found = error_from_wire(response.code, response.message)
+            # A code becomes the name of a counter, so a host invents none.
+            found = WIRE_ERRORS.get(response.code, RunFailed)(response.message)
         elif response.outputs is not None:
             if len(response.outputs) != len(self._outputs):
                 raise BrokenMessage(f"{len(response.outputs)} results for {len(self._outputs)} outputs")

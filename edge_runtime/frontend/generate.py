@@ -23,7 +23,7 @@ def generate_fields(servable: Servable, body: Mapping[str, Any]) -> dict[str, An
     Raises DecodeFailed, TensorMismatch.
     """
     specs = {spec.name: spec for spec in servable.spec.inputs}
-    missing = [name for name in specs if name not in body]
+    missing = [name for name, spec in specs.items() if name not in body and not spec.is_optional]
     if missing:
         raise TensorMismatch(f"generate: input {short(missing[0])} is missing; the model takes {', '.join(specs)}")
     others = {key: value for key, value in body.items() if key not in specs}
@@ -31,7 +31,8 @@ def generate_fields(servable: Servable, body: Mapping[str, Any]) -> dict[str, An
     fields["parameters"].pop("parameters", None)
     if "id" in fields["parameters"]:
         fields["id"] = fields["parameters"].pop("id")
-    fields["inputs"] = [_input(spec, body[name], batches=servable.batches) for name, spec in specs.items()]
+    given = [(spec, body[name]) for name, spec in specs.items() if name in body]
+    fields["inputs"] = [_input(spec, value, batches=servable.batches) for spec, value in given]
     return fields
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -58,6 +59,9 @@ AMPLE_S = 0.05
 STREAM_WAITING = 256
 """Requests of one stream that wait for their answers; no more is read from it until some have gone out."""
 
+PARTS_AHEAD, LOOK_S, UNREAD_S = 64, 0.1, 10.0
+"""Responses to one request that wait for their caller to read; while they do, a model that sends more waits so long."""
+
 WATCH_S = 0.5
 """How soon a watcher of health hears of a change."""
 
@@ -77,9 +81,10 @@ class PendingCall:
     """What one request, or another call, waits for on the transport's thread: answers, in the order in which they came.
 
     caller: tells whose turn it uses. request: its request, once there is one. id_field: its id, as an answer has it.
+    room: for further answers before its caller has read those that came; None while there were no further ones.
     """
 
-    __slots__ = ("_came", "_later", "caller", "id_field", "known", "request", "wants_final")
+    __slots__ = ("_came", "_later", "caller", "id_field", "known", "request", "room", "wants_final")
 
     def __init__(self, caller: Callable[[], Caller]) -> None:
         self.caller = caller
@@ -87,6 +92,7 @@ class PendingCall:
         self.known: KnownHead | None = None
         self.id_field = b""
         self.wants_final = False
+        self.room: threading.Semaphore | None = None
         self._came: asyncio.Future[tuple[Any, bool]] = asyncio.get_running_loop().create_future()
         self._later: deque[tuple[Any, bool]] | None = None
 
@@ -131,7 +137,15 @@ class StreamReply(TransportReply):
     """The reply to a request on a stream: one message a response."""
 
     def part(self, request: Request) -> None:
-        """Send a response; more come."""
+        """Send a response; more come. Waits while its caller reads none; raises RunFailed: for too long."""
+        pending: PendingCall = self._envelope[0]
+        if pending.room is None:
+            pending.room = threading.Semaphore(PARTS_AHEAD)
+        waits = int(UNREAD_S / LOOK_S)
+        while not pending.room.acquire(timeout=LOOK_S):
+            waits -= 1
+            if request.is_given_up or not waits:
+                raise RunFailed("its caller does not read the responses on its stream")
         self._put(self.told(request)[0], is_last=False)
 
     def answer(self, request: Request) -> None:
@@ -277,6 +291,8 @@ class GrpcFrontend:
                     message = _stream_message(pending, answer, is_last=is_last)
                     if message:
                         await call.write(message)
+                    if pending.room is not None:
+                        pending.room.release()
                 waiting.popleft()
                 room.set()
             await receiving
