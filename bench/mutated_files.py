@@ -29,7 +29,7 @@ from bench.operator_soak import ASKED, GOOD, GoodModel, rss_mib, start_daemon, s
 from edge_runtime import Client
 from edge_runtime.tensors import DATATYPES
 from tests.models import onnx_models
-from tests.models.mutated_files import MISSING, REAL, mutate, write_real
+from tests.models.mutated_files import MISSING, REAL, TEXTS, mutate, write_real
 
 SETTLE_S = 600.0
 """Until every file of one drop has a state: a conversion may take minutes, and they run one at a time."""
@@ -67,8 +67,8 @@ class Drops:
         names = {f"{kind}-{seed}": kind for kind, seed in models}
         for (kind, seed), name in zip(models, names, strict=True):
             hidden = root / f".{name}"
-            shutil.copytree(real / kind, hidden / "1")
-            mutate(hidden / "1", seed)
+            shutil.copytree(real / kind, hidden if kind in TEXTS else hidden / "1")
+            mutate(hidden if kind in TEXTS else hidden / "1", seed, TEXTS.get(kind))
         kept = {name: _stamps(root / f".{name}") for name in names}
         for name in names:
             (root / f".{name}").rename(root / name)

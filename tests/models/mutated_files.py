@@ -21,6 +21,7 @@ from tests.models import ir_models, onnx_models, paddle_models
 TENSORFLOW = Path(__file__).parent / "tensorflow"
 
 _ABSURD = (b"-1", b"0", b"1e999", b"NaN", b"18446744073709551616", b"99999999999", b'"x"', b"[]", b"null")
+_ODD_WORDS = ("../../outside", "/etc/passwd", "a" * 300, "2147483648", "-9", "\u00e9")
 _EDGES = (b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
 
 
@@ -81,6 +82,73 @@ def _mar(folder: Path) -> None:
         archive.writestr("model.pt", PICKLED)
 
 
+CONFIG = """backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "x", data_type: TYPE_FP32, dims: [ 16 ] } ]
+output [ { name: "y", data_type: TYPE_FP32, dims: [ 4 ], label_filename: "labels.txt" } ]
+version_policy: { latest: { num_versions: 1 } }
+instance_group [ { count: 2, kind: KIND_CPU } ]
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 100
+  priority_levels: 2
+  default_priority_level: 1
+  default_queue_policy { timeout_action: DELAY, default_timeout_microseconds: 500000, max_queue_size: 64 }
+}
+model_warmup [ { name: "first", batch_size: 1, inputs { key: "x", value: { data_type: TYPE_FP32, dims: [ 16 ], zero_data: true } } } ]
+parameters { key: "intra_op_thread_count", value: { string_value: "1" } }
+"""  # noqa: E501
+
+ENSEMBLE = """platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IN", data_type: TYPE_FP32, dims: [ 16 ] } ]
+output [ { name: "OUT", data_type: TYPE_FP32, dims: [ 4 ] } ]
+ensemble_scheduling {
+  step [ { model_name: "good", model_version: -1, input_map { key: "x", value: "IN" }, output_map { key: "y", value: "OUT" } } ]
+}
+"""  # noqa: E501
+
+PIPELINE = """[[step]]
+name = "first"
+model = "good"
+inputs = {x = "input.x"}
+
+[[step]]
+name = "again"
+model = "good"
+version = 1
+inputs = {x = "input.x"}
+when = "first.y > 0"
+
+[[step]]
+name = "each"
+model = "good"
+inputs = {x = "input.rows"}
+map = "input.rows"
+
+[output]
+y = "first.y"
+again = "again.y"
+each = "each.y"
+
+[input.rows]
+datatype = "FP32"
+shape = [-1, 16]
+"""
+
+
+def _text(name: str, text: str, *, has_model: bool) -> Callable[[Path], None]:
+    """A model's folder whose meaning stands in one text."""
+
+    def write(folder: Path) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+        if has_model:
+            onnx_models.mlp(folder / "1")
+            (folder / "labels.txt").write_text("a\nb\nc\nd\n", encoding="utf-8")
+
+    return write
+
+
 def _made(source_format: str, name: str) -> Callable[[Path], None]:
     """A model of the converters' tests, made by its own library."""
 
@@ -122,7 +190,13 @@ REAL: Mapping[str, Callable[[Path], None]] = {
     "cbm": _made("CATBOOST", "model.cbm"),
     "lightgbm": _made("LIGHTGBM", "model.txt"),
     "skops": _made("SKLEARN", "model.skops"),
+    "config": _text("config.pbtxt", CONFIG, has_model=True),
+    "ensemble": _text("config.pbtxt", ENSEMBLE, has_model=False),
+    "pipeline": _text("pipeline.toml", PIPELINE, has_model=False),
 }
+
+TEXTS = {"config": "config.pbtxt", "ensemble": "config.pbtxt", "pipeline": "pipeline.toml"}
+"""Kinds that are a model's whole folder, and the one file that is changed."""
 
 NEEDS = {
     "pt": "torch",
@@ -139,14 +213,19 @@ MISSING = {kind: module for kind, module in NEEDS.items() if importlib.util.find
 
 
 def write_real(kind: str, folder: Path) -> None:
-    """Write a real model of one kind into a version's folder."""
+    """Write a real model of one kind into a version's folder, or into a model's for TEXTS."""
     folder.mkdir(parents=True, exist_ok=True)
     REAL[kind](folder)
 
 
-def mutate(folder: Path, seed: int) -> None:
-    """Change one file of a version's folder, often the first that is read, in a way that the seed decides."""
+def mutate(folder: Path, seed: int, name: str | None = None) -> None:
+    """Change one file of a folder, often the first that is read, or the named one, in a way that the seed decides."""
     chance = random.Random(seed)
+    if name is not None:
+        text = (folder / name).read_text(encoding="utf-8")
+        content = _with_other_words(text, chance).encode()
+        (folder / name).write_bytes(content if chance.random() < 0.7 else mutated(content, chance))
+        return
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = chance.choice(files)
     path.write_bytes(mutated(path.read_bytes(), chance))
@@ -198,6 +277,31 @@ def _with_other_number(content: bytes, chance: random.Random) -> bytes:
         return _damaged(content, chance)
     found = chance.choice(numbers)
     return content[: found.start()] + chance.choice(_ABSURD) + content[found.end() :]
+
+
+def _with_other_words(text: str, chance: random.Random) -> str:
+    """Change words and lines, so that most of what comes out still reads as its language."""
+    lines = text.split("\n")
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(lines))
+        match chance.randrange(5):
+            case 0:  # a line lost
+                del lines[at]
+            case 1:  # a line twice, or a thousand times
+                lines[at:at] = [lines[at]] * chance.choice((1, 1, 1000))
+            case 2:  # two lines in another order
+                other = chance.randrange(len(lines))
+                lines[at], lines[other] = lines[other], lines[at]
+            case _:  # a word in the place of another
+                words = re.findall(r"[A-Za-z_.]+|-?[0-9.]+", text)
+                found = list(re.finditer(r"[A-Za-z_.]+|-?[0-9.]+", lines[at]))
+                if found:
+                    old = chance.choice(found)
+                    new = chance.choice([*words, *_ODD_WORDS])
+                    lines[at] = lines[at][: old.start()] + new + lines[at][old.end() :]
+        if not lines:
+            break
+    return "\n".join(lines)
 
 
 def _with_other_member(content: bytes, chance: random.Random) -> bytes:
