@@ -84,7 +84,7 @@ def read_settings(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: byte {error.start} is not UTF-8, which TOML has to be") from None
+        raise ConfigError(f"{path}:{line}: byte {error.start} is not UTF-8, which this file has to be") from None
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from edge_runtime.backends.base import Instance, LoadOptions, StepFunction
 from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.clock import Clock
+from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 MAX_DEPTH = 8
 """Pipelines of pipelines: a request of the first waits for one of each below it."""
 
-MAX_FILE_BYTES = 1 << 20
-"""Of a pipeline.toml: one of 128 steps has some 30 KB."""
 
 COMING = (VersionState.LOADING, VersionState.BUILDING, VersionState.CONVERTING, VersionState.UNLOADING)
 """States of a model that a pipeline waits for."""
@@ -495,17 +494,9 @@ class PipelineLoader:
 def _read_file(file: Path) -> Pipeline:
     """Read a `pipeline.toml`. Raises LoadFailed."""
     try:
-        with file.open("rb") as opened:
-            raw = opened.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise LoadFailed(f"{file} has over {MAX_FILE_BYTES} bytes; a pipeline is smaller")
-        return read_pipeline(raw.decode("utf-8-sig"), str(file))
+        return read_pipeline(read_settings(file), str(file))
     except ConfigError as error:
         raise LoadFailed(error.message) from None
-    except UnicodeDecodeError as error:
-        raise LoadFailed(f"{file}: byte {error.start} is not UTF-8, which TOML has to be") from None
-    except OSError as error:
-        raise LoadFailed(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _with_owned(step: Step, pipeline: str, owned: Mapping[str, int]) -> Step:
