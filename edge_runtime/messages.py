@@ -47,7 +47,8 @@ class RequestHeader:
 
     output_places: where each of `outputs` is written, None: to a frame; empty: all to frames. queue_timeout_ms:
     Triton's `timeout`, which bounds the wait in a queue with `[queue]`, and is a deadline elsewhere. priority: 0 for
-    the model's default, 1 first; doors of Triton's clients pass on any number.
+    the model's default, 1 first. level: the level that it asks for in a queue with `[queue]`, 0 for the default; None:
+    as its priority.
     """
 
     op: str = "infer"
@@ -61,6 +62,12 @@ class RequestHeader:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     output_places: tuple[RegionPlace | None, ...] = ()
     queue_timeout_ms: float | None = None
+    level: int | None = None
+
+    @property
+    def asked_level(self) -> int:
+        """The level that it asks for, see `level`."""
+        return self.priority if self.level is None else self.level
 
     @property
     def has_places(self) -> bool:

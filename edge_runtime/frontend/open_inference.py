@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.answers import kind_of
+from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import (
     DecodeFailed,
     EdgeRuntimeError,
@@ -158,6 +159,7 @@ def infer_header(
                 raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
             output_regions[name] = part
     typed(parameters, oip.RAW, bool, None)
+    level = _whole_number(parameters, oip.PRIORITY) or 0
     header = RequestHeader(
         model=model,
         version=version_number(version),
@@ -170,7 +172,8 @@ def infer_header(
         outputs=tuple(names) or None,
         timeout_ms=_timeout_ms(parameters, timeout_ms),
         queue_timeout_ms=(_whole_number(parameters, oip.TIMEOUT_US) or 0) / 1e3 or None,
-        priority=_whole_number(parameters, oip.PRIORITY) or 0,
+        priority=min(level, LOWEST_PRIORITY),
+        level=level,
         timing=typed(parameters, oip.TIMING, bool, False),
     )
     return OipRequest(

@@ -464,7 +464,8 @@ class Chain:
         if now_s >= whole.deadline_s:
             raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
         arrays = list(inputs.values())
-        key = (node.index, tuple(array.shape for array in arrays), whole.priority, running.plan.is_own)
+        urgency = whole.priority, whole.header.asked_level
+        key = (node.index, tuple(array.shape for array in arrays), urgency, running.plan.is_own)
         known = resolved.plans.get(key)
         header, plan = known if known is not None else self._header(running, node, inputs)
         reply = _StepReply(self, running, asked, index)
@@ -503,6 +504,7 @@ class Chain:
             outputs=node.wanted,
             timeout_ms=math.inf,  # `longest_s` says it: a default of the model's own is for its own callers
             priority=whole.priority,
+            level=whole.header.asked_level,
             parameters=parameters,
         )
         return header, RequestPlan(servable, header) if step.name in self._own else None

@@ -41,14 +41,15 @@ class ModelCalls:
         """Ask a model for the run of this thread. See base.BeginCall.
 
         The request's deadline is the earliest of the run's requests, its priority the most urgent of theirs, and its
-        sender the calling model: a flood by one model delays its own callers first.
+        sender the calling model: a flood by one model delays its own callers first. Its level in a queue with `[queue]`
+        is the default, as in Triton.
         """
         if header.timeout_ms is not None and not 0 <= header.timeout_ms < math.inf:
             raise DecodeFailed(f"timeout_ms: got {header.timeout_ms}, wanted milliseconds, 0 or more")
         job, waiting = self._dispatcher.begin_call(header.model)
         self._workers.stand_in()
         now_s = self._clock.monotonic_s()
-        header = replace(header, priority=min(request.priority for request in waiting))
+        header = replace(header, priority=min(request.priority for request in waiting), level=0)
         nbytes = sum(array.nbytes for array in arrays)
         reply = _CallReply(self._dispatcher, job, told)
         request = Request(header, arrays, nbytes, reply, ("model", job.model.name), now_s, self._metrics)

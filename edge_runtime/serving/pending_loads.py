@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from edge_runtime.config.settings import DEFAULT_PRIORITY, LOWEST_PRIORITY
+from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.request import Request
@@ -36,7 +36,7 @@ class PendingLoads:
         header = request.header
         timeouts_ms = [each for each in (header.timeout_ms, header.queue_timeout_ms) if each is not None]
         request.wait_for_load(
-            min(header.priority or DEFAULT_PRIORITY, LOWEST_PRIORITY),
+            header.priority or DEFAULT_PRIORITY,
             min(timeouts_ms, default=math.inf) / 1e3,
             resume,
         )

@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
 from edge_runtime.backends.base import HostedInstance
-from edge_runtime.config.settings import DEFAULT_PRIORITY, LOWEST_PRIORITY, ModelSettings
+from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
@@ -108,10 +108,10 @@ class RequestPlan:
         self.shape: object = (shapes, self.absent) if self.absent else shapes
         settings = servable.settings
         self.timeout_s = _timeout_s(header, servable)
-        self.priority = min(header.priority or settings.priority or DEFAULT_PRIORITY, LOWEST_PRIORITY)
+        self.priority = header.priority or settings.priority or DEFAULT_PRIORITY
         self.level, self.queue_timeout_s = 0, math.inf
         if settings.queue is not None:
-            self.priority, self.level = settings.priority, policy.level_of(header.priority, settings.queue)
+            self.priority, self.level = settings.priority, policy.level_of(header.asked_level, settings.queue)
             self.queue_timeout_s = policy.queue_timeout_s(
                 settings.queue.policy_of(self.level), header.queue_timeout_ms or 0.0
             )

@@ -68,6 +68,25 @@ def infer(inputs):
 """Each run waits for the gate, and answers the how manieth it is."""
 
 
+WHOLE = """
+name: "whole"
+platform: "ensemble"
+max_batch_size: 1
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "rejects"
+      model_version: -1
+      input_map { key: "x" value: "x" }
+      output_map { key: "y" value: "y" }
+    }
+  ]
+}
+"""
+
+
 class Server:
     """A daemon with models that wait for a gate, as one of Triton's clients sees it."""
 
@@ -125,6 +144,7 @@ def server(request, tmp_path) -> Iterator[Server]:
     for name, batching in (("rejects", REJECTS), ("delays", DELAYS)):
         folder = triton_repository.put(repository, name, CONFIG % (name, batching))
         python_models.write(folder, *tensor, SOURCE.replace("GATE", repr(str(gate))))
+    triton_repository.put(repository, "whole", WHOLE)
     config = Config(
         models=str(repository),
         state=str(tmp_path / "state"),
@@ -167,6 +187,21 @@ def test_a_queue_of_a_config_has_tritons_levels_bounds_and_timeouts(server):
     order = [asked.result(ANSWER_S) for asked in (first, high, *by_default, low)]
     assert order[0] < order[1] < min(order[2:4])
     assert max(order[2:4]) < order[4]
+
+
+def test_a_step_whose_queue_is_full_ends_its_ensembles_request_at_once(server):
+    waiting = [server.hold("rejects")]
+    for rows in (1, 2):
+        waiting.append(server.ask("rejects"))
+        server.wait("rejects", rows=rows)
+
+    assert server.refused(server.ask("whole")).startswith("step rejects: Exceeds maximum queue size")
+    waiting.append(server.ask("whole", priority=1))
+    server.wait("rejects", rows=3)
+
+    server.open_gate()
+    order = [asked.result(ANSWER_S) for asked in waiting]
+    assert order[3] < order[1] < order[2]
 
 
 def test_a_delayed_request_runs_behind_those_that_came_later(server):

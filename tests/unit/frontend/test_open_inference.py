@@ -61,8 +61,9 @@ def test_the_timeout_of_tritons_clients_is_no_deadline_where_the_model_has_a_que
 
 
 @pytest.mark.parametrize(("priority", "taken"), [(0, 0), (1, 1), (10, 10), (2**64 - 1, MAX_DIMENSION)])
-def test_a_priority_is_passed_on_since_a_models_own_levels_may_be_many(priority, taken):
-    assert read(parameters={"priority": priority}).header.priority == taken
+def test_a_priority_is_1_to_9_and_a_level_of_a_model_any_number(priority, taken):
+    header = read(parameters={"priority": priority}).header
+    assert (header.priority, header.asked_level) == (min(taken, 9), taken)
 
 
 def test_tensors_in_regions_and_classes_are_told():
