@@ -9,8 +9,10 @@ docs/from-triton.md has the table for people. Whether a config fits its model is
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -20,10 +22,16 @@ from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.model_spec import DYNAMIC as ANY
 from edge_runtime.model_spec import DeclaredTensor, Interface, TensorSpec
-from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, make_pipeline
+from edge_runtime.pipelines import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
 
 CONFIG_FILE = "config.pbtxt"
 """Beside a model's version folders."""
+
+MAX_CHARACTERS = 1 << 18
+"""Of a file, which takes about 8 µs a character to read; one of a thousand tensors has 100 000."""
+
+MOST_NOTES = 20
+"""Told of one config; further ones are counted."""
 
 NEEDS_PROTOBUF = "config.pbtxt needs protobuf: pip install edge-runtime[triton]"
 
@@ -120,14 +128,12 @@ def whole_shape(dims: Sequence[int], max_batch_size: int) -> tuple[int, ...]:
 def read_config_file(path: Path, model: str) -> TritonConfig:
     """Read a model's `config.pbtxt`. Raises ConfigError, which names the path."""
     text = read_settings(path)
-    try:
-        from edge_runtime.protobufs import from_text, message_class
-    except ImportError:
-        raise ConfigError(f"{path}: {NEEDS_PROTOBUF}") from None
-    try:
-        return _read(from_text(message_class(_MESSAGE), text), model)
-    except EdgeRuntimeError as error:
-        raise ConfigError(f"{path}: {error.message}") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{path}: has over {MAX_CHARACTERS} characters; a model's config is smaller")
+    read = _read_text(text, model)
+    if isinstance(read, str):
+        raise ConfigError(f"{path}: {read}")
+    return read
 
 
 def read_config_json(values: Mapping[str, Any], model: str) -> TritonConfig:
@@ -145,6 +151,20 @@ def read_config_json(values: Mapping[str, Any], model: str) -> TritonConfig:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _read_text(text: str, model: str) -> TritonConfig | str:
+    """The config of a text, or why there is none. The folder is looked at twice a second, faults and all."""
+    try:
+        from edge_runtime.protobufs import from_text, message_class
+    except ImportError:
+        return NEEDS_PROTOBUF
+    try:
+        return _read(from_text(message_class(_MESSAGE), text), model)
+    except EdgeRuntimeError as error:
+        return error.message
+
 
 _MESSAGE = "inference.ModelConfig"
 
@@ -191,7 +211,10 @@ def _read(message: Any, model: str, *, says_no_rows: bool = False) -> TritonConf
             _TAKEN[name](taking, config[name])
         elif name in given and (name not in _SWITCHES or config[name].get("enable")):
             taking.note(name, _MEANINGLESS[name])
-    return TritonConfig(config, taking.settings, tuple(taking.notes), taking.pipeline)
+    notes = taking.notes[:MOST_NOTES]
+    if len(taking.notes) > MOST_NOTES:
+        notes.append(f"and {len(taking.notes) - MOST_NOTES} more fields have no meaning here")
+    return TritonConfig(config, taking.settings, tuple(notes), taking.pipeline)
 
 
 def _declared(values: Mapping[str, Any], max_batch_size: int) -> DeclaredTensor:
@@ -486,6 +509,10 @@ def _faults(config: Mapping[str, Any]) -> Iterator[str]:
     for kind in ("input", "output"):
         for each in config[kind]:
             yield from (f"model {kind} {fault} for {name}" for fault in _tensor_faults(each, most))
+        names = Counter(each["name"] for each in config[kind])
+        yield from (
+            f"model {kind} '{each}' is declared {times} times for {name}" for each, times in names.items() if times > 1
+        )
     if "dynamic_batching" in config:
         yield from (f"{fault} for {name}" for fault in _batching_faults(config["dynamic_batching"], most))
     for group in config["instance_group"]:
@@ -512,6 +539,8 @@ def _ensemble_faults(config: Mapping[str, Any]) -> Iterator[str]:  # noqa: PLR09
     if config["model_warmup"]:
         yield f"model_warmup can not be specified for ensemble '{name}'"
     steps = config["ensemble_scheduling"]["step"]
+    if len(steps) > MAX_STEPS:
+        yield f"ensemble '{name}' has {len(steps)} steps, at most {MAX_STEPS} are run"
     if not steps:
         yield f"must specify 'step' for ensemble '{name}'"
     written: set[str] = set()

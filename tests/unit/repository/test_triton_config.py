@@ -229,6 +229,17 @@ def test_what_triton_refuses_or_would_answer_otherwise_is_refused_by_name(tmp_pa
     assert words in refusal(tmp_path, text)
 
 
+def test_a_config_without_bounds_is_refused_soon(tmp_path):
+    assert "has over 262144 characters" in refusal(tmp_path, "#" * 300_000)
+    steps = 'step {model_name: "a" input_map {key: "x" value: "y"} output_map {key: "z" value: "w"}}' * 200
+    text = f'platform: "ensemble" ensemble_scheduling {{ {steps} }}'
+    assert "ensemble 'm' has 200 steps, at most 128 are run" in refusal(tmp_path, text)
+    twice = 'input [{name: "x" data_type: TYPE_FP32 dims: [1]}]' * 2
+    assert "model input 'x' is declared 2 times for m" in refusal(tmp_path, twice)
+    groups = "instance_group [{passive: true}]" * 30
+    assert config_of(tmp_path, groups).notes[-1] == "and 10 more fields have no meaning here"
+
+
 def test_a_reshape_between_open_dimensions_is_as_triton_takes_it(tmp_path):
     text = 'input [{name: "x" data_type: TYPE_FP32 dims: [2, 4, -1, 6] reshape {shape: [8, -1, 1, 6]}}]'
     assert config_of(tmp_path, text).interface.inputs[0].inner_shape == (8, -1, 1, 6)
@@ -241,7 +252,8 @@ def test_a_scalar_a_row_is_an_empty_reshape(tmp_path):
 
 def test_without_protobuf_the_model_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "edge_runtime.protobufs", None)
-    assert "config.pbtxt needs protobuf: pip install edge-runtime[triton]" in refusal(tmp_path, "")
+    text = "# read nowhere else, so not known yet"
+    assert "config.pbtxt needs protobuf: pip install edge-runtime[triton]" in refusal(tmp_path, text)
 
 
 def test_the_config_of_a_load_is_read_by_the_same_table():
