@@ -33,9 +33,13 @@ class Probe:
     reason: str = ""
 
 
+DECODE_PICTURE = "decode picture"
+"""The function of our own that a pipeline has before crops of encoded pictures; no name of Python."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepFunction:
-    """A function of a pipeline's `steps.py`, with what goes in and out of it."""
+    """A function of a pipeline's `steps.py`, or DECODE_PICTURE, with what goes in and out of it."""
 
     name: str
     spec: ModelSpec

@@ -12,6 +12,8 @@ functions may share what the module holds.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -23,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.backends.base import StepFunction
-from edge_runtime.errors import LoadFailed, RunFailed, Unsupported
+from edge_runtime.backends.base import DECODE_PICTURE, StepFunction
+from edge_runtime.backends.pictures import check_installed, open_picture
+from edge_runtime.errors import LoadFailed, RunFailed, UnreadablePicture, Unsupported
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.steps import Form
@@ -34,8 +37,9 @@ from edge_runtime.tensors import Array, Tensors, datatype_name
 def load_functions(file: Path, functions: Sequence[StepFunction]) -> list[FunctionInstance]:
     """Import `steps.py` and find its functions; the first instance has the memory of all. Raises LoadFailed."""
     growth = watch_growth(0)
+    is_own = all(each.name == DECODE_PICTURE for each in functions)
     try:
-        module = _import_steps(file)
+        module = None if is_own else _import_steps(file)
     except Exception as error:
         traceback.print_exc()
         raise LoadFailed(f"{file}: {type(error).__name__}: {error}"[:1000]) from error
@@ -66,6 +70,8 @@ class FunctionInstance:
         """Call the function once. Raises RunFailed: it raised, or its results are not what its `outputs` say."""
         try:
             given = self._function(**inputs)
+        except UnreadablePicture:
+            raise
         except Exception as error:
             traceback.print_exc()
             raise RunFailed(f"{self._name} failed: {type(error).__name__}: {error}"[:1000]) from error
@@ -110,8 +116,22 @@ def _import_steps(file: Path) -> ModuleType:
     return module
 
 
-def _find(module: ModuleType, file: Path, step: StepFunction) -> Callable[..., Any]:
+def _decode_picture(picture: Array) -> Array:
+    """Decode one picture, BYTES [1] -> UINT8 [1, height, width, 3], RGB. Raises UnreadablePicture."""
+    if picture.size != 1:
+        raise UnreadablePicture(f"{picture.size} pictures came; crops are cut out of one")
+    data: bytes = picture.reshape(-1)[0]
+    if data.isascii():  # JSON has only base64, which no picture is
+        with contextlib.suppress(ValueError):
+            data = base64.b64decode(data, validate=True)
+    return open_picture(data, "rgb")[None]
+
+
+def _find(module: ModuleType | None, file: Path, step: StepFunction) -> Callable[..., Any]:
     """Return a function that takes the step's inputs by name. Raises LoadFailed."""
+    if step.name == DECODE_PICTURE:
+        check_installed()
+        return _decode_picture
     function = getattr(module, step.name, None)
     if not callable(function):
         raise LoadFailed(f"{file} has no function {step.name}")

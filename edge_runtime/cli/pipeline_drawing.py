@@ -24,7 +24,8 @@ def output_rows(fields: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _asked(step: Mapping[str, Any]) -> str:
     if "python" in step:
-        return f"steps.py:{step['python']}"
+        name = str(step["python"])
+        return f"steps.py:{name}" if name.isidentifier() else name
     version = f" version {step['version']}" if "version" in step else ""
     return f"model {step['model']}{version}"
 

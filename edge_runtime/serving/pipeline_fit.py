@@ -7,12 +7,13 @@ servables, whose specs were read at load. Called before a pipeline answers, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
-from edge_runtime.backends.base import StepFunction
+from edge_runtime.backends.base import DECODE_PICTURE, StepFunction
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, may_be_skipped, tensors_wanted
+from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, make_pipeline, may_be_skipped, tensors_wanted
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import element_count
 
@@ -30,9 +31,11 @@ _UNSAID = 1
 class Fit:
     """What goes in and out of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
 
-    batches: a request of n rows is n rows to each step. functions: of its Python steps, in the pipeline's order.
+    pipeline: with a step for each encoded picture that is cropped. batches: a request of n rows is n rows to each step.
+    functions: of its Python steps, in the pipeline's order.
     """
 
+    pipeline: Pipeline
     spec: ModelSpec
     batches: bool
     max_rows: int
@@ -46,11 +49,11 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
     most_rows: of a request, where no step says less.
     """
     fitting = _Fitting(pipeline, servables)
-    for step in pipeline.steps:
-        if step.model is None:
-            fitting.follow_function(step)
-        else:
-            fitting.follow_model(step, servables[step.name])
+    fitting.follow()
+    if fitting.encoded and not fitting.faults:
+        pipeline = _with_decoding(pipeline, fitting.encoded)
+        fitting = _Fitting(pipeline, servables)
+        fitting.follow()
     inputs = tuple(fitting.input(name) for name in pipeline.input_names)
     outputs = tuple(fitting.output(name, place) for name, place in pipeline.outputs.items())
     spec = ModelSpec(inputs, outputs)
@@ -61,15 +64,19 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
         batches = pipeline.max_batch_rows > 0
         max_rows = max(pipeline.max_batch_rows, 1)
         fitting.check_batches(pipeline.max_batch_rows)
-    return Fit(spec, batches, max_rows, tuple(fitting.functions), tuple(dict.fromkeys(fitting.faults)))
+    return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), tuple(dict.fromkeys(fitting.faults)))
 
 
 class _Fitting:
-    """One pipeline while it is followed. known: what each place holds, as far as it was found out."""
+    """One pipeline while it is followed. known: what each place holds, as far as it was found out.
+
+    encoded: pictures that are cropped, and come as JPEG and the like.
+    """
 
     def __init__(self, pipeline: Pipeline, servables: Mapping[str, Servable]) -> None:
         self.faults: list[str] = []
         self.functions: list[StepFunction] = []
+        self.encoded: dict[Place, Step] = {}
         self._pipeline = pipeline
         self._servables = servables
         self._wanted = tensors_wanted(pipeline)
@@ -77,6 +84,14 @@ class _Fitting:
         self._known = {Place(INPUT, name): spec for name, spec in pipeline.inputs.items()}
 
     # ---- steps
+
+    def follow(self) -> None:
+        """Follow every step."""
+        for step in self._pipeline.steps:
+            if step.model is None:
+                self.follow_function(step)
+            else:
+                self.follow_model(step, self._servables[step.name])
 
     def follow_function(self, step: Step) -> None:
         """A Python step says its outputs; its inputs are whatever is there."""
@@ -162,10 +177,13 @@ class _Fitting:
         if step.crop is None:
             return
         picture, box = self._known.get(step.crop.picture), self._known.get(step.crop.box)
+        if picture is not None and picture.datatype == "BYTES":
+            self.encoded.setdefault(step.crop.picture, step)
         if picture is not None and not _is_picture(picture):
             self._fault(
                 step,
-                f"crop: {step.crop.picture} is {_text(picture)}; wanted a picture, UINT8 [1,height,width,1 or 3]",
+                f"crop: {step.crop.picture} is {_text(picture)}; wanted UINT8 [1,height,width,1 or 3], or an encoded "
+                "picture, BYTES [1]",
             )
         if box is not None and not (_is_boxes(box) or _is_list_of_boxes(box)):
             self._fault(step, f"crop: {step.crop.box} is {_text(box)}; wanted boxes [n,4], or those of an answer")
@@ -216,6 +234,38 @@ class _Fitting:
 
     def _fault(self, step: Step, words: str) -> None:
         self.faults.append(f"step {step.name!r}: {words}")
+
+
+def _with_decoding(pipeline: Pipeline, encoded: Mapping[Place, Step]) -> Pipeline:
+    """Decode, in the host of Python steps, each encoded picture that is cropped: never in the daemon.
+
+    encoded: with the first step that crops it, whose condition holds for decoding, too.
+    """
+    taken = {step.name for step in pipeline.steps}
+    steps = list(pipeline.steps)
+    decoded: dict[Place, Place] = {}
+    for place, step in encoded.items():
+        name = next(each for number in count(1) if (each := f"decode_{number}") not in taken)
+        taken.add(name)
+        is_alone = sum(each.crop is not None and each.crop.picture == place for each in pipeline.steps) == 1
+        frame = TensorSpec("frame", "UINT8", (1, DYNAMIC, DYNAMIC, 3))
+        steps.append(
+            Step(
+                name,
+                python=DECODE_PICTURE,
+                inputs={"picture": place},
+                when=step.when if is_alone else None,
+                outputs={"frame": frame},
+            )
+        )
+        decoded[place] = Place(name, "frame")
+    cropping = [
+        replace(step, crop=step.crop._replace(picture=decoded[step.crop.picture]))
+        if step.crop is not None and step.crop.picture in decoded
+        else step
+        for step in steps
+    ]
+    return make_pipeline(cropping, pipeline.outputs, pipeline.inputs, max_batch_rows=pipeline.max_batch_rows)
 
 
 def _form_of(step: Step, servable: Servable, handed: Mapping[str, TensorSpec | None]) -> Servable:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_runtime.backends.base import Instance, LoadOptions, StepFunction
+from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
 from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.clock import Clock
 from edge_runtime.config.loading import read_settings
@@ -160,7 +160,7 @@ class PipelineLoader:
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
         config = folder.triton if version.pipeline_file is None else None
         fit = self._fit(pipeline, config)
-        servable = self._make_servable(folder, version, pipeline, fit, metrics or self._metrics.model(folder.name))
+        servable = self._make_servable(folder, version, fit, metrics or self._metrics.model(folder.name))
         servable.triton = config
         attempt.fit = fit
         file = version.pipeline_file or version.path
@@ -365,9 +365,8 @@ class PipelineLoader:
         version = folder.versions.get(number) if folder is not None else None
         return version.fingerprint if version is not None else None
 
-    def _make_servable(
-        self, folder: ModelFolder, version: VersionFolder, pipeline: Pipeline, fit: Fit, metrics: ModelMetrics
-    ) -> Servable:
+    def _make_servable(self, folder: ModelFolder, version: VersionFolder, fit: Fit, metrics: ModelMetrics) -> Servable:
+        pipeline = fit.pipeline
         settings = folder.settings
         host = self._load_functions(version, settings, fit.functions) if fit.functions else None
         named = [step.name for step in pipeline.steps if step.python is not None]
@@ -433,7 +432,8 @@ class PipelineLoader:
         self, version: VersionFolder, settings: ModelSettings, functions: tuple[StepFunction, ...]
     ) -> HostInstance:
         """Start the host of a version's Python steps. Raises LoadFailed."""
-        file: Path | None = version.files.get(STEPS_FILE)
+        is_own = all(each.name == DECODE_PICTURE for each in functions)
+        file: Path | None = version.pipeline_file if is_own else version.files.get(STEPS_FILE)
         if file is None:
             raise LoadFailed(f"{version.path} holds no {STEPS_FILE}, which its Python steps are in")
         memory_bytes = settings.limits.host_memory_bytes or self._versions.limits.host_memory_bytes

@@ -63,14 +63,14 @@ class PipelineUpkeep:
         try:
             fit = self._pipelines.check(servable)
         except LoadFailed as error:
-            if attempt.pipeline != servable.chain.pipeline:
+            if attempt.fit is None:
                 self._load(model, number)  # its file has changed, too, to go with these models
             if self._table.find(model, number) is servable:
                 state = VersionState.LOADING if isinstance(error, WaitsForModels) else VersionState.FAILED
                 log.warning("pipeline %s version %d is not served: %s", model, number, error.message)
                 self._placement.take_away(model, number, state, error.message)
             return
-        if fit != attempt.fit or attempt.pipeline != servable.chain.pipeline:
+        if fit != attempt.fit:
             self._load(model, number)
 
     def _load(self, model: str, number: int) -> None:

@@ -299,6 +299,8 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
         return header
     declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
     own = [spec.name for spec in servable.spec.inputs]
+    if servable.chain is not None:
+        declared = next((spec.name for spec in servable.spec.inputs if spec.datatype == "BYTES"), None)
     if declared is None and PICTURE not in own:
         raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))
     inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import Config
+from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, ModelNotFound, NotReady, RunFailed
 from tests.fakes.clock import FakeClock
@@ -375,3 +375,61 @@ def test_an_input_that_only_python_reads_must_be_described(tmp_path: Path) -> No
     put_pipeline(tmp_path, WITH_PYTHON.partition("[[step]]")[1] + WITH_PYTHON.partition("[[step]]")[2], steps=PYTHON)
     with serving(tmp_path, python_models=True) as runtime:
         assert "nobody says what input.x is: add [input.x] with datatype and shape" in reason(runtime)
+
+
+def test_a_changed_file_is_taken_and_a_broken_one_leaves_the_old_serving(tmp_path: Path) -> None:
+    put(tmp_path, "a", 1.0)
+    put(tmp_path, "b", 10.0)
+    put_pipeline(tmp_path, TWO)
+    clock = FakeClock()
+    with serving(tmp_path, clock=clock) as runtime:
+        put_pipeline(tmp_path, TWO.replace('"first.y"', '"input.x"'))
+        settle_folder(runtime, clock)
+        assert ask(runtime) == [[11.0, 12.0]]
+        put_pipeline(tmp_path, TWO.replace('"first.y"', '"thrid.y"'))
+        settle_folder(runtime, clock)
+        assert reason(runtime).startswith("a newer copy of its files failed to load: ")
+        assert "there is no step 'thrid'; wanted input, first, second" in reason(runtime)
+        assert ask(runtime) == [[11.0, 12.0]]
+
+
+def test_models_that_a_pipeline_asks_never_leave_for_others(tmp_path: Path) -> None:
+    put(tmp_path, "a", toml="on_demand = true")
+    put(tmp_path, "b", toml="on_demand = true")
+    for model in ("c", "d", "e"):
+        onnx_models.wide(tmp_path / "models" / model / "1", 2048)
+        (tmp_path / "models" / model / "model.toml").write_text("on_demand = true")
+    put_pipeline(tmp_path, TWO)
+    size = (tmp_path / "models" / "c" / "1" / "model.onnx").stat().st_size
+    with serving(tmp_path, limits=LimitSettings(memory_bytes=size * 4)) as runtime:
+        x = np.zeros((1, 2048), np.float32)
+        for model in ("c", "d", "e", "c", "d"):  # the pipeline's models were used longest ago
+            assert runtime.infer(model, {"x": x}).model == model
+        found = states(runtime)
+        assert (found["a/1"], found["b/1"], found["p/1"]) == ("ready", "ready", "ready")
+        assert "on_demand" in found.values()
+
+
+DYING = """
+import os, signal
+
+def double(x):
+    if x[0, 0] == 666:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return x * 2
+
+def describe(y, before):
+    return {"text": [b""], "calls": [1]}
+"""
+
+
+def test_a_python_step_that_ends_its_host_costs_its_own_request_alone(tmp_path: Path) -> None:
+    put(tmp_path, "a", 1.0)
+    put_pipeline(tmp_path, WITH_PYTHON, steps=DYING)
+    with serving(tmp_path, python_models=True) as runtime:
+        with pytest.raises(RunFailed, match=r"^step double: "):
+            runtime.infer("p", {"x": np.full((1, 2), 666, np.float32)})
+        answer = runtime.infer("p", {"x": np.ones((1, 2), np.float32)})
+        assert answer["y"].tolist() == [[3.0, 3.0]]
+        (entry,) = (each for each in runtime.models() if each["name"] == "p")
+        assert entry["host"]["restarts"] >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 import edge_runtime
 from edge_runtime.cli.main import main
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.errors import DecodeFailed
 from tests.contract.running_daemon import running_daemon
 from tests.models import onnx_models
 
@@ -55,10 +57,21 @@ def green(width: int, height: int) -> np.ndarray:
     return frame
 
 
+def png(frame: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(frame[0]).save(file, "PNG")
+    return file.getvalue()
+
+
 def test_the_pages_pipeline_finds_cuts_out_and_classifies(client: edge_runtime.Client) -> None:
-    answer = client.infer("shelf", {"picture": green(80, 40)}, timeout_ms=20_000)
+    answer = client.infer("shelf", picture=png(green(80, 40)), timeout_ms=20_000)
     assert answer["text"].tolist() == [b"green at 20,10: 0.83"]
     assert answer["boxes"].shape[2] == 6
+
+
+def test_what_is_no_picture_fails_its_own_request(client: edge_runtime.Client) -> None:
+    with pytest.raises(DecodeFailed, match=r"step (detect|decode_1): no picture can be read"):
+        client.infer("shelf", picture=b"no picture", timeout_ms=20_000)
 
 
 def test_the_page_asks_as_it_says(
@@ -66,13 +79,13 @@ def test_the_page_asks_as_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", daemon.endpoints[0])
-    Image.fromarray(green(80, 40)[0]).save("scene.png")
+    Image.fromarray(green(80, 40)[0]).save("scene.jpg", quality=95)
     exec(FILES["ask.py"].replace("timeout_ms=500", "timeout_ms=20_000"), {})
     assert "green at 20,10" in capsys.readouterr().out
 
 
 def test_nothing_found_is_an_empty_answer(client: edge_runtime.Client) -> None:
-    answer = client.infer("shelf", {"picture": np.zeros((1, 40, 80, 3), np.uint8)}, timeout_ms=20_000)
+    answer = client.infer("shelf", picture=png(np.zeros((1, 40, 80, 3), np.uint8)), timeout_ms=20_000)
     assert answer["text"].tolist() == []
 
 
@@ -87,6 +100,6 @@ def test_models_show_draws_it_as_the_page_does(daemon: Daemon, capsys: pytest.Ca
 def test_metadata_and_config_tell_of_it(client: edge_runtime.Client) -> None:
     metadata = client.metadata("shelf")
     assert metadata["platform"] == "pipeline"
-    assert metadata["pipeline"]["levels"] == [["detect"], ["classify"], ["join"]]
+    assert metadata["pipeline"]["levels"] == [["detect", "decode_1"], ["classify"], ["join"]]
     assert [each["name"] for each in metadata["inputs"]] == ["picture"]
     assert {each["name"]: each["shape"] for each in metadata["outputs"]} == {"text": [-1], "boxes": [-1, 100, 6]}
