@@ -113,7 +113,7 @@ def test_a_step_may_ask_for_a_models_own_tensors(runtime: Runtime) -> None:
         ),
         (
             CROP.replace('"finder"', '"bare"'),
-            "step 'classify': crop: input.picture is FP32 [-1,3,32,32]; wanted UINT8 [1,height,width,1 or 3], or an encoded",
+            "step 'classify': crop: input.picture is FP32 [-1,3,32,32]; wanted UINT8 [1,height,width,1 or 3], or",
         ),
         (
             ADD.replace('model = "added"\ninputs = {x = "input.x"}', 'model = "wide"\ninputs = {x = "input.x"}'),
