@@ -93,6 +93,25 @@ class Words(torch.nn.Module):
         return found
 
 
+class Finder(torch.nn.Module):
+    """A list of pictures -> losses and what is found in each, as torchvision's detection models do when scripted."""
+
+    def forward(self, images: list[torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+        found: list[dict[str, torch.Tensor]] = []
+        for image in images:
+            size = torch.tensor([0.0, 0.0, float(image.shape[2]), float(image.shape[1])])
+            scores = torch.stack([image.mean(), image.mean() / 10])
+            found.append({"boxes": torch.stack([size, size]), "labels": torch.tensor([1, 0]), "scores": scores})
+        return {}, found
+
+
+class Segments(torch.nn.Module):
+    """image -> {"out": logits}: green and the others."""
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": torch.stack([image[:, 0], image[:, 1]], dim=1)}
+
+
 class Code:
     """A pickle that would write a file."""
 
@@ -165,6 +184,9 @@ def test_torchscript_weights_and_handlers_of_each_kind_answer_as_before(take: Ta
     text = {"w.pt": scripted(Words()), "source_vocab.pt": saved({"<unk>": 0, "good": 1, "bad": 2}),
             "index_to_name.json": json.dumps({"0": "praise", "1": "complaint"})}  # fmt: skip
     take("words", text, handler="text_classifier", serializedFile="w.pt")
+    birds = {"f.pt": scripted(Finder()), "index_to_name.json": json.dumps({"object_type_names": ["ground", "bird"]})}
+    take("birds", birds, handler="object_detector", serializedFile="f.pt")
+    take("segments", {"s.pt": scripted(Segments())}, handler="image_segmenter", serializedFile="s.pt")
     with (
         running_daemon(tmp_path / "models", tmp_path / "run", python_models=True, start_limit_s=240) as daemon,
         edge_runtime.Client(daemon.endpoints[0]) as client,
@@ -179,6 +201,11 @@ def test_torchscript_weights_and_handlers_of_each_kind_answer_as_before(take: Ta
         assert asked(client, "alone", body, "application/json") == int(wanted.argmax())
         praise = asked(client, "words", b"Good <b>good</b>!", "text/plain")
         assert max(praise, key=praise.get) == "praise"
+        found = asked(client, "birds", picture("white", (64, 48)), "image/png")
+        assert found == [{"bird": [0.0, 0.0, 64.0, 48.0], "score": 1.0}]
+        mask = np.array(asked(client, "segments", picture("lime"), "image/png"))
+        assert mask.shape == (224, 224, 2)
+        assert (mask[..., 0] == 1).all()
         red = client.infer("colours", {"image": np.array([picture("red")], object)}, timeout_ms=60_000)
         assert red["output"][0, 0, 0] == 0
     assert (tmp_path / "models" / "colours" / "1" / "labels.txt").read_text() == "red\ngreen\nblue\n"
