@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon.daemon import Daemon
@@ -57,6 +59,23 @@ each = "each.y"
 many = "many.y"
 """
 
+CROPPED = """
+[[step]]
+name = "crop"
+model = "means"
+raw = true
+crop = {picture = "input.picture", box = "input.boxes"}
+inputs = {image = "input.boxes"}
+[input.picture]
+datatype = "BYTES"
+shape = [1]
+[input.boxes]
+datatype = "FP32"
+shape = [-1, 4]
+[output]
+scores = "crop.scores"
+"""
+
 FAILING = """
 [[step]]
 name = "good"
@@ -89,6 +108,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put_pipeline(models, "hosted", THREE.format("hosted"))
     put_pipeline(models, "mapped", MAPPED)
     put_pipeline(models, "failing", FAILING)
+    put_model(models, "means", onnx_models.colours, toml='[input.image]\nfit = "stretch"\nrange = "0..1"\n')
+    put_pipeline(models, "cropped", CROPPED)
     return models
 
 
@@ -180,6 +201,19 @@ def test_a_failure_says_its_step_once(client: Client) -> None:
     with pytest.raises(RunFailed, match=r"^step bad: [^:]+: ValueError: no luck$"):
         client.infer("failing", rows(1.0))
     assert client.infer("tiny", rows(1.0))["y"][0, 0] == 7.0
+
+
+def test_boxes_of_an_encoded_picture_are_cut_out_in_a_host(client: Client) -> None:
+    image = np.zeros((40, 60, 3), np.uint8)
+    image[:20, :30, 0] = image[20:, 30:, 2] = 250
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    boxes = np.array([[0, 0, 30, 20], [30, 20, 60, 40]], np.float32)
+    given = {"picture": np.array([file.getvalue()], object), "boxes": boxes}
+    assert client.infer("cropped", given)["scores"].argmax(axis=1).tolist() == [0, 2]
+    assert client.infer("cropped", given | {"boxes": boxes[:0]})["scores"].shape == (0, 3)
+    with pytest.raises(EdgeRuntimeError, match="step crop: "):
+        client.infer("cropped", given | {"picture": np.array([b"no picture"], object)})
 
 
 def test_a_client_that_leaves_takes_its_chains_with_it(daemon: Daemon, client: Client) -> None:
