@@ -153,6 +153,26 @@ def test_a_pipelines_folder_may_have_versions(taken_in: RepositoryFolder, models
     assert take_in(taken_in, models / "reader" / "3").version == 3
 
 
+@pytest.mark.long
+def test_a_model_that_runs_in_a_host_is_tried_and_served_in_one(
+    founded: Publisher,
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGE_RUNTIME_PASSPHRASE", PASSPHRASE)
+    (models / "rest" / "model.toml").write_text('isolation = "always"\n')
+    repo(capsys, founded, "publish", str(models / "reader"), "--team", "vision", "--model", "hosted")
+    repo(capsys, founded, "assign", "line", "hosted=1")
+    settings = update_settings(tmp_path / "home", founded.root_1, folder=str(founded.path))
+    with updated_device(tmp_path / "home", settings) as device:
+        assert device.outcome("hosted")[0] == "installed"
+        hosted = {each["name"]: each["host"] is not None for each in device.runtime.models()}
+        assert (hosted["hosted/most"], hosted["hosted/rest"]) == (False, True)
+        assert device.run("hosted", x=X)[1]["y"].tolist() == [[2.0, 2.0]]
+
+
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 4
@@ -355,6 +375,7 @@ def wide(fleet: Fleet, number: int, says: float | None = None) -> None:
     give_models(fleet, number, models, ROW, ROW * np.float32(number if says is None else says))
 
 
+@pytest.mark.long
 def test_where_memory_holds_one_release_only_the_other_is_unloaded_whole_and_comes_back(fleet: Fleet) -> None:
     wide(fleet, 1)
     with fleet.device(memory_bytes=120 << 20) as device:
@@ -388,6 +409,7 @@ def test_a_release_whose_model_fails_for_some_requests_is_rolled_back_whole(flee
         assert there(device) == {"adder:1": "ready", "adder/most:1": "ready", "adder/rest:1": "ready"}
 
 
+@pytest.mark.long
 def test_a_copy_of_requests_is_run_of_models_only_and_a_pipeline_answers_at_once(fleet: Fleet) -> None:
     give(fleet, 1)
     with fleet.device(observe="shadow") as device:
@@ -397,6 +419,7 @@ def test_a_copy_of_requests_is_run_of_models_only_and_a_pipeline_answers_at_once
         assert device.adds() == 2.0
 
 
+@pytest.mark.long
 def test_some_requests_are_answered_by_the_new_release_first_with_its_own_models(fleet: Fleet) -> None:
     give(fleet, 1)
     with fleet.device(observe="canary", canary_percent=50.0, window_s=0.0) as device:
