@@ -87,7 +87,10 @@ def from_json(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def whole(message: Any) -> dict[str, Any]:
-    """The JSON form with each field that has a default, as Triton writes it: 64 bits as numbers, enums by name."""
+    """The JSON form with each field that has a default, as Triton writes it: 64 bits as numbers, enums by name.
+
+    Raises DecodeFailed: an enum has a number that stands for nothing.
+    """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -112,7 +115,9 @@ def _json(field: Any, value: Any) -> Any:
         return whole(value)
     if field.enum_type is not None:
         named = field.enum_type.values_by_number.get(value)
-        return named.name if named is not None else value
+        if named is None:
+            raise DecodeFailed(f"{field.name}: got {value}, wanted one of {', '.join(field.enum_type.values_by_name)}")
+        return named.name
     # Of 32 bits: 0.1 and not 0.10000000149011612.
     return float(f"{value:.7g}") if field.type == field.TYPE_FLOAT else value
 

@@ -43,6 +43,9 @@ from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig, rea
 MAX_DEPTH = 4
 """Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
 
+MAX_REASON = 300
+"""Characters of a surprise that a person reads."""
+
 MAX_VERSION_FILES = 4096
 """Files of one version that are watched: a model split into one file a tensor has fewer, a wrong mount has more."""
 
@@ -217,7 +220,7 @@ class _FolderWalk:
                 self._report(entry.path, f"the folder's name is no model name; wanted {NAME_RULE}")
             elif (reason := self._listing.why_not_followed(entry)) is not None:
                 self._report(entry.path, reason)
-            elif (model := self._model(entry.name, entry.path)) is not None:
+            elif (model := self._model_or_problem(entry.name, entry.path)) is not None:
                 models[entry.name] = model
         for model in self._flat_models(files, taken=models):
             models[model.name] = model
@@ -241,6 +244,15 @@ class _FolderWalk:
         return first if below or not suffix_of(first) or path.is_dir() else _stem(first)
 
     # ---- a folder that is a model
+
+    def _model_or_problem(self, name: str, path: str) -> ModelFolder | None:
+        """As `_model`; what no reader foresaw costs that model alone, and leaves it as it was."""
+        try:
+            return self._model(name, path)
+        except Exception as error:  # noqa: BLE001  a model's files must not keep the others from being seen
+            self._report(path, f"cannot be read: {type(error).__name__}: {error}"[:MAX_REASON])
+            self._listing.unreadable.add(path)
+            return None
 
     def _model(self, name: str, path: str, *, is_root: bool = False) -> ModelFolder | None:
         known = self._known.models.get(name)

@@ -12,9 +12,10 @@ from tritonclient.grpc import model_config_pb2
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, DecodeFailed, Unsupported
 from edge_runtime.pipelines import Place
-from edge_runtime.repository import triton_config
+from edge_runtime.repository import triton_config, walk
 from edge_runtime.repository.triton_config import TritonConfig, read_config_file, read_config_json
 from edge_runtime.repository.walk import scan
+from tests.models import onnx_models
 
 DENSENET = """
 name: "densenet_onnx"
@@ -406,6 +407,23 @@ def test_a_config_that_cannot_be_used_is_the_models_problem(tmp_path):
     found = scan(tmp_path)
     assert "nonsense" in str(found.models["m"].settings_error)
     assert [(each.path.name, each.model) for each in found.problems] == [("config.pbtxt", "m")]
+
+
+def test_a_number_that_no_word_stands_for_is_refused_with_the_words(tmp_path):
+    text = "dynamic_batching { default_queue_policy { timeout_action: 7 } }"
+    assert "timeout_action: got 7, wanted one of REJECT, DELAY" in refusal(tmp_path, text)
+
+
+def test_what_no_reader_foresaw_costs_its_model_alone(tmp_path, monkeypatch):
+    onnx_models.mlp(tmp_path / "good" / "1")
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "config.pbtxt").write_text(TENSORS)
+    monkeypatch.setattr(walk, "read_config_file", lambda path, _: len(path, path))
+    found = scan(tmp_path)
+    assert set(found.models) == {"good"}
+    (problem,) = found.problems
+    assert problem.model == "bad"
+    assert "cannot be read: TypeError" in problem.reason
 
 
 def test_a_changed_config_is_read_again_and_an_unchanged_one_is_not(tmp_path):
