@@ -72,7 +72,8 @@ def model_config(servable: Servable) -> dict[str, Any]:
             "priority_queue_policy": {},
         }
     if backend == PIPELINE:
-        return config | {"ensemble_scheduling": {"step": []}, "parameters": {}, "model_warmup": []}
+        told = _parameters({"pipeline": pipeline_fields(servable.chain.pipeline)} if servable.chain is not None else {})
+        return config | {"ensemble_scheduling": {"step": []}, "parameters": told, "model_warmup": []}
     on_cpu = servable.layouts.narrow.device.upper() in CPU_DEVICES
     config["instance_group"] = [
         {
@@ -88,14 +89,17 @@ def model_config(servable: Servable) -> dict[str, Any]:
     ]
     config["default_model_filename"] = MODEL_FILES.get(backend, "")
     # gRPC's ModelMetadata has no place for them.
-    told: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
+    of_pictures: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
     if servable.steps is not None:
-        told["steps"] = steps_fields(servable.steps)
-    if servable.chain is not None:
-        told["pipeline"] = pipeline_fields(servable.chain.pipeline)
-    parameters = {name: {"string_value": json.dumps(value)} for name, value in told.items()}
+        of_pictures["steps"] = steps_fields(servable.steps)
+    parameters = _parameters(of_pictures)
     config |= {"cc_model_filenames": {}, "metric_tags": {}, "parameters": parameters, "model_warmup": []}
     return config
+
+
+def _parameters(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ModelConfig has no field for, as its parameters."""
+    return {name: {"string_value": json.dumps(value)} for name, value in told.items()}
 
 
 def told_config(servable: Servable) -> dict[str, Any]:

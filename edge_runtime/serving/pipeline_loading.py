@@ -17,7 +17,7 @@ from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.clock import Clock
 from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import BackendError, ConfigError, LoadFailed, RunFailed, WaitsForModels
+from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
@@ -93,10 +93,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
-    """Why a step has nobody to answer it. is_coming: it will be by itself."""
+    """Why a step has nobody to answer it. is_coming: it will be by itself; is_built: after minutes."""
 
     words: str
     is_coming: bool
+    is_built: bool = False
 
 
 class PipelineLoader:
@@ -259,7 +260,9 @@ class PipelineLoader:
             for status in statuses:
                 is_there = status.state in {VersionState.ON_DEMAND, VersionState.READY}
                 state: object = (
-                    self._fingerprint(status.model, status.number) if is_there else (status.state, status.reason)
+                    self._fingerprint(status.model, status.number)
+                    if is_there
+                    else (status.state, "" if status.state in COMING else status.reason)
                 )
                 found.append((step.name, status.number, state))
         return tuple(found)
@@ -330,7 +333,8 @@ class PipelineLoader:
                 absence = self._why_absent(step)
                 missing[absence.words if absence.is_coming else f"step {step.name!r}: {absence.words}"] = absence
         if missing and all(absence.is_coming for absence in missing.values()):
-            raise WaitsForModels("; ".join(missing))
+            is_built = any(absence.is_built for absence in missing.values())
+            raise (NotBuiltYet if is_built else WaitsForModels)("; ".join(missing))
         if missing:
             raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
         if config is not None and (faults := list(ensemble_faults(config, servables))):
@@ -353,7 +357,7 @@ class PipelineLoader:
             return _Absence(f"model {model!r} has no version {step.version}; it has {there}", is_coming=False)
         status = max(named, key=lambda each: (each.state in COMING, each.number))
         if status.state in COMING:
-            return _waits(model)
+            return _waits(model, status.state)
         if status.state is VersionState.FAILED:
             return _Absence(f"model {model!r} failed to load: {status.reason}", is_coming=False)
         if status.state is VersionState.ON_DEMAND:
@@ -508,5 +512,6 @@ def _with_owned(step: Step, pipeline: str, owned: Mapping[str, int]) -> Step:
     return replace(step, model=name, version=owned[name]) if name in owned else step
 
 
-def _waits(model: str) -> _Absence:
-    return _Absence(f"waits for model {model!r}, which is loading", is_coming=True)
+def _waits(model: str, state: VersionState = VersionState.LOADING) -> _Absence:
+    words = f"waits for model {model!r}, which is {state.value}"
+    return _Absence(words, is_coming=True, is_built=state.is_being_made)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from edge_runtime.errors import LoadFailed, WaitsForModels
+from edge_runtime.errors import LoadFailed
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.pipeline_loading import Attempt, PipelineLoader
-from edge_runtime.serving.placement import Placement
+from edge_runtime.serving.placement import Placement, state_after
 from edge_runtime.serving.sources import ModelSources
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class PipelineUpkeep:
             if attempt.fit is None:
                 self._load(model, number)  # its file has changed, too, to go with these models
             if self._table.find(model, number) is servable:
-                state = VersionState.LOADING if isinstance(error, WaitsForModels) else VersionState.FAILED
+                state = state_after(error)
                 log.warning("pipeline %s version %d is not served: %s", model, number, error.message)
                 self._placement.take_away(model, number, state, error.message)
             return

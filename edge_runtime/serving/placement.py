@@ -170,7 +170,7 @@ class Placement:
         try:
             loaded = self.bring_up(folder, version, without=() if old is None else (old,), check=check)
         except LoadFailed as error:
-            failed = _state_after(error)
+            failed = state_after(error)
             state = failed if old is None else VersionState.READY
             fate = "waits" if failed is not VersionState.FAILED else "failed to load"
             reason = error.message if old is None else f"a newer copy of its files {fate}: {error.message}"
@@ -402,7 +402,7 @@ def _whole_bytes(servable: Servable) -> int:
     return servable.memory_bytes + sum(part.memory_bytes for part in servable.owned)
 
 
-def _state_after(error: LoadFailed) -> VersionState:
+def state_after(error: LoadFailed) -> VersionState:
     """The state of a version whose load ended so, and that nothing else answers for."""
     if isinstance(error, WaitsForModels):
         return VersionState.LOADING

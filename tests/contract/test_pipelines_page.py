@@ -13,6 +13,7 @@ from PIL import Image
 
 import edge_runtime
 from edge_runtime.cli.main import main
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import DecodeFailed
 from tests.contract.running_daemon import running_daemon
@@ -40,7 +41,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    with running_daemon(models, tmp_path_factory.mktemp("run"), python_models=True) as daemon:
+    run = tmp_path_factory.mktemp("run")
+    doors = {
+        "http": HttpSettings(endpoint=f"unix:{run}/http.sock"),
+        "grpc": GrpcSettings(endpoint=f"unix:{run}/grpc.sock"),
+    }
+    with running_daemon(models, run, python_models=True, **doors) as daemon:
         yield daemon
 
 
@@ -89,8 +95,13 @@ def test_nothing_found_is_an_empty_answer(client: edge_runtime.Client) -> None:
     assert answer["text"].tolist() == []
 
 
-def test_models_show_draws_it_as_the_page_does(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "show", "shelf", "--connect", daemon.endpoints[0]]) == 0
+@pytest.mark.parametrize("door", ["zmq", "http", "grpc"])
+def test_models_show_draws_it_as_the_page_does_over_every_door(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], door: str
+) -> None:
+    folder = Path(daemon.endpoints[0].removeprefix("ipc://")).parent
+    endpoint = {"zmq": daemon.endpoints[0]}.get(door, f"{door}+unix://{folder}/{door}.sock")
+    assert main(["models", "show", "shelf", "--connect", endpoint]) == 0
     drawn = PAGE.split("```text\n")[1].split("```")[0]
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     for line in drawn.splitlines():
