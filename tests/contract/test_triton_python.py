@@ -135,7 +135,8 @@ class TritonPythonModel:
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "x")
             asked = pb_utils.InferenceRequest(model_name="plus", requested_output_names=["y"], inputs=[x])
-            answer = asked.exec()
+            (answer,) = asked.exec(decoupled=True)
+            assert asked.exec().has_error() is False
             if answer.has_error():
                 raise pb_utils.TritonModelException(answer.error().message())
             y = pb_utils.get_output_tensor_by_name(answer, "y").as_numpy()
@@ -234,6 +235,14 @@ class TritonPythonModel:
 """
 
 
+def without_batching(folder: Path) -> None:
+    """Take dynamic batching out of a model's configuration."""
+    path = folder / "config.pbtxt"
+    text = path.read_text()
+    assert "dynamic_batching {\n}\n" in text
+    path.write_text(text.replace("dynamic_batching {\n}\n", ""))
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     models = tmp_path_factory.mktemp("models")
@@ -241,6 +250,7 @@ def models(tmp_path_factory) -> Path:
     triton_models.rows(models, "identity", triton_models.IDENTITY)
     triton_models.rows(models, "faults", FAULTS)
     triton_models.rows(models, "counts", COUNTS)
+    without_batching(triton_models.rows(models, "alone", COUNTS))
     triton_models.rows(models, "shapes", SHAPES, output=[triton_models.tensor("y", "FP32", 1)])
     triton_models.put(models, "completed", COMPLETED)
     triton_models.rows(models, "caller", CALLER)
@@ -259,8 +269,7 @@ def models(tmp_path_factory) -> Path:
     decoupled = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
     for name, body in {"repeats": REPEATS, "async_repeats": ASYNC_REPEATS, "cancelled": CANCELLED}.items():
         folder = triton_models.rows(models, name, body, **decoupled)
-        config = (folder / "config.pbtxt").read_text().replace("dynamic_batching {\n}\n", "")
-        (folder / "config.pbtxt").write_text(config)
+        without_batching(folder)
     triton_models.rows(models, "cold", RUNS, instance_group=[{"count": 2}])
     sample = {"x": {"data_type": "TYPE_FP32", "dims": [2], "zero_data": True}}
     triton_models.rows(models, "warm", RUNS, model_warmup=[{"name": "one", "batch_size": 4, "inputs": sample}])
@@ -344,6 +353,13 @@ def test_requests_that_wait_together_come_as_a_list_of_requests(client: Client) 
     sizes = [float(each.result(ANSWER_S)["y"][0, 0]) for each in waiting]
     assert max(sizes) > 1
     assert client.infer("counts", {"x": np.zeros((3, 2), np.float32)})["y"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_without_dynamic_batching_each_run_has_one_request(client: Client) -> None:
+    waiting = [client.submit("alone", {"x": np.zeros((1 + each % 3, 2), np.float32)}) for each in range(32)]
+    assert {float(each.result(ANSWER_S)["y"].max()) for each in waiting} == {1.0}
+    with pytest.raises(TensorMismatch, match="batch-size must be <= 64"):
+        client.infer("alone", {"x": np.zeros((65, 2), np.float32)})
 
 
 def test_an_error_in_one_response_fails_that_request_alone(client: Client) -> None:
