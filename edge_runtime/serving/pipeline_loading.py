@@ -157,6 +157,8 @@ class PipelineLoader:
         """Make a servable of a pipeline. Raises LoadFailed with every reason; WaitsForModels: it will be by itself."""
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
+        if folder.settings.queue is not None:
+            raise LoadFailed("[queue]: a pipeline has no queue of its own; set it for the models of its steps")
         pipeline = self._begin(folder, version)
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
         config = folder.triton if version.pipeline_file is None else None

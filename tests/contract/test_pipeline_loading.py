@@ -433,3 +433,11 @@ def test_a_python_step_that_ends_its_host_costs_its_own_request_alone(tmp_path: 
         assert answer["y"].tolist() == [[3.0, 3.0]]
         (entry,) = (each for each in runtime.models() if each["name"] == "p")
         assert entry["host"]["restarts"] >= 1
+
+
+def test_a_queue_is_refused_since_a_pipelines_requests_wait_in_those_of_its_steps(tmp_path):
+    put(tmp_path, "a")
+    put(tmp_path, "b")
+    put_pipeline(tmp_path, TWO, toml="[queue]\nkeep_order = true\n")
+    with serving(tmp_path) as runtime:
+        assert reason(runtime) == "[queue]: a pipeline has no queue of its own; set it for the models of its steps"
