@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,9 +43,6 @@ _TURNS = {
 }  # fmt: skip
 """By orientation: steps through lines and columns, and whether columns then are lines."""
 
-_CROPPED, _BOX = b"\0cropped\0", struct.Struct("<4d")
-"""How a picture begins of which a part is meant; none begins so by itself."""
-
 _STRIP = 64
 """Lines that are taken out of Pillow at once: 0.25 ms for 640x480, and 1.0 ms where it hands out all in one piece."""
 
@@ -66,45 +62,22 @@ def check_installed() -> None:
         raise LoadFailed(f"steps of pictures need Pillow ({error}): pip install 'edge-runtime[pictures]'") from error
 
 
-def cut_out(picture: Array, box: Array) -> Array:
-    """Cut a box out of a picture [1, height, width, channels]: a view, of one pixel at least.
-
-    What of the box lies outside the picture is left out.
-    """
-    _, height, width, _ = picture.shape
-    left, top, right, bottom = box
-    x, y = int(np.clip(left, 0, width - 1)), int(np.clip(top, 0, height - 1))
-    x_end, y_end = int(np.clip(np.ceil(right), x + 1, width)), int(np.clip(np.ceil(bottom), y + 1, height))
-    return picture[:, y:y_end, x:x_end]
-
-
-def with_box(data: bytes, box: Array) -> bytes:
-    """What `open_picture` decodes and cuts out, for a pipeline that never decodes by itself. box: as of `cut_out`."""
-    return b"".join((_CROPPED, _BOX.pack(*box), data))
-
-
 def open_picture(data: bytes, color: Color) -> Array:
     """Decode a picture, upright as its EXIF orientation says: UINT8 [height, width, 3], RGB, or 1 for "gray".
 
-    Of what `with_box` made, the part in its box.
     Alpha is dropped, as are the low 8 of 16 bits. Raises UnreadablePicture: it is no picture of FORMATS, is cut, is
     over MAX_PIXELS or MAX_SIDE, or takes more memory than the host has.
     """
     from PIL import Image
 
-    box = None
     try:
-        if data.startswith(_CROPPED):
-            start = len(_CROPPED) + _BOX.size
-            box, data = np.array(_BOX.unpack(data[len(_CROPPED) : start])), data[start:]
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise UnreadablePicture(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
         _check_sides(width, height)
         picture.load()
-        pixels = _turned(_pixels(_plain(picture), color), _orientation(picture))
-        return pixels if box is None else np.ascontiguousarray(cut_out(pixels[None], box)[0])
+        return _turned(_pixels(_plain(picture), color), _orientation(picture))
     except UnreadablePicture:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

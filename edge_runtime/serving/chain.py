@@ -512,7 +512,7 @@ class Chain:
     def _datatype(self, step: Step, place: Place) -> str:
         """The datatype of a step's input, as whoever made it says."""
         if step.crop is not None and place == step.crop.box:
-            place = step.crop.picture
+            return "UINT8"
         specs: Sequence[TensorSpec] = self._spec.inputs
         if place.step != INPUT:
             source = self._nodes[self._index[place.step]]

@@ -133,8 +133,6 @@ class _Fitting:
         spec = self._known.get(place)
         if step.crop is not None and place == step.crop.box:
             picture = self._known.get(step.crop.picture)
-            if picture is not None and picture.datatype == "BYTES":  # the host that asks for pictures decodes it
-                return TensorSpec(name, "BYTES", (DYNAMIC,))
             channels = picture.shape[-1] if picture is not None and len(picture.shape) == 4 else DYNAMIC
             return TensorSpec(name, "UINT8", (DYNAMIC, DYNAMIC, DYNAMIC, channels))
         if spec is None or place not in step.map:
@@ -229,11 +227,7 @@ class _Fitting:
         place = step.inputs[name]
         said = f"input {name!r} of model {step.model!r} is {_text(wanted)}; "
         if step.crop is not None and place == step.crop.box:
-            advice = f": declare how it reads pictures, [input.{name}]"
-            if handed.datatype == wanted.datatype:
-                advice = ""
-            elif handed.datatype == "BYTES":
-                advice += ", or decode the picture in a Python step before"
+            advice = "" if wanted.datatype == "UINT8" else f": declare how it reads pictures, [input.{name}]"
             return f"{said}it is given the cropped pictures, {_text(handed)}{advice}"
         each = "each item of " if place in step.map else ""
         return f"{said}{each}{place} is {_text(handed)}"

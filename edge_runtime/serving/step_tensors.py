@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_runtime.backends.pictures import cut_out, with_box
 from edge_runtime.errors import RunFailed
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.pipelines import Place, Step
@@ -54,12 +53,7 @@ class Pieces:
                 and self.step.crop is not None
                 and (self.step.inputs[name] == self.step.crop.box)
             ):
-                boxes = self.boxes[start:end]
-                found[name] = (
-                    np.array([with_box(self.picture[0], box) for box in boxes], object)
-                    if self.picture.dtype == object
-                    else cut_out(self.picture, boxes[0])
-                )
+                found[name] = cut_out(self.picture, self.boxes[index])
             else:
                 found[name] = array[start:end]
         return found
@@ -86,16 +80,12 @@ def make_pieces(step: Step, values: Mapping[Place, Array], most_rows: int) -> Pi
         return Pieces(step, inputs, mapped, items=count, at_once=most_rows if len(mapped) == len(inputs) else 1)
     boxes = _pixels(lists[step.crop.box], step.crop.box)
     picture = values[step.crop.picture]
-    at_once = 1
-    if picture.dtype == object and picture.shape == (1,):  # its host decodes it
-        at_once = most_rows if len(mapped) == len(inputs) else 1
-    elif picture.dtype != np.uint8 or picture.ndim != 4 or picture.shape[0] != 1:
+    if picture.dtype != np.uint8 or picture.ndim != 4 or picture.shape[0] != 1:
         shape = list(picture.shape)
         raise RunFailed(
-            f"crop: {step.crop.picture} is {picture.dtype} {shape}; wanted one picture, UINT8 [1, height, width, 1 or "
-            "3] or BYTES [1]"
+            f"crop: {step.crop.picture} is {picture.dtype} {shape}; wanted UINT8 [1, height, width, 1 or 3]"
         )
-    return Pieces(step, inputs, mapped, boxes, picture, count, at_once)
+    return Pieces(step, inputs, mapped, boxes, picture, count)
 
 
 def items_of(array: Array) -> Array:
@@ -106,6 +96,18 @@ def items_of(array: Array) -> Array:
     if not array.ndim:
         raise RunFailed("map: got a number without rows; wanted a tensor of one row an item")
     return array
+
+
+def cut_out(picture: Array, box: Array) -> Array:
+    """Cut a box out of a picture [1, height, width, channels]: a view, of one pixel at least.
+
+    What of the box lies outside the picture is left out.
+    """
+    _, height, width, _ = picture.shape
+    left, top, right, bottom = box
+    x, y = int(np.clip(left, 0, width - 1)), int(np.clip(top, 0, height - 1))
+    x_end, y_end = int(np.clip(np.ceil(right), x + 1, width)), int(np.clip(np.ceil(bottom), y + 1, height))
+    return picture[:, y:y_end, x:x_end]
 
 
 def join_pieces(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

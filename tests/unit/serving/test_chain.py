@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from edge_runtime.config.settings import Config, LimitSettings, ModelSettings
 from edge_runtime.daemon.runtime import InferFuture, Runtime
@@ -379,36 +377,6 @@ sizes = "crop.size"
         for _ in range(3):
             got = kit.runtime.infer("whole", given)["sizes"]
             assert got.tolist() == [[10, 20, 1200], [200, 300, 1200], [15, 20, 5 * 10 * 3 * 2]]
-
-
-def test_a_box_of_an_encoded_picture_is_decoded_by_the_host_that_asks_for_pictures(tmp_path: Path) -> None:
-    kit = Kit(tmp_path)
-    onnx_models.colours(kit.models / "means" / "1")
-    (kit.models / "means" / "model.toml").write_text('[input.image]\nfit = "stretch"\nrange = "0..1"\n')
-    with kit.serving():
-        text = """
-[[step]]
-name = "crop"
-model = "means"
-raw = true
-crop = {picture = "input.image", box = "input.boxes"}
-inputs = {image = "input.boxes"}
-[output]
-y = "crop.scores"
-"""
-        inputs = {"image": ("BYTES", (1,)), "boxes": ("FP32", (-1, 4))}
-        kit.pipeline(text, inputs, {"y": ("FP32", (-1, 3))}, batches=False)
-        image = np.zeros((40, 60, 3), np.uint8)
-        image[:20, :30] = (250, 0, 0)
-        image[20:, 30:] = (0, 0, 250)
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "PNG")
-        boxes = np.array([[0, 0, 30, 20], [30, 20, 60, 40], [30, 0, 60, 20]], np.float32)
-        given = {"image": np.array([file.getvalue()], object), "boxes": boxes}
-        red, blue, black = kit.runtime.infer("whole", given)["y"]
-        assert red.argmax() == 0
-        assert blue.argmax() == 2
-        assert black.max() == black.min()
 
 
 SLOW = """
