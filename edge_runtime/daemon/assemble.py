@@ -385,7 +385,7 @@ def _new_updates(
         versions,
         state / "update",
         engines=builds.engines.cache.folder,
-        pipelines=PipelineTrials(served_apart(config), try_pipeline_in_child),
+        pipelines=PipelineTrials(served_apart(config, profile.name), try_pipeline_in_child),
         trial_limits=TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
         clock=clock,
         stop=stop,
@@ -395,10 +395,13 @@ def _new_updates(
     return UpdateWorker(updater, settings, clock, stop)
 
 
-def served_apart(config: Config) -> Config:
-    """Return what serves models as a configuration says, and nothing else: no door, no folder, no update, no code."""
+def served_apart(config: Config, profile: str) -> Config:
+    """Return what serves models as a configuration says, and nothing else: no door, no folder, no update, no code.
+
+    profile: the one that was chosen; a confined child sees less of the device.
+    """
     return Config(
-        profile=config.profile,
+        profile=profile,
         backends=config.backends,
         limits=config.limits,
         isolation="never",
