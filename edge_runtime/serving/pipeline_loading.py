@@ -19,7 +19,7 @@ from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
+from edge_runtime.pipelines import MAX_DEPTH, PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
@@ -38,9 +38,6 @@ from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array, Tensors
 
 log = logging.getLogger(__name__)
-
-MAX_DEPTH = 8
-"""Pipelines of pipelines: a request of the first waits for one of each below it."""
 
 
 COMING = (VersionState.LOADING, VersionState.BUILDING, VersionState.CONVERTING, VersionState.UNLOADING)
@@ -136,6 +133,9 @@ class PipelineLoader:
         try:
             pipeline = self._begin(folder, version)
         except LoadFailed:
+            return []
+        except Exception:  # it must not keep other models from being loaded; `load` fails by it, too
+            log.exception("pipeline %s cannot be read", folder.name)
             return []
         found: dict[tuple[str, int], tuple[ModelFolder, VersionFolder]] = {}
         for step in pipeline.steps:

@@ -17,6 +17,7 @@ from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady, WaitsForModels
+from edge_runtime.pipelines import MAX_DEPTH
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
@@ -113,6 +114,7 @@ class Placement:
         self._hosts = hosts
         self._pipelines = pipelines
         self._held: list[str] = []
+        self._depth = 0
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
         self.swapping: set[str] = set()
 
@@ -335,16 +337,18 @@ class Placement:
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
         """Load the models that a pipeline asks, and keep them in memory until it does so itself."""
-        if self._pipelines is None or not folder.asks_models(version):
+        if self._pipelines is None or not folder.asks_models(version) or self._depth >= MAX_DEPTH:
             yield
             return
         before = len(self._held)
+        self._depth += 1
         try:
             for step_folder, step_version in self._pipelines.steps_to_load(folder, version):
                 self._held.append(step_folder.name)
                 self.load_or_report(step_folder, step_version)
             yield
         finally:
+            self._depth -= 1
             del self._held[before:]
 
     def _is_held_up(self, version: VersionFolder) -> bool:

@@ -441,3 +441,15 @@ def test_a_queue_is_refused_since_a_pipelines_requests_wait_in_those_of_its_step
     put_pipeline(tmp_path, TWO, toml="[queue]\nkeep_order = true\n")
     with serving(tmp_path) as runtime:
         assert reason(runtime) == "[queue]: a pipeline has no queue of its own; set it for the models of its steps"
+
+
+def test_pipelines_of_pipelines_have_a_bound_on_their_depth(tmp_path: Path) -> None:
+    put(tmp_path, "b", 10.0)
+    put(tmp_path, "p0", 1.0, toml="on_demand = true")
+    for depth in range(1, 150):
+        put_pipeline(tmp_path, TWO.replace('"a"', f'"p{depth - 1}"'), f"p{depth}", toml="on_demand = true")
+    put_pipeline(tmp_path, TWO.replace('"a"', '"p149"'), "top")
+    with serving(tmp_path) as runtime:
+        assert states(runtime)["top/1"] == "failed"
+        assert states(runtime)["b/1"] == "ready"
+        assert ask(runtime, model="p3") == [[32.0, 33.0]]
