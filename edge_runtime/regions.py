@@ -48,6 +48,9 @@ MAX_ALL_REGIONS = 192
 SEALS = 0x1 | 0x2 | 0x4
 """F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW (fcntl(2))."""
 
+READ_ONLY_SEALS = SEALS | 0x10
+"""And F_SEAL_FUTURE_WRITE (Linux 5.1): who maps it from now on can only read."""
+
 LENT_BYTES, MAX_LENT = 64 << 20, 16
 """Bytes and regions of one host's results on their way to the next; more are copied once more instead."""
 
@@ -284,7 +287,8 @@ class Regions:
     def lend(self, lender: RegionOwner, nbytes: int) -> Array | None:
         """Bytes for a tensor that the daemon hands from one host to the next: those come back with their last view.
 
-        lender: one for each host whose results go there, so that no host maps what others than its own are given.
+        lender: one for each host whose results go there, so that no host maps what others than its own are given. Hosts
+        can only read it: two steps may be given the same tensor.
         Returns None where so much is lent already. Contents are left over from the last tensor.
         """
         size = 1 << max(nbytes - 1, mmap.PAGESIZE - 1).bit_length()
@@ -299,7 +303,7 @@ class Regions:
             else:
                 lender.lent += 1
         try:
-            region = region or self._map(lender, size)
+            region = region or self._map(lender, size, is_read_only=True)
         except QueueFull:
             with self._lock:
                 lender.lent -= 1
@@ -311,15 +315,15 @@ class Regions:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _map(self, owner: RegionOwner, nbytes: int) -> Region:
+    def _map(self, owner: RegionOwner, nbytes: int, *, is_read_only: bool = False) -> Region:
         try:
             fd = os.memfd_create("edge-runtime-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise QueueFull(f"no memory file could be made: {error.strerror}") from None
         try:
             os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
             mapping = mmap.mmap(fd, nbytes)
+            fcntl.fcntl(fd, F_ADD_SEALS, READ_ONLY_SEALS if is_read_only else SEALS)
         except OSError as error:
             os.close(fd)
             raise QueueFull(f"no memory file of {nbytes} bytes could be made: {error.strerror}") from None

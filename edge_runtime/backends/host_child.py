@@ -290,6 +290,10 @@ class _Turns:
         os.eventfd_write(self._fd, 1)
 
 
+READERS = frozenset(("onnxruntime", "openvino", "tensorrt"))
+"""Backends that read inputs where they lie and never write there; the others are given copies of what is read-only."""
+
+
 class _HostRunner:
     """Runs orders of one socket, one after another, on the slot that belongs to it."""
 
@@ -311,6 +315,7 @@ class _HostRunner:
         own: object = forms[0]
         self._by_request = own if isinstance(own, RequestsInstance) else None
         self._keeps_inputs = keeps_inputs
+        self._may_write = getattr(own, "backend", "") not in READERS
         self._memories: dict[int, SharedMemory] = {}
         self._kept: dict[bytes, tuple[dict[str, Array], int, int, tuple[int, ...]]] = {}
         self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[SlotPlace, ...]]] = {}
@@ -431,8 +436,11 @@ class _HostRunner:
         self._replies.clear()
 
     def _serve_run(self, arrays: dict[str, Array], results_at: int, form: int, rows: tuple[int, ...]) -> None:
-        if self._keeps_inputs:
-            arrays = {name: array.copy() for name, array in arrays.items()}
+        if self._keeps_inputs or self._may_write:
+            arrays = {
+                name: array.copy() if self._keeps_inputs or not array.flags.writeable else array
+                for name, array in arrays.items()
+            }
         with self._lock:
             self._runs += 1
             self._is_running = True

@@ -35,11 +35,15 @@ class SharedMemory:
     """One mapping. The descriptor, where it is kept, is closed by `close`; the mapping ends with the last view."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        """Map a descriptor, which becomes this object's. Raises OSError."""
+        """Map a descriptor, which becomes this object's: to read only, where it is sealed so. Raises OSError."""
         self.descriptor = descriptor
         self.nbytes = nbytes
         try:
-            self.bytes: Array = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+            try:
+                mapping = mmap.mmap(descriptor, nbytes)
+            except PermissionError:
+                mapping = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
+            self.bytes: Array = np.frombuffer(mapping, np.uint8)
         except BaseException:
             self.close()
             raise

@@ -181,3 +181,24 @@ def test_a_result_that_is_handed_over_is_read_in_place_by_the_next_host(
     finally:
         made.close()
     assert (both == 3).all()
+
+
+def test_a_host_that_writes_to_its_inputs_changes_no_tensor_of_another_step(
+    tmp_path: Path, hosts: Hosts, regions: Regions
+) -> None:
+    source = "def infer(inputs):\n    inputs['x'] += 1\n    return {'y': inputs['x']}\n"
+    tensors = [("x", "FP32", [1, 50_000])], [("y", "FP32", [1, 50_000])]
+    python_models.write(tmp_path / "m", *tensors, source)
+    made = HostedBackend(backend("python"), hosts, allow_python=True).load(tmp_path / "m" / "model.py", LoadOptions())
+    made.finish_warm_up()
+    try:
+        made.hands_over = True
+        (first,) = made.run_parts([[np.zeros((1, 50_000), np.float32)]], LIMIT_S)
+        for _ in range(2):
+            (second,) = made.run_parts([[first]], LIMIT_S)
+            assert (first == 1).all()
+            assert (second == 2).all()
+        lines = Path(f"/proc/{made.host.pid}/maps").read_text().splitlines()
+        assert {line.split()[1] for line in lines if "edge-runtime-region" in line} == {"r--s"}
+    finally:
+        made.close()
