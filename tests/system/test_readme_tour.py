@@ -19,7 +19,7 @@ import pytest
 from demo.broker import free_port
 from edge_runtime.config.door_access import door_access
 from edge_runtime.config.loading import load_config
-from edge_runtime.errors import NotServed
+from edge_runtime.errors import NotServed, QueueTimeExpired
 from edge_runtime.wire import oip
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
@@ -298,8 +298,9 @@ def test_the_table_of_statuses_over_http_and_grpc_is_the_protocols() -> None:
     assert {code for codes, _, _ in told for code in re.findall(r"`(\w+)`", codes)} == set(oip.STATUSES)
     for codes, status, name in told:
         for code in re.findall(r"`(\w+)`", codes):
-            is_of_no_use = "not_ready` of" in codes and code == "not_ready"
-            wanted = oip.KIND_STATUSES[NotServed] if is_of_no_use else oip.STATUSES[code]
+            kinds = {"not_ready` of": NotServed, "by a queue policy": QueueTimeExpired}
+            kind = next((kind for words, kind in kinds.items() if words in codes and kind.code == code), None)
+            wanted = oip.STATUSES[code] if kind is None else oip.KIND_STATUSES[kind]
             assert wanted == (int(status), name), code
 
 
@@ -325,11 +326,26 @@ def repository_server(command: list[str], folder: Path) -> Iterator[str]:
             server.terminate()
 
 
+READER = """
+[[step]]
+name = "read"
+model = "digits"
+inputs = {image = "input.image"}
+
+[output]
+digit = "read.digit"
+"""
+
+
 @pytest.mark.long
 def test_the_device_of_the_update_page_serves_the_release_that_the_page_publishes(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "demo" / "models" / "digits", tmp_path / "models" / "digits")
-    *publishing, show = update_commands("repo")
-    assert len(publishing) == 5
+    (tmp_path / "models" / "reader").mkdir()
+    (tmp_path / "models" / "reader" / "pipeline.toml").write_text(READER)
+    lines = update_commands("repo")
+    show = next(line for line in lines if line.endswith("repo serve"))
+    publishing = [line for line in lines if line != show]
+    assert len(publishing) == 7
     for line in publishing:
         assert run(words(line, tmp_path), tmp_path).strip()
     (text,) = blocks("toml", UPDATE)
@@ -345,3 +361,4 @@ def test_the_device_of_the_update_page_serves_the_release_that_the_page_publishe
     assert "serves" in said["status"]
     assert "committed" in said["history"]
     assert "[7]  100.00%" in said["digits"]
+    assert "reader" in said["status"]
