@@ -29,7 +29,7 @@ from bench.operator_soak import ASKED, GOOD, GoodModel, rss_mib, start_daemon, s
 from edge_runtime import Client
 from edge_runtime.tensors import DATATYPES
 from tests.models import onnx_models
-from tests.models.mutated_files import MISSING, REAL, TEXTS, mutate, write_real
+from tests.models.mutated_files import FOLDERS, MISSING, REAL, TEXTS, mutate, write_real
 
 SETTLE_S = 600.0
 """Until every file of one drop has a state: a conversion may take minutes, and they run one at a time."""
@@ -199,7 +199,7 @@ def _stamps(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.mutated_files", description=__doc__)
-    parser.add_argument("--kinds", default=",".join(kind for kind in REAL if kind not in MISSING))
+    parser.add_argument("--kinds", default=",".join(kind for kind in (*REAL, *FOLDERS) if kind not in MISSING))
     parser.add_argument("--each", type=int, default=2000, help="mutations of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--at-once", type=int, default=48, help="files that are there together")

@@ -190,13 +190,18 @@ REAL: Mapping[str, Callable[[Path], None]] = {
     "cbm": _made("CATBOOST", "model.cbm"),
     "lightgbm": _made("LIGHTGBM", "model.txt"),
     "skops": _made("SKLEARN", "model.skops"),
+}
+
+FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "config": _text("config.pbtxt", CONFIG, has_model=True),
     "ensemble": _text("config.pbtxt", ENSEMBLE, has_model=False),
     "pipeline": _text("pipeline.toml", PIPELINE, has_model=False),
 }
 
+"""Kinds that are a model's whole folder, and no file that somebody drops in."""
+
 TEXTS = {"config": "config.pbtxt", "ensemble": "config.pbtxt", "pipeline": "pipeline.toml"}
-"""Kinds that are a model's whole folder, and the one file that is changed."""
+"""The one file of each of these that is changed."""
 
 NEEDS = {
     "pt": "torch",
@@ -215,7 +220,7 @@ MISSING = {kind: module for kind, module in NEEDS.items() if importlib.util.find
 def write_real(kind: str, folder: Path) -> None:
     """Write a real model of one kind into a version's folder, or into a model's for TEXTS."""
     folder.mkdir(parents=True, exist_ok=True)
-    REAL[kind](folder)
+    {**REAL, **FOLDERS}[kind](folder)
 
 
 def mutate(folder: Path, seed: int, name: str | None = None) -> None:
