@@ -64,7 +64,7 @@ class ConnectionState:
 
     def __init__(self, client_id: str, backoff: Backoff, log_level: int, protocol: MqttProtocol = "auto") -> None:
         self._is_fixed = protocol != "auto"
-        self._is_5_refused = False
+        self._knows_5 = False
         self._unanswered = 0
         self.reason = "not connected yet"
         """Why there is no connection; "" while there is one."""
@@ -83,6 +83,7 @@ class ConnectionState:
         """The broker has acknowledged the subscriptions."""
         self.reason = ""
         self._unanswered = 0
+        self._knows_5 = self._knows_5 or self.protocol == 5
 
     def failed(self, reason: str) -> None:
         """An attempt failed. Logs the reason when it differs from the last one."""
@@ -99,13 +100,15 @@ class ConnectionState:
             "the broker does not speak MQTT 5; using 3.1.1, where a request carries reply_to in its body",
         )
         self.protocol = 4
-        self._is_5_refused = True
         return True
 
     def unanswered(self) -> None:
-        """The broker took a connection, and ended it, or said nothing, where its CONNACK should be."""
+        """The broker took a connection, and ended it, or said nothing, where its CONNACK should be.
+
+        A network or a balancer in trouble does so too, so one that has spoken 5 is asked for nothing else.
+        """
         self._unanswered += 1
-        if self._unanswered < UNANSWERED or self._is_fixed:
+        if self._unanswered < UNANSWERED or self._is_fixed or self._knows_5:
             return
         self._unanswered = 0
         before, self.protocol = self.protocol, 9 - self.protocol
@@ -119,9 +122,9 @@ class ConnectionState:
     def lost(self, reason: str, lasted_s: float) -> str:
         """A connection ended after `lasted_s`. Return the reason, extended after several short ones in a row."""
         self._backoff.lasted(lasted_s)
-        if self._is_5_refused:
-            self.protocol = 5  # another broker may answer next time, and speak it; asking costs one round trip
-            self._is_5_refused = False
+        if self.protocol == 4 and not self._is_fixed:
+            self.protocol = 5  # another broker may answer next time, and speak it
+            self._unanswered = UNANSWERED - 1  # one attempt tells
         self._short_connections = 0 if lasted_s >= STEADY_S else self._short_connections + 1
         if self._short_connections >= SUSPECT_CONNECTIONS:
             # Not every broker says which: mosquitto 2.0.11 just closes.

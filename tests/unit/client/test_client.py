@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
@@ -547,6 +548,8 @@ def test_a_client_can_be_closed_by_a_callback(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_an_interrupted_caller_leaves_a_client_that_works(server: FakeServer, client: Client, others: int) -> None:
+    if sys.version_info < (3, 11) and "openvino" in sys.modules:
+        pytest.skip("on Python 3.10 a process whose tests ran OpenVINO ends at this signal, in its library")
     waiting = [client.submit("held", {"x": X}) for _ in range(others)]
     main = threading.get_ident()
 

@@ -91,15 +91,24 @@ def test_a_broker_that_answers_no_connect_is_tried_in_both_protocols_by_turns() 
     assert tried == [5, 5, 4, 4, 5, 5]
 
 
-def test_what_a_silent_broker_took_is_asked_for_again_after_a_loss() -> None:
+def test_a_silent_broker_is_asked_for_5_once_after_a_loss() -> None:
     found = state()
     for _ in range(UNANSWERED):
         found.unanswered()
     found.connected()
     found.lost("it closed", STEADY_S)
-    assert found.protocol == 4
+    assert found.protocol == 5
     found.unanswered()
-    assert found.protocol == 4, "one silence is no proof"
+    assert found.protocol == 4
+
+
+def test_a_broker_that_has_spoken_5_is_asked_for_nothing_else_when_the_network_is_silent() -> None:
+    found = state()
+    found.connected()
+    found.lost("it was cut", STEADY_S)
+    for _ in range(3 * UNANSWERED):
+        found.unanswered()
+        assert found.protocol == 5
 
 
 @pytest.mark.parametrize(("named", "level"), [("5", 5), ("3.1.1", 4)])
