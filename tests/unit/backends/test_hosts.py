@@ -26,6 +26,8 @@ from tests.models import harmful_models, onnx_models, python_models
 
 LIMIT_S = 60.0
 """Longer than any run here, and shorter than a test that hangs."""
+ENDLESS_S = 0.03
+"""Of a processor: no leftover of an answered run takes that long."""
 
 Load = Callable[..., HostInstance]
 
@@ -216,7 +218,7 @@ def test_a_run_that_is_handed_over_waits_for_the_one_before_and_runs_when_that_w
 
     def never_end() -> None:
         try:
-            instance.run_parts([[x, np.array([2**40])]], 1.0, alone=False)
+            instance.run_parts([[x, np.array([2**40])]], 2.0, alone=False)
         except RunTooLong as error:
             ends["first"] = error
 
@@ -225,10 +227,10 @@ def test_a_run_that_is_handed_over_waits_for_the_one_before_and_runs_when_that_w
     began_s = time.monotonic()
     first = threading.Thread(target=never_end)
     first.start()
-    while host.cpu_times().user <= idle_s:
+    while host.cpu_times().user <= idle_s + ENDLESS_S and first.is_alive():
         pass  # it has not begun
     assert instance.run_parts([[x, np.array([3])]], LIMIT_S, alone=False)[0].tolist() == [[4, 4]]
-    assert time.monotonic() - began_s >= 1.0
+    assert time.monotonic() - began_s >= 2.0
     first.join()
 
     assert "limit" in str(ends["first"])
