@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import py_compile
 import re
+import tempfile
 import time
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -74,16 +78,25 @@ def _kib(rollup: str, field: str) -> int:
 
 
 def _distribution_bytes(name: str) -> int:
-    total = 0
-    for file in importlib.metadata.distribution(name).files or ():
-        path = Path(str(file.locate()))
-        if path.is_file():
-            total += path.stat().st_size
-    return total
+    return _bytes_compiled(Path(str(file.locate())) for file in importlib.metadata.distribution(name).files or ())
 
 
 def _package_bytes() -> int:
-    """The package itself, which may be an editable install: its folder and the device profiles the wheel carries."""
-    folder = Path(edge_runtime.__file__).parent
-    folders = [folder, folder.parent / "device_profiles"]
-    return sum(file.stat().st_size for base in folders for file in base.rglob("*") if file.is_file())
+    """The package itself, which may be an editable install: its folders in the wheel (pyproject.toml)."""
+    root = Path(edge_runtime.__file__).parents[1]
+    folders = (root / PACKAGE.replace("-", "_"), root / "device_profiles", root / "converters/edge_runtime_converters")
+    return _bytes_compiled(file for folder in folders for file in folder.rglob("*"))
+
+
+def _bytes_compiled(files: Iterable[Path]) -> int:
+    """Bytes of files, with each Python file's compiled form, which pip writes beside it; what is there is left out."""
+    total = 0
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        for file in files:
+            if file.suffix == ".pyc" or not file.is_file():
+                continue
+            total += file.stat().st_size
+            if file.suffix == ".py" and (compiled := py_compile.compile(str(file), f"{folder}/compiled", quiet=2)):
+                total += Path(compiled).stat().st_size
+    return total

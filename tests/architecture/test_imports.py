@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.architecture.source_tree import PACKAGE, Module, imports_of, own_modules, package_modules, parse
+from edge_runtime.typed_toml import parse_toml
+from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, own_modules, package_modules, parse
 
 LEVELS: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers", "pipelines"), 0),
@@ -39,7 +41,6 @@ FENCES: dict[str, tuple[str, ...]] = {
     "msgpack": ("wire.codec",),
     "google": ("protobufs",),
     "grpc": ("transports.grpc_transport", "client."),
-    "psutil": ("telemetry.", "profiles."),
     "prometheus_client": ("telemetry.",),
     "ml_dtypes": ("tensors",),
     "PIL": ("backends.pictures", "backends.torchserve_handlers", "cli.", "client."),
@@ -55,7 +56,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "subprocess": ("sandbox.child", "backends.hosts", "tuning.measurement", "client.load_generator", "fleet.camera"),
     "multiprocessing": (),
     # Needed to build, train or check models, never to serve them.
-    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
+    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "psutil", "pytest"), ()),
 }
 """Package -> beginnings of the module names (below edge_runtime) that may import it."""
 
@@ -97,6 +98,13 @@ def climbed_fences(module: Module) -> Iterator[str]:
             yield f"{module.name}:{found.line} imports {package}; allowed: {FENCES[package] or 'nowhere'}"
 
 
+def imported_nowhere(requirements: Iterable[str], modules: Iterable[Module]) -> list[str]:
+    """The distributions that no module imports by name."""
+    imported = {found.target.split(".")[0] for module in modules for found in imports_of(module)}
+    names = [re.split(r"[^\w-]", each, maxsplit=1)[0] for each in requirements]
+    return [name for name in names if {"pyzmq": "zmq"}.get(name, name) not in imported]
+
+
 def part_of(name: str) -> str:
     """The first name below edge_runtime, which has a level."""
     parts = name.split(".")
@@ -111,6 +119,12 @@ def test_a_module_imports_only_its_own_package_and_lower_levels(module: Module) 
 @pytest.mark.parametrize("module", package_modules(), ids=lambda module: module.name)
 def test_a_third_party_package_is_imported_only_behind_its_fence(module: Module) -> None:
     assert list(climbed_fences(module)) == []
+
+
+def test_the_package_imports_all_that_it_makes_a_device_install() -> None:
+    stated = parse_toml((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]["dependencies"]
+    assert imported_nowhere(stated, package_modules()) == []
+    assert imported_nowhere(["left-pad>=1", "pyzmq>=26"], package_modules()) == ["left-pad"]
 
 
 @pytest.mark.parametrize(
