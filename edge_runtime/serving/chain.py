@@ -16,12 +16,10 @@ import copy
 import logging
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
-from edge_runtime.backends.base import HandsOver
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
     Cancelled,
@@ -29,21 +27,20 @@ from edge_runtime.errors import (
     DeadlineUnmeetable,
     Draining,
     EdgeRuntimeError,
-    NotReady,
     QueueFull,
     RunFailed,
 )
-from edge_runtime.messages import RequestHeader, TensorHeader
-from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, critical_path, readers, tensors_wanted
+from edge_runtime.model_spec import ModelSpec
+from edge_runtime.pipelines import INPUT, Pipeline, Place, critical_path
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
 from edge_runtime.scheduling.latency_model import DEVIATIONS
 from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
 from edge_runtime.scheduling.request import Request, deadline_exceeded
+from edge_runtime.serving.chain_steps import ChainSteps, StepNode
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.request_plan import OWN_PARAMETER, OWN_TOKEN, RequestPlan
+from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.step_tensors import Pieces, join_pieces, make_pieces, no_rows, tensor_bytes
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
@@ -54,47 +51,8 @@ log = logging.getLogger(__name__)
 ASKED_AT_ONCE = 32
 """Requests of one map that wait for their model at the same time: enough for its batches, and not its whole queue."""
 
-KEPT_PLANS = 256
-"""Checked headers of steps, one for each step and shapes; all are dropped when there are more."""
-
-SELDOM_ROWS = 0.05
-"""A conditional step that runs more seldom is in no forecast."""
-
 SMOOTHING, MOST_SLOWNESS = 0.05, 4.0
 """Of how much slower chains are than their runs: the weight of a new one (the last forty count), and a bound."""
-
-ROWS_SMOOTHING = 0.1
-"""Weight of a new run in the mean of what a mapped or conditional step asks for: about the last twenty count."""
-
-
-@dataclass(slots=True)
-class _Node:
-    """A step of this chain, and what is known of it.
-
-    needs: steps that must be done before. reads: what it is given. followers: steps that need it. wanted: tensors that
-    others read. rows: mean of those that it asks for, where that is found out by its run; None: as many as the
-    pipeline's request has.
-    """
-
-    index: int
-    step: Step
-    needs: tuple[int, ...]
-    reads: tuple[Place, ...]
-    followers: tuple[int, ...]
-    wanted: tuple[str, ...]
-    rows: float | None = None
-
-
-@dataclass(slots=True)
-class _Resolved:
-    """Who answers each step now: valid for one generation of the model table. None: nobody does.
-
-    plans: checked headers, by step, shapes and priority.
-    """
-
-    generation: int
-    servables: list[Servable | None]
-    plans: dict[Hashable, tuple[RequestHeader, RequestPlan | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +62,7 @@ class _Asked:
     asked: requests that are not answered yet. following: the index of the next one to ask.
     """
 
-    node: _Node
+    node: StepNode
     pieces: Pieces | None = None
     parts: list[Mapping[str, Array]] = field(default_factory=list)
     asked: dict[int, Request] = field(default_factory=dict)
@@ -153,7 +111,7 @@ class _Running:
         "promised_s", "reads", "request", "todo", "values", "work_s",
     )  # fmt: skip
 
-    def __init__(self, request: Request, nodes: Sequence[_Node], work_s: list[float]) -> None:
+    def __init__(self, request: Request, nodes: Sequence[StepNode], work_s: list[float]) -> None:
         self.request = request
         self.plan: RequestPlan = request.plan
         self.lock = threading.Lock()
@@ -206,17 +164,12 @@ class Chain:
         self._spec = spec
         self._scheduled = scheduled
         self._infer = infer
-        self._table = table
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
-        self._own = dict(python_steps or {})
-        self._nodes = _nodes_of(pipeline)
-        self._index = {node.step.name: node.index for node in self._nodes}
-        self._step_metrics = [scheduled.metrics.step(node.step.name) for node in self._nodes]
+        self._steps = ChainSteps(pipeline, spec, table, dict(python_steps or {}))
+        self._step_metrics = [scheduled.metrics.step(step.name) for step in pipeline.steps]
         self._outputs = [pipeline.outputs[each.name] for each in spec.outputs]
-        self._reads = _count_reads(pipeline)
-        self._resolved = _Resolved(-1, [])
         self._lock = threading.Lock()
         # Under the lock: what is under way, with the sums that `may_begin_chain` reads.
         self._running: dict[Request, _Running] = {}
@@ -268,7 +221,7 @@ class Chain:
     def seed(self, rows: Sequence[int]) -> None:
         """Begin the pipeline's curve by those of its steps, for requests of these rows. Once, at load."""
         for each in rows:
-            path_s = critical_path(self.pipeline, self._runs_s(each)).seconds
+            path_s = critical_path(self.pipeline, self._steps.runs_s(each)).seconds
             if path_s:
                 self._scheduled.layout.run_times.observe(each, path_s)
 
@@ -283,9 +236,7 @@ class Chain:
         if self._dispatcher.is_idle():
             # No run would correct this forecast: as in `Dispatcher.admit`.
             self._slowness.relax()
-            for servable in self._resolve().servables:
-                if servable is not None:
-                    servable.scheduled.layout.run_times.relax()
+            self._steps.relax()
         raise DeadlineUnmeetable(
             f"forecast {forecast_s * 1e3:.1f} ms for all steps, timeout {request.timeout_s * 1e3:.1f} ms",
             retry_after_ms=max(forecast_s - request.timeout_s * ADMISSION_MARGIN, 0.0) * 1e3,
@@ -293,48 +244,17 @@ class Chain:
 
     def _forecast_s(self, request: Request, *, is_first: bool = False) -> float:
         """Seconds until a request that comes now is answered. is_first: it begins, before all that wait."""
-        resolved = self._resolve()
-        queued = [
-            (node.step.name, servable)
-            for node, servable in zip(self._nodes, resolved.servables, strict=True)
-            if _is_queued(servable)
-        ]
+        queued = self._steps.queued()
         models = [servable.scheduled for _, servable in queued]
         rows, load, waits_s = self._dispatcher.chain_load(self._scheduled, models, request)
-        waiting_s = sum(self._work_of(rows)) if rows and not is_first else 0.0
-        earliest_s = {name: wait_s for (name, _), wait_s in zip(queued, waits_s, strict=True)}
-        path_s = critical_path(self.pipeline, self._runs_s(request.rows), earliest_s).seconds
+        waiting_s = sum(self._steps.work_s(rows)) if rows and not is_first else 0.0
+        earliest_s = {node.step.name: wait_s for (node, _), wait_s in zip(queued, waits_s, strict=True)}
+        path_s = critical_path(self.pipeline, self._steps.runs_s(request.rows), earliest_s).seconds
         return policy.forecast_chain_s(ChainLoad(load.promised_s, waiting_s), path_s, self._dispatcher.cores)
-
-    def _runs_s(self, rows: int) -> dict[str, float]:
-        """How long each step's runs take, by name."""
-        found: dict[str, float] = {}
-        for node, servable in zip(self._nodes, self._resolve().servables, strict=True):
-            if servable is not None and (asked := _rows_asked(node, servable, rows)):
-                found[node.step.name] = servable.scheduled.work_s(asked)
-        return found
-
-    def _work_of(self, rows: int) -> list[float]:
-        """What each step's runs cost, batched with others' requests, in seconds of one core."""
-        found: list[float] = []
-        for node, servable in zip(self._nodes, self._resolve().servables, strict=True):
-            if servable is None:
-                found.append(0.0)
-                continue
-            layout, asked = servable.scheduled.layout, _rows_asked(node, servable, rows)
-            batch = max(asked, servable.scheduled.limits.max_rows)
-            found.append(layout.run_times.mean_s(batch) * asked / batch * layout.threads if asked else 0.0)
-        return found
 
     def _flow(self, rows: int) -> ChainFlow:
         """What is under way. rows: of one request, which says how many of a step that does not batch are meant."""
-        full = 0
-        cores = self._dispatcher.cores
-        for servable in self._resolve().servables:
-            if _is_queued(servable):
-                scheduled = servable.scheduled
-                at_once = max(min(scheduled.layout.concurrency, cores // scheduled.layout.threads), 1)
-                full += 2 * at_once * (scheduled.limits.max_rows if servable.batches else rows)
+        full = self._steps.rows_at_once(rows, self._dispatcher.cores)
         work_s = self._work_s * self._slowness.mean
         return ChainFlow(self._rows, full, work_s, self._nbytes, self._scheduled.max_queue_bytes)
 
@@ -367,8 +287,8 @@ class Chain:
 
     def _count(self, request: Request) -> _Running:
         """Count a request as under way. Under the lock."""
-        work_s = self._work_of(request.rows)
-        running = _Running(request, self._nodes, work_s)
+        work_s = self._steps.work_s(request.rows)
+        running = _Running(request, self._steps.nodes, work_s)
         self._running[request] = running
         self._rows += request.rows
         self._nbytes += running.nbytes
@@ -384,10 +304,10 @@ class Chain:
         copies = running.plan.copies_shared
         for spec, array in zip(self._spec.inputs, request.inputs, strict=True):
             place = Place(INPUT, spec.name)
-            if place in self._reads:
+            if place in self._steps.reads:
                 running.values[place] = array.copy() if copies else array
-        running.reads = dict(self._reads)
-        running.todo.extend(_Asked(node) for node in self._nodes if not node.needs)
+        running.reads = dict(self._steps.reads)
+        running.todo.extend(_Asked(node) for node in self._steps.nodes if not node.needs)
         self._go_on(running)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -399,7 +319,7 @@ class Chain:
                 if running.is_going_on or running.is_over:
                     return
                 if not running.todo:
-                    if running.done < len(self._nodes):
+                    if running.done < len(self._steps.nodes):
                         return
                     running.is_going_on = True  # until its end: nobody else completes it
                     break
@@ -434,7 +354,7 @@ class Chain:
     def _prepare(self, running: _Running, asked: _Asked) -> Pieces | None:
         """Cut the step's inputs into requests. None: it is not to run, and is done."""
         node, step = asked.node, asked.node.step
-        servable = self._servable(node)
+        servable = self._steps.servable(node)
         values = running.values
         pieces: Pieces | None = None
         if step.when is None or step.when.holds(values[step.when.place]):
@@ -442,9 +362,7 @@ class Chain:
             is_empty = any(array.ndim and not len(array) for array in pieces.inputs.values())
             if not len(pieces) or (is_empty and step.python is None):
                 pieces = None
-        if node.rows is not None:
-            rows = (pieces.items or running.request.rows) if pieces is not None else 0
-            node.rows += ROWS_SMOOTHING * (rows - node.rows)
+        node.observe_rows((pieces.items or running.request.rows) if pieces is not None else 0)
         if pieces is not None:
             asked.pieces = pieces
             asked.left = len(pieces)
@@ -454,70 +372,28 @@ class Chain:
             running.asked[node.index] = asked
         self._dispatcher.promise(-promised_s)
         if pieces is None:
-            specs = {spec.name: spec for spec in self._specs(node, servable)}
+            specs = {spec.name: spec for spec in self._steps.specs(node)}
             self._step_done(running, asked, {name: no_rows(specs[name]) for name in node.wanted})
         return pieces
 
     def _submit(self, running: _Running, asked: _Asked, index: int, inputs: Mapping[str, Array]) -> None:
-        node, whole, resolved = asked.node, running.request, self._resolve()
-        now_s = self._clock.monotonic_s()
+        whole, now_s = running.request, self._clock.monotonic_s()
         if now_s >= whole.deadline_s:
             raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
+        way = self._steps.way(asked.node, whole, inputs)
         arrays = list(inputs.values())
-        urgency = whole.priority, whole.header.asked_level
-        key = (node.index, tuple(array.shape for array in arrays), urgency, running.plan.is_own)
-        known = resolved.plans.get(key)
-        header, plan = known if known is not None else self._header(running, node, inputs)
         reply = _StepReply(self, running, asked, index)
-        request = Request(header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics)
+        request = Request(way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics)
         request.is_step = True
         request.longest_s = whole.deadline_s - now_s
         with running.lock:
             if running.is_over:
                 return
             asked.asked[index] = request
-        plan = self._infer.submit(request, plan)
-        if known is None or known[1] is not plan:
-            if len(resolved.plans) >= KEPT_PLANS:
-                resolved.plans.clear()
-            resolved.plans[key] = header, plan
-            if plan is not None:
-                resolved.servables[node.index] = plan.servable
+        plan = self._infer.submit(request, way.plan)
+        way.keep(plan)
         if plan is not None and running.has_ended():  # it ended while this was on its way into a queue
             plan.servable.cancel(request)
-
-    def _header(
-        self, running: _Running, node: _Node, inputs: Mapping[str, Array]
-    ) -> tuple[RequestHeader, RequestPlan | None]:
-        """Make a header for inputs of these shapes; with its plan, where the step is the pipeline's own."""
-        step, whole = node.step, running.request
-        servable = self._servable(node)
-        datatypes = {name: self._datatype(step, place) for name, place in step.inputs.items()}
-        parameters: dict[str, object] = {} if step.raw is None else {"raw": step.raw}
-        if running.plan.is_own:
-            parameters |= {OWN_PARAMETER: OWN_TOKEN}
-        header = RequestHeader(
-            # A Python step is no model: asked again after its end, it is not found, rather than the whole pipeline.
-            model=servable.model if step.model is not None else f"{servable.model}.{step.name}",
-            version=step.version,
-            inputs=tuple(TensorHeader(name, datatypes[name], array.shape) for name, array in inputs.items()),
-            outputs=node.wanted,
-            timeout_ms=math.inf,  # `longest_s` says it: a default of the model's own is for its own callers
-            priority=whole.priority,
-            level=whole.header.asked_level,
-            parameters=parameters,
-        )
-        return header, RequestPlan(servable, header) if step.name in self._own else None
-
-    def _datatype(self, step: Step, place: Place) -> str:
-        """The datatype of a step's input, as whoever made it says."""
-        if step.crop is not None and place == step.crop.box:
-            return "UINT8"
-        specs: Sequence[TensorSpec] = self._spec.inputs
-        if place.step != INPUT:
-            source = self._nodes[self._index[place.step]]
-            specs = self._specs(source, self._servable(source))
-        return next((spec.datatype for spec in specs if spec.name == place.tensor), "")
 
     def step_answered(self, running: _Running, asked: _Asked, index: int, request: Request) -> None:
         """Keep the outputs of one request, and go on. Thread: whichever ran it."""
@@ -569,7 +445,7 @@ class Chain:
             for follower in node.followers:
                 running.needs[follower] -= 1
                 if not running.needs[follower]:
-                    running.todo.append(_Asked(self._nodes[follower]))
+                    running.todo.append(_Asked(self._steps.nodes[follower]))
         with self._lock:
             self._nbytes += nbytes
             self._work_s -= work_s
@@ -582,7 +458,7 @@ class Chain:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def _fail(self, running: _Running, node: _Node, error: EdgeRuntimeError) -> None:
+    def _fail(self, running: _Running, node: StepNode, error: EdgeRuntimeError) -> None:
         """End the whole with a step's error, under the step's name."""
         if isinstance(error, DeadlineUnmeetable) and running.done:
             # Admitted, and too late after all: work was done on it.
@@ -640,44 +516,6 @@ class Chain:
         self._begin_waiting()
         return True
 
-    # ---- who answers -------------------------------------------------------------------------------------------------
-
-    def _resolve(self) -> _Resolved:
-        """Who answers each step now. A step that nobody answers costs nothing in forecasts; asking it says why."""
-        resolved, generation = self._resolved, self._table.generation
-        if resolved.generation != generation:
-            resolved = self._resolved = _Resolved(generation, [self._find(node.step) for node in self._nodes])
-            for node, servable in zip(self._nodes, resolved.servables, strict=True):
-                if servable is not None and node.followers and isinstance(servable.layouts.narrow, HandsOver):
-                    servable.layouts.narrow.hands_over = True
-        return resolved
-
-    def _find(self, step: Step) -> Servable | None:
-        own = self._own.get(step.name)
-        if own is not None or step.model is None:
-            return own
-        try:
-            return self._table.resolve(step.model, step.version)
-        except EdgeRuntimeError:
-            return None
-
-    def _servable(self, node: _Node) -> Servable:
-        """Who answers a step. Raises NotReady."""
-        found = self._resolve().servables[node.index]
-        if found is not None:
-            return found
-        step = node.step
-        if step.model is None:
-            raise NotReady(f"{step.python} is not loaded")
-        return self._table.resolve(step.model, step.version)
-
-    def _specs(self, node: _Node, servable: Servable) -> Sequence[TensorSpec]:
-        """The outputs of a step as its answers have them."""
-        for each in (servable, *servable.forms.values()):
-            if {spec.name for spec in each.spec.outputs}.issuperset(node.wanted):
-                return each.spec.outputs
-        return servable.spec.outputs
-
 
 class _StepReply:
     """The reply of one request of a step."""
@@ -697,37 +535,3 @@ class _StepReply:
     def refuse(self, error: EdgeRuntimeError) -> None:
         """End the whole."""
         self._chain.step_refused(self._running, self._asked, self._index, error)
-
-
-def _nodes_of(pipeline: Pipeline) -> list[_Node]:
-    index = {step.name: number for number, step in enumerate(pipeline.steps)}
-    following, wanted = readers(pipeline), tensors_wanted(pipeline)
-    return [
-        _Node(
-            number,
-            step,
-            tuple(index[name] for name in step.needs),
-            step.reads,
-            tuple(index[name] for name in following[step.name]),
-            wanted[step.name],
-            1.0 if step.when is not None or step.map else None,
-        )
-        for number, step in enumerate(pipeline.steps)
-    ]
-
-
-def _count_reads(pipeline: Pipeline) -> dict[Place, int]:
-    """How many steps read each tensor; one more for the answer."""
-    reads = Counter(place for step in pipeline.steps for place in step.reads)
-    return dict(reads + Counter(dict.fromkeys(pipeline.outputs.values(), 1)))
-
-
-def _is_queued(servable: Servable | None) -> TypeGuard[Servable]:
-    return servable is not None and servable.mode != "inline"
-
-
-def _rows_asked(node: _Node, servable: Servable, rows: int) -> int:
-    """Rows that a step asks of its model for a request of so many."""
-    if node.rows is not None:
-        return math.ceil(node.rows - SELDOM_ROWS)
-    return rows if servable.batches else 1
