@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,9 @@ _CHECKS = {
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """Python's forms of OpenVINO's exceptions."""
 
+_CORE: dict[ModuleType, Any] = {}
+_CORE_LOCK = threading.Lock()
+
 
 class OpenVinoBackend:
     """Runs `model.xml` (IR, with `model.bin`), `model.onnx`, and what OpenVINO's other frontends read.
@@ -86,7 +90,7 @@ class OpenVinoBackend:
 
         def find() -> tuple[str, tuple[str, ...]]:
             library = import_openvino()
-            return library.get_version(), (*library.Core().available_devices, "AUTO")
+            return library.get_version(), (*_the_core(library).available_devices, "AUTO")
 
         return probe_library(self.name, find)
 
@@ -94,13 +98,11 @@ class OpenVinoBackend:
         """Compile a model, and read back its device and precision."""
         files = _check_files(artifact)
         library = import_openvino()
-        core = library.Core()
+        core = _the_core(library)
         device = _check_device(core, options.device.upper() or "CPU")
         properties = _properties(device, options)
         growth = watch_growth(files.total_bytes)
         try:
-            # Weights are read, not mapped: a new file copied over a mapped one would end the daemon.
-            core.set_property({"ENABLE_MMAP": False})
             model = core.read_model(str(artifact.parent if artifact.name == SAVED_MODEL_FILE else artifact))
             inputs, outputs = _declared_names(model, artifact)
             compiled = core.compile_model(model, device, properties)
@@ -285,6 +287,21 @@ def prepare_openvino() -> None:
         for file in libraries.glob(f"libopenvino_{name}.so*"):
             with contextlib.suppress(OSError):  # a load says why
                 ctypes.CDLL(str(file))
+
+
+def _the_core(library: ModuleType) -> Any:
+    """The process's one Core, which lives as long as the process.
+
+    The CPU plugin of each Core gives the thread that loads it a signal stack, and when it ends puts the one before back,
+    which may be that of a Core that has ended. So with several, the next signal with a Python handler ended the process.
+    """
+    with _CORE_LOCK:
+        if library not in _CORE:
+            core = library.Core()
+            # Weights are read, not mapped: a new file copied over a mapped one would end the daemon.
+            core.set_property({"ENABLE_MMAP": False})
+            _CORE[library] = core
+        return _CORE[library]
 
 
 def _check_device(core: Any, device: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +108,33 @@ def test_replacing_the_weights_of_a_loaded_ir_leaves_it_running(tmp_path: Path) 
     artifact.with_suffix(".bin").write_bytes(b"")
     np.testing.assert_array_equal(instance.run({"x": x})[0], before)
     instance.close()
+
+
+def test_a_signal_finds_its_stack_after_models_that_were_there_together_are_gone(tmp_path: Path) -> None:
+    """Each Core changes the signal stack of its thread; the handler then ran on one that was freed."""
+    onnx_models.mlp(tmp_path)
+    script = """
+import faulthandler, signal, sys, threading
+from pathlib import Path
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.openvino_backend import OpenVinoBackend
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+def use():
+    BACKEND.probe()
+    first, second = (BACKEND.load(Path(sys.argv[1]), LoadOptions()) for _ in range(2))
+    first.close(); del first
+    second.close(); del second
+    signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+BACKEND = OpenVinoBackend()
+use()
+faulthandler.enable()
+use()
+for _ in range(2):
+    thread = threading.Thread(target=use); thread.start(); thread.join()
+assert len(heard) == 4, heard
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "model.onnx")], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

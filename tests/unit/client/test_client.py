@@ -548,10 +548,6 @@ def test_a_client_can_be_closed_by_a_callback(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_an_interrupted_caller_leaves_a_client_that_works(server: FakeServer, client: Client, others: int) -> None:
-    if sys.version_info < (3, 11) and "openvino" in sys.modules:
-        pytest.skip(
-            "on Python 3.10, after tests that ran OpenVINO in this process, the signal ends it; the cause is open"
-        )
     waiting = [client.submit("held", {"x": X}) for _ in range(others)]
     main = threading.get_ident()
 
