@@ -292,8 +292,8 @@ def prepare_openvino() -> None:
 def _the_core(library: ModuleType) -> Any:
     """The process's one Core, which lives as long as the process.
 
-    The CPU plugin of each Core gives the thread that loads it a signal stack, and when it ends puts the one before back,
-    which may be that of a Core that has ended. So with several, the next signal with a Python handler ended the process.
+    The CPU plugin of each Core gives the thread that loads it a signal stack, and when it ends puts back the one from
+    before, which may be that of a Core that has ended. With several, the next signal with a handler ended the process.
     """
     with _CORE_LOCK:
         if library not in _CORE:
