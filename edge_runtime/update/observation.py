@@ -8,7 +8,7 @@ itself. Thread: the updater's, which waits here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.clock import Clock
@@ -175,20 +175,20 @@ class Observation:
         if judgement.verdict is not Verdict.UNDECIDED:
             return judgement
         whole = compared[0]
-        problem = self._run_golden(self._candidate, LEAST_TO_JUDGE - whole.now().requests)
+        problem = self._run_golden(self._candidate, whole.now)
         if problem is not None:
             return Judgement(Verdict.REGRESSED, problem)
         if self._current is not None:
-            self._run_golden_for_time(self._current, LEAST_TO_JUDGE - whole.before().requests)
+            self._run_golden_for_time(self._current, whole.before)
         judgement = judge_all(compared, self._thresholds.window_s, self._thresholds)
         if judgement.verdict is Verdict.UNDECIDED:
             return Judgement(Verdict.HEALTHY, judgement.reason)
         return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
 
-    def _run_golden(self, servable: Servable, times: int) -> str | None:
-        """Run the golden input `times` times. Returns the fault of an answer, or None; failures are counted too."""
+    def _run_golden(self, servable: Servable, observed: Callable[[], Observed]) -> str | None:
+        """Run the golden input until enough is observed to judge by. Returns the fault of an answer, or None."""
         tolerance = self._golden.tolerance_at(servable.precision)
-        for _ in range(times):
+        for _ in _until_judgeable(observed):
             try:
                 got = infer_once(servable, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except RunFailed as error:
@@ -200,13 +200,21 @@ class Observation:
                 return f"its golden output is wrong: {found[0]}"
         return None
 
-    def _run_golden_for_time(self, current: Servable, times: int) -> None:
+    def _run_golden_for_time(self, current: Servable, observed: Callable[[], Observed]) -> None:
         """Run the golden input on the current version, for a run time to compare with; its answers do not matter."""
-        for _ in range(times):
+        for _ in _until_judgeable(observed):
             try:
                 infer_once(current, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except EdgeRuntimeError:
                 return
+
+
+def _until_judgeable(observed: Callable[[], Observed]) -> Iterator[int]:
+    """Count until enough requests were observed, at most twice that: an answer may be here before it is counted."""
+    for number in range(2 * LEAST_TO_JUDGE):
+        if observed().requests >= LEAST_TO_JUDGE:
+            return
+        yield number
 
 
 def _failures(metrics: ModelMetrics) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.telemetry.metrics import ModelMetrics
 from tests.contract.test_bad_releases import install, refused, release, traffic
 from tests.contract.updated_device import Fleet
 from tests.models import onnx_models
@@ -91,3 +92,21 @@ def test_without_traffic_a_gentle_release_is_judged_by_its_golden_input(fleet: F
             release(fleet, onnx_models.slow(fleet.folder / observe, 2.0), number=2 if observe == "shadow" else 3)
             assert "a run takes" in device.outcome()[1]
             assert device.adds() == 1.0
+
+
+def test_golden_runs_are_judged_though_each_answer_is_counted_after_it_was_given(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[int, tuple[float, float, int]] = {}
+    count = ModelMetrics.answered
+
+    def count_the_one_before(metrics: ModelMetrics, queue_s: float, run_s: float, requests: int = 1) -> None:
+        before = given.get(id(metrics))
+        given[id(metrics)] = (queue_s, run_s, requests)
+        if before is not None:
+            count(metrics, *before)
+
+    monkeypatch.setattr(ModelMetrics, "answered", count_the_one_before)
+    with fleet.device(observe="shadow", window_s=0.0, latency_ratio=3.0) as device:
+        release(fleet, onnx_models.slow(fleet.folder / "slow", 2.0))
+        assert "a run takes" in device.outcome()[1]
