@@ -197,6 +197,9 @@ def _tune_bars() -> list[Bar]:
         key, what = f"tune.{name}", f"tune, {name}, 16 in flight"
         bars.append(Bar(f"{key}.ratio", f"{what}: chosen ÷ ONNX Runtime f32's best layout, served", "≥", 2.2, 3.0))
         bars.append(Bar(f"{key}.served_ratio", f"{what}: chosen, served ÷ raw", "≥", 0.78, 0.9))
+        bars.append(
+            Bar(f"{key}.distinct", f"tune, {name}: answers of f32 to noise (random weights; 1: agreement is no news)")
+        )
         bars.append(Bar(f"{key}.agreement", f"tune, {name}: agrees with f32 (random weights, noise)"))
     bars.append(Bar("tune.small5ms.served_ratio", "tune, small input, 16 in flight: served ÷ raw", "≥", 0.95))
     bars.append(Bar("tune.digits.drop", "tune, digits, 0.5 % allowed: labels given up", "≤", 0.005))

@@ -120,6 +120,8 @@ def _tuned(bench: Bench, model: BenchModel, *words: str) -> dict[str, Any]:
 def _agreement(bench: Bench, model: BenchModel, found: Mapping[str, Any]) -> None:
     accuracy = found["rows"][0]["accuracy"]
     bench.figures.add(f"tune.{model.name}.agreement", accuracy["agreement"])
+    bench.figures.add(f"tune.{model.name}.distinct", accuracy["distinct"])
+    bench.figures.add(f"tune.{model.name}.spread_error", accuracy["spread_error"] or 0.0)
     bench.figures.add(f"tune.{model.name}.max_error", accuracy["max_error"])
 
 

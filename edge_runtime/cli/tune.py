@@ -2,7 +2,8 @@
 
 Each candidate is measured end to end: the real daemon, a client, random arrivals. --slo is the latency that must hold;
 --accuracy-drop is the accuracy to give up for speed at most: of labels found (--labels), else of agreement with the
-unchanged model. Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
+unchanged model, where the inputs can tell: one and the same answer to all of them must not pass (--accept-unjudged
+chooses all the same). Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
 installed (pip install 'edge-runtime[convert]'), int8 models are made and tried too.
 
 Writes the choice with its reasons into model.toml, the variant beside the model, and a picture of rate against p99.
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo", metavar="pQ=T", required=True, help="the latency that must hold, for example p99=20ms")
     parser.add_argument("--accuracy-drop", metavar="D", help="accuracy to give up at most, for example 0.5%% "
                         "(default: that with --data, else nothing)")  # fmt: skip
+    parser.add_argument("--accept-unjudged", action="store_true", help="choose also where the inputs cannot tell how "
+                        "much accuracy is given up, because the model answers nearly all of them alike")  # fmt: skip
     parser.add_argument("--data", metavar="DIR", type=Path, help="inputs to compare on: a folder of .npy, .npz, .json "
                         "or pictures, or one file")  # fmt: skip
     parser.add_argument(
@@ -116,6 +119,7 @@ def _options(arguments: argparse.Namespace) -> TuneOptions:
         labels=arguments.labels,
         scores=arguments.scores,
         is_fresh=arguments.fresh,
+        accepts_unjudged=arguments.accept_unjudged,
     )
 
 
@@ -263,6 +267,8 @@ def _print_words(tune: Tune, summary: Summary, written: list[Path], screen: Scre
     screen.line()
     for note in tune.notes:
         screen.note(note)
+    if summary.unjudged:
+        screen.note(summary.unjudged)
     choice = summary.choice
     if choice is None:
         screen.note(_why_none(tune, summary))

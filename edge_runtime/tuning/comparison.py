@@ -5,6 +5,7 @@ Owns: the measures of accuracy (pure), and the plain model's answers. Thread: on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
 from edge_runtime.repository.golden import float_values
+from edge_runtime.repository.variation import Variation
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.artifacts import WayFiles
 from edge_runtime.tuning.candidates import Way
@@ -104,27 +106,37 @@ def compare(
     else the first of whole numbers. Raises ConfigError: there is no such output, or none that could say a label.
     """
     largest, total, values = 0.0, 0.0, 0
+    spread_errors: list[float] = []
     for name, datatype in datatypes.items():
         peak = _peak(datatype, name, reference)
+        variation = Variation()
         for wanted, found in zip(reference, got, strict=True):
             error = _errors(datatype, wanted[name], found.get(name), peak)
             if error is not None and error.size:
                 largest = max(largest, float(error.max()))
                 total += float(error.sum())
                 values += error.size
+                _add_row(variation, datatype, wanted[name], found.get(name))
+        if variation.error is not None:
+            spread_errors.append(min(variation.error, FAR))
     output = _output_of_scores(datatypes, reference, scores)
     if output is None and labels is not None:
         raise ConfigError(f"--labels: none of the outputs {', '.join(datatypes)} says a class; wanted [rows, classes]")
-    agreement = correct = reference_correct = None
+    agreement = correct = reference_correct = distinct = None
+    constant_drop = 1.0 if spread_errors else 0.0
     if output is not None:
         said = [_classes(datatypes[output], run[output]) for run in reference]
         found_ = [_classes(datatypes[output], run.get(output)) for run in got]
         agreement = _share(_alike(a, b) for a, b in zip(said, found_, strict=True))
+        distinct, constant_drop = _answers_of(said)
         if labels is not None:
             correct = _share(_is(label, each) for label, each in zip(labels, found_, strict=True))
             reference_correct = _share(_is(label, each) for label, each in zip(labels, said, strict=True))
-    mean = total / values if values else 0.0
-    return Accuracy(len(got), min(largest, FAR), min(mean, FAR), agreement, correct, reference_correct)
+            constant_drop = max(reference_correct - max(Counter(labels).values()) / len(labels), 0.0)
+    return Accuracy(
+        len(got), min(largest, FAR), min(total / values if values else 0.0, FAR), agreement, correct,
+        reference_correct, distinct, max(spread_errors, default=None), constant_drop,
+    )  # fmt: skip
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -152,6 +164,20 @@ def _errors(datatype: str, wanted: Array, got: Array | None, peak: float) -> Dou
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, np.abs(got_values - wanted_values) / peak)
     return np.where(np.isfinite(distance), distance, FAR)
+
+
+def _add_row(variation: Variation, datatype: str, wanted: Array, got: Array | None) -> None:
+    """Add one input's answer; another shape of the way's is infinitely far."""
+    values = float_values(datatype, wanted)
+    assert values is not None
+    found = None if got is None or got.shape != wanted.shape else float_values(datatype, got)
+    variation.add_values(values[None], np.full(values.shape, np.inf)[None] if found is None else found[None])
+
+
+def _answers_of(said: Sequence[Array | None]) -> tuple[int, float]:
+    """The number of different answers, and the drop of the commonest one given to all inputs."""
+    answers = Counter(None if each is None else each.tobytes() for each in said)
+    return len(answers), 1 - max(answers.values()) / len(said)
 
 
 def _output_of_scores(datatypes: Mapping[str, str], runs: Sequence[Outputs], named: str | None) -> str | None:

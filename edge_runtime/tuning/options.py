@@ -42,6 +42,7 @@ class TuneOptions:
     """The options of one tune. drop: accuracy that it may give up, 0 to 1. data None: it makes inputs up.
 
     scores: the output that labels are compared with; None: the first that fits. is_fresh: ignore kept results.
+    accepts_unjudged: choose also by inputs that cannot tell how much accuracy is given up.
     """
 
     objective: Objective
@@ -51,6 +52,7 @@ class TuneOptions:
     labels: Path | None = None
     scores: str | None = None
     is_fresh: bool = False
+    accepts_unjudged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,14 @@ def next_step(space: Space, known: TuneResults, *, is_hurried: bool = False) -> 
 def is_eligible(result: WayResult | None, drop: float) -> bool:
     """Whether a way may be chosen: it works, and gives up no more accuracy than allowed.
 
-    With a drop of 0 only the plain model is eligible: agreement on a few inputs is no promise for all.
+    With a drop of 0 only the plain model is eligible: agreement on a few inputs is no promise for all. Nor is agreement
+    on inputs that cannot tell it.
     """
     if result is None or result.reason or result.accuracy is None:
         return False
     if result.way.precision == PLAIN:
         return True
-    return drop > 0 and result.accuracy.drop <= drop
+    return drop > 0 and result.accuracy.is_within(drop)
 
 
 def has_answer(known: TuneResults) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.tuning.candidates import Candidate
+from edge_runtime.tuning.candidates import PLAIN, Candidate
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.plan import Space, choose, front_of, is_eligible
 from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
@@ -36,12 +36,14 @@ class Summary:
     """The result of a tune. choice None: nothing keeps the objective. baseline: the candidate without tuning.
 
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
+    unjudged: what the inputs cannot tell, and which precisions were left out or accepted for it; "" where they can.
     """
 
     rows: tuple[Row, ...]
     choice: FullMeasurement | None
     baseline: FullMeasurement | None
     left_out: tuple[str, ...] = ()
+    unjudged: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -73,7 +75,8 @@ def summarise(space: Space, known: TuneResults) -> Summary:
     quick = sorted((_quick_row(space, known, each) for each in looks), key=lambda row: -row.rate)
     failed = [_failed_row(each) for each in known.ways.values() if each.reason]
     left_out = _left_out(space, known, choice)
-    return Summary((*rows, *quick, *failed), choice, known.full.get(space.baseline), left_out)
+    baseline = known.full.get(space.baseline)
+    return Summary((*rows, *quick, *failed), choice, baseline, left_out, unjudged_text(known, space.drop))
 
 
 def reasons(
@@ -83,13 +86,14 @@ def reasons(
     choice = summary.choice
     assert choice is not None
     accuracy = known.ways[choice.candidate.way].accuracy
+    is_blind = accuracy is not None and choice.candidate.way.precision != PLAIN and accuracy.is_accepted
     rate = f"{'at least ' if choice.is_cut else ''}{choice.rate:,.1f} requests/s"
     served = f"{rate} within {objective}: p50 {_ms(choice.p50_s)} ms, p99 {_ms(choice.p99_s)} ms"
     gain = "" if summary.gain is None else f"; {summary.gain:.2f} times the rate without tuning"
     return (
         f"chosen on {date} by `edge-runtime tune` for {device}",
         served + gain,
-        f"{accuracy_text(accuracy)} ({data})",
+        f"{accuracy_text(accuracy)} ({data}{', which cannot tell how much is given up' if is_blind else ''})",
     )
 
 
@@ -100,8 +104,31 @@ def accuracy_text(accuracy: Accuracy | None) -> str:
     if accuracy.correct is not None and accuracy.reference_correct is not None:
         return f"{accuracy.correct:.2%} right, {accuracy.reference_correct:.2%} as it is"
     if accuracy.agreement is not None:
-        return f"agrees on {accuracy.agreement:.2%}, error {accuracy.max_error:.2g}"
-    return f"error {accuracy.mean_error:.2g}, at most {accuracy.max_error:.2g}"
+        answers = _answers_text(accuracy.distinct or 0)
+        return f"{answers}, agrees on {accuracy.agreement:.2%}, error {_spread_text(accuracy)}"
+    return f"error {_spread_text(accuracy)}, at most {accuracy.max_error:.2g}"
+
+
+def unjudged_text(known: TuneResults, drop: float) -> str:
+    """One sentence where the inputs cannot tell that ways are within `drop`; "" where they can, or none asks for it."""
+    compared = [each for each in known.ways.values() if each.accuracy is not None and each.way.precision != PLAIN]
+    blind = [each for each in compared if each.accuracy and each.accuracy.drop <= drop and drop > 0
+             and not each.accuracy.can_tell(drop)]  # fmt: skip
+    accuracy = blind[0].accuracy if blind else None
+    if accuracy is None:
+        return ""
+    names = ", ".join(dict.fromkeys(each.runs_in or each.way.precision for each in blind))
+    told = (
+        "the inputs cannot tell how much accuracy is given up, because one and the same answer to all "
+        f"{accuracy.inputs} of them would lose {accuracy.constant_drop:.2%} only"
+        + ("" if accuracy.distinct is None else f" (the model as it is gives {_answers_text(accuracy.distinct)})")
+    )
+    if accuracy.is_accepted:
+        return f"{told}: {names} accepted all the same, as asked"
+    return (
+        f"{told}: {names} left out; give inputs with more answers (--data DIR), or choose all the same "
+        "(--accept-unjudged)"
+    )
 
 
 def as_json(summary: Summary, space: Space) -> dict[str, Any]:
@@ -112,11 +139,23 @@ def as_json(summary: Summary, space: Space) -> dict[str, Any]:
         "accuracy_drop": space.drop,
         "choice": None if choice is None else _candidate_json(choice.candidate) | {"rate": round(choice.rate, 2)},
         "gain": None if summary.gain is None else round(summary.gain, 3),
+        "unjudged": summary.unjudged,
         "rows": [_row_json(row) for row in summary.rows],
     }
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _answers_text(count: int) -> str:
+    return f"{count} answer{'' if count == 1 else 's'}"
+
+
+def _spread_text(accuracy: Accuracy) -> str:
+    """The error as a share of the spread; of the largest value where nothing differs."""
+    if accuracy.spread_error is None:
+        return f"{accuracy.max_error:.2g}, no spread"
+    return f"{accuracy.spread_error:.2g} of spread"
 
 
 def _drop_of(row: Row) -> float:
@@ -155,7 +194,10 @@ def _quick_row(space: Space, known: TuneResults, quick: QuickLook) -> Row:
 def _why_not(space: Space, known: TuneResults, quick: QuickLook) -> str:
     way = known.ways[quick.candidate.way]
     if not is_eligible(way, space.drop):
-        return f"gives up {way.accuracy.drop:.2%}" if way.accuracy is not None and space.drop else "not exact"
+        if way.accuracy is None or not space.drop:
+            return "not exact"
+        is_blind = way.accuracy.drop <= space.drop
+        return "the inputs cannot tell" if is_blind else f"gives up {way.accuracy.drop:.2%}"
     if quick.alone_s > space.objective.limit_s:
         return "one request alone takes longer"
     # Looks are compared with looks, because rates at an objective are lower.

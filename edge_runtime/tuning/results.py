@@ -23,7 +23,7 @@ from edge_runtime.tuning.candidates import Candidate, Way
 
 log = logging.getLogger(__name__)
 
-FORMAT = "3"
+FORMAT = "4"
 """Part of every file's name: a release that measures differently begins anew."""
 
 T = TypeVar("T", bound=Struct)
@@ -34,7 +34,10 @@ class Accuracy(Struct, frozen=True):
 
     max_error, mean_error: of float outputs, relative to the largest value of the output. agreement: share of inputs
     with the same highest score, None without scores. correct: share of inputs whose label it finds, reference_correct:
-    the same of the plain model; None without labels. inputs: how many were compared.
+    the same of the plain model; None without labels. inputs: how many were compared. distinct: number of different
+    answers that the plain model gives to them, None without scores. spread_error: error relative to the spread over the
+    inputs, of the worst output; None where none differs. constant_drop: the drop of one and the same answer to all
+    inputs, at best. is_accepted: whether the caller accepts a drop that the inputs cannot tell.
     """
 
     inputs: int
@@ -43,15 +46,30 @@ class Accuracy(Struct, frozen=True):
     agreement: float | None = None
     correct: float | None = None
     reference_correct: float | None = None
+    distinct: int | None = None
+    spread_error: float | None = None
+    constant_drop: float = 1.0
+    is_accepted: bool = False
 
     @property
     def drop(self) -> float:
-        """The accuracy given up, 0 to 1: of labels found, else of agreement, else the mean error. Never below 0."""
+        """The accuracy given up, 0 to 1: of labels found, else of agreement, else of values. Never below 0.
+
+        Of values: the mean error, or the share of the variance that is lost (spread_error squared) where that is more.
+        """
         if self.correct is not None and self.reference_correct is not None:
             return max(self.reference_correct - self.correct, 0.0)
         if self.agreement is not None:
             return 1.0 - self.agreement
-        return min(self.mean_error, 1.0)
+        return min(max(self.mean_error, (self.spread_error or 0.0) ** 2), 1.0)
+
+    def can_tell(self, allowed: float) -> bool:
+        """Whether the inputs can tell a drop within `allowed`: an answer that ignores its input must not pass."""
+        return allowed >= 1 or self.constant_drop > allowed
+
+    def is_within(self, allowed: float) -> bool:
+        """Whether the drop is within `allowed`, and the inputs can tell it or the caller accepts that they cannot."""
+        return self.drop <= allowed and (self.is_accepted or self.can_tell(allowed))
 
 
 class WayResult(Struct, frozen=True):

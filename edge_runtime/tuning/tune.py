@@ -264,7 +264,7 @@ class Tune:
         """Take a step's result from the kept ones; False where there is none."""
         candidate, way, known = step.candidate, step.candidate.way, self.results
         if step.kind == "way" and (compared := self._read(WayResult, way, way.key)) is not None:
-            known.ways[way] = compared
+            known.ways[way] = self._accepted(compared)
         elif step.kind == "quick" and (look := self._read(QuickLook, way, candidate.key)) is not None:
             known.quick[candidate] = look
             # A full result of an earlier tune is an answer, whatever this tune measures first.
@@ -282,7 +282,8 @@ class Tune:
         share = 1 - self._left_s() / self.options.time_s
         if step.kind == "way":
             self._show(f"comparing {_told(way)}", "", share)
-            known.ways[way] = compared = self._comparison.compare(way)
+            compared = self._comparison.compare(way)
+            known.ways[way] = self._accepted(compared)
             self._keep(compared, way, way.key)
         elif step.kind == "quick":
             self._show(f"looking at {_told(way)}", candidate.layout.key, share)
@@ -293,6 +294,13 @@ class Tune:
             known.full[candidate] = full = self._measure_fully(candidate)
             if not full.is_cut:
                 self._keep(full, way, candidate.key)
+
+    def _accepted(self, compared: WayResult) -> WayResult:
+        """The same, marked where the caller accepts accuracy that the inputs cannot tell."""
+        if compared.accuracy is None or not self.options.accepts_unjudged:
+            return compared
+        accuracy = msgspec.structs.replace(compared.accuracy, is_accepted=True)
+        return msgspec.structs.replace(compared, accuracy=accuracy)
 
     def _read(self, kind: type[T], way: Way, subject: str) -> T | None:
         if self.options.is_fresh:

@@ -147,6 +147,18 @@ def test_with_nothing_to_give_up_the_model_as_it_is_is_chosen(site: Path, capsys
     assert 'precision = "f32"' in (site / "models" / "digits" / "model.toml").read_text()
 
 
+def test_the_answers_that_data_get_are_counted_and_what_they_cannot_tell_is_accepted_by_name(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = load_held_out()
+    np.save(site / "data" / "images.npy", held_out.images[held_out.labels == 6])
+    data = ["--dry-run", "--data", str(site / "data"), "--accept-unjudged"]
+    status, found = tune(site, capsys, *WIDE, *data)
+    assert status == 0
+    accuracy = found["rows"][0]["accuracy"]
+    assert (accuracy["distinct"], accuracy["constant_drop"], accuracy["is_accepted"]) == (1, 0.0, True)
+
+
 def test_an_objective_that_nothing_keeps_is_a_failure_that_writes_nothing(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -347,6 +347,39 @@ def test_bf16_is_compared_by_its_values() -> None:
     assert compare({"y": "BF16"}, [bits], [bits]).agreement == 1.0
 
 
+def test_one_answer_to_all_inputs_tells_nothing_of_agreement() -> None:
+    noise = np.random.default_rng(0).standard_normal((50, 1, 3)) * 0.01
+    reference = [{"scores": np.array([[5.0, 1.0, 1.0]]) + each} for each in noise]
+    constant = [{"scores": np.array([[5.0, 1.0, 1.0]])} for _ in noise]
+    found = compare(SCORES, reference, constant)
+    assert (found.agreement, found.distinct, found.constant_drop) == (1.0, 1, 0.0)
+    assert found.mean_error < 0.005
+    assert found.spread_error == pytest.approx(1, rel=0.05)
+    assert not found.is_within(0.005)
+
+
+def test_labels_that_one_answer_would_find_tell_nothing() -> None:
+    said = runs(*([0, 1] for _ in range(99)), [1, 0])
+    labels = [1] * 100
+    one_answer = runs(*([0, 1] for _ in range(100)))
+    found = compare(SCORES, said, one_answer, labels=labels)
+    assert (found.drop, found.constant_drop, found.is_within(0.005)) == (0.0, 0.0, False)
+    other = compare(SCORES, said, one_answer, labels=[1] * 50 + [0] * 50)
+    assert other.constant_drop == pytest.approx(0.01)  # the model itself finds 51 of them
+
+
+def test_values_without_classes_are_judged_by_the_variance_that_is_lost() -> None:
+    wanted = [{"y": np.array([300.0 + place])} for place in range(20)]
+    near = [{"y": each["y"] + 0.1 * (-1) ** place} for place, each in enumerate(wanted)]
+    constant = [{"y": np.array([309.5])} for _ in wanted]
+    assert compare({"y": "FP32"}, wanted, near).is_within(0.005)
+    found = compare({"y": "FP32"}, wanted, constant)
+    assert found.mean_error < 0.02
+    assert found.drop == pytest.approx(1)
+    one = compare({"y": "FP32"}, constant, constant)
+    assert (one.spread_error, one.drop, one.is_within(0.005)) == (None, 0.0, False)
+
+
 # ---- the journal ----------------------------------------------------------------------------------------------------
 
 LOOK = QuickLook(Candidate(Way("openvino", "CPU", "int8")), alone_s=0.002, rate=250.0)

@@ -7,7 +7,7 @@ import pytest
 from edge_runtime.tuning.candidates import PLAIN, Candidate, Way
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.plan import Space
-from edge_runtime.tuning.report import Summary, reasons, summarise
+from edge_runtime.tuning.report import Summary, accuracy_text, reasons, summarise
 from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
 
 AS_IT_IS, INT8 = Way("onnxruntime", "CPU", PLAIN), Way("openvino", "CPU", "int8")
@@ -56,6 +56,44 @@ def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, 
     summary = summarise(Space((AS_IT_IS,), 2, 1, Objective(0.99, 0.05), 0.0), known)
     words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
     assert words[1].startswith(f"{told_as} within p99=50ms")
+
+
+def blind(*, is_accepted: bool) -> tuple[Summary, TuneResults]:
+    """Two ways on inputs that the model as it is answers alike; int8 looked quicker."""
+    known = TuneResults({}, {}, {})
+    accuracy = Accuracy(
+        48, 0.02, 0.01, agreement=1.0, distinct=1, spread_error=0.77, constant_drop=0.0, is_accepted=is_accepted
+    )
+    for way, rate in ((AS_IT_IS, 100.0), (INT8, 300.0)):
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", accuracy)
+        known.quick[Candidate(way)] = QuickLook(Candidate(way), "", 0.001, rate)
+    chosen = Candidate(INT8 if is_accepted else AS_IT_IS)
+    known.full[chosen] = FullMeasurement(chosen, "", 90.0, 0.01, 0.02, 1)
+    return summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known), known
+
+
+def test_inputs_that_cannot_tell_leave_a_precision_out_and_say_what_to_do() -> None:
+    summary, _ = blind(is_accepted=False)
+    (row,) = [row for row in summary.rows if row.candidate.way is INT8]
+    assert row.verdict == "the inputs cannot tell"
+    assert accuracy_text(row.accuracy) == "1 answer, agrees on 100.00%, error 0.77 of spread"
+    assert "one and the same answer to all 48 of them would lose 0.00% only" in summary.unjudged
+    assert "gives 1 answer)" in summary.unjudged
+    assert "int8 left out" in summary.unjudged
+    assert "--accept-unjudged" in summary.unjudged
+
+
+def test_what_inputs_cannot_tell_is_accepted_by_name_only_and_the_reasons_say_so() -> None:
+    summary, known = blind(is_accepted=True)
+    assert summary.choice is not None
+    assert summary.choice.candidate.way is INT8
+    assert "int8 accepted all the same, as asked" in summary.unjudged
+    words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
+    assert words[-1].endswith("(48 inputs, which cannot tell how much is given up)")
+
+
+def test_inputs_that_can_tell_say_nothing_of_it() -> None:
+    assert told(2000.0, 3000.0, drop=0.01).unjudged == ""
 
 
 def test_a_row_of_the_front_says_what_it_has_over_the_choice() -> None:
