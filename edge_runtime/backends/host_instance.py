@@ -1,8 +1,8 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
-Owns: the slots, the choice of a free runner, what the death of a host means for its runs, and the next host. The
-host's process is hosts.py's. Thread: any number may run; a death is told on `edge-hosts`, and the next host is started
-on a thread of its own.
+Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
+the daemon is host_runner.py's, the host's process hosts.py's. Thread: any number may run; a death is told on
+`edge-hosts`, and the next host is started on a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,85 +10,53 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from edge_runtime.backends.base import Backend, BeginCall, Called, HostStatus, LoadOptions, OnResponse, Probe
+from edge_runtime.backends.base import Backend, BeginCall, HostStatus, LoadOptions, OnResponse, Probe
 from edge_runtime.backends.host_memory import (
-    MAX_SLOT_BYTES,
     SharedMemory,
-    lay_out,
-    lay_out_named,
-    payload_of,
-    slot_bytes,
 )
 from edge_runtime.backends.host_messages import (
-    MAX_ERROR_CHARACTERS,
     MAX_TASK_BYTES,
-    Answered,
     BrokenMessage,
-    CallModel,
     ChannelEnded,
     Engine,
-    Forget,
     HostReport,
     HostTask,
-    Interrupt,
     Loaded,
-    Memory,
-    NeedsMemory,
     NoEngine,
-    NotCalled,
     NotLoaded,
-    NotRun,
     RequestLine,
-    RequestLines,
-    Respond,
-    Responded,
-    Run,
-    RunnerReport,
-    SlotPlace,
-    Taken,
     TensorLine,
     WantsEngine,
-    decode,
     receive,
-    receive_bytes,
     send,
-    send_bytes,
 )
+from edge_runtime.backends.host_runner import Apart, FirstResponse, RunnerSide
 from edge_runtime.backends.hosts import END_TIMEOUT_S, HostProcess, Hosts
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
-    WIRE_ERRORS,
     BackendUnavailable,
-    CalledTooSoon,
-    DecodeFailed,
     EdgeRuntimeError,
     HostEnded,
     LoadFailed,
     NotBuiltYet,
-    Refused,
     RunFailed,
     RunTooLong,
-    Unsupported,
-    error_from_wire,
 )
-from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.regions import LENDER, MappedFile, RegionOwner, Regions
+from edge_runtime.regions import LENDER, RegionOwner
 from edge_runtime.steps import Form, steps_of_host
-from edge_runtime.tensors import DATATYPES, Array, Tensors
+from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
@@ -107,12 +75,6 @@ END_GRACE_S = 1.0
 DEATHS = 3
 DEATHS_WITHIN_S = 60.0
 """So many deaths in such a time, while loading or idle, and the version has failed."""
-
-HANDED_BYTES = 64 << 10
-"""From this size a step's results lie in memory that the next step's host maps: less is copied as quickly."""
-
-KEPT_LAYOUTS = 64
-"""Of one runner: the messages and views of shapes that come again and again are made once."""
 
 _HANDED_AHEAD = ("onnxruntime", "openvino")
 """Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
@@ -299,8 +261,8 @@ class HostInstance:
         del alone  # the caller starts no other run beside it, and each runner is one run
         if self.spec.by_request is None:
             return self._run(parts, limit_s, form, None)
-        first = _FirstResponse()
-        return self._run(parts, limit_s, form, _Apart((), (), first)) or first.outputs()
+        first = FirstResponse()
+        return self._run(parts, limit_s, form, Apart((), (), first)) or first.outputs()
 
     def run_requests(
         self,
@@ -315,9 +277,9 @@ class HostInstance:
         parts: as of `run_parts`. rows: of each request, in the order of the parts, which may hold several. lines: more
         of each, empty where there is nothing to tell. limit_s: between two responses. Raises as `run_parts`.
         """
-        return self._run(parts, limit_s, 0, _Apart(rows, tuple(lines), on_response))
+        return self._run(parts, limit_s, 0, Apart(rows, tuple(lines), on_response))
 
-    def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: _Apart | None) -> list[Array]:
+    def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: Apart | None) -> list[Array]:
         life, runner = self._take_runner()
         limit_s = min(limit_s, self._run_limit_s)
         runner.hands_over = self.hands_over
@@ -397,7 +359,7 @@ class HostInstance:
 
     # ---- runners -----------------------------------------------------------------------------------------------------
 
-    def _take_runner(self) -> tuple[_HostLife, _RunnerSide]:
+    def _take_runner(self) -> tuple[_HostLife, RunnerSide]:
         """Wait for a host and a free runner of it. Raises RunFailed: there will be none."""
         with self._changed:
             while True:
@@ -409,7 +371,7 @@ class HostInstance:
                     return life, life.free.pop()
                 self._changed.wait()
 
-    def _give_back(self, life: _HostLife, runner: _RunnerSide) -> None:
+    def _give_back(self, life: _HostLife, runner: RunnerSide) -> None:
         with self._changed:
             life.running -= 1
             if not life.is_dead:
@@ -420,7 +382,7 @@ class HostInstance:
             elif not life.running and self._life is not life:
                 life.process.close()
 
-    def _end_run(self, life: _HostLife, runner: _RunnerSide, limit_s: float) -> None:
+    def _end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> None:
         """End a run that is over its limit: by the library where it can, else with its host."""
         if life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S):
             return
@@ -485,7 +447,7 @@ class HostInstance:
         regions = self._hosts.regions
         specs = [spec, *form_specs]
         life.free = [
-            _RunnerSide(index, channel, specs, regions, self._begin_call, lender=self._lender)
+            RunnerSide(index, channel, specs, regions, self._begin_call, lender=self._lender)
             for index, channel in enumerate(used)
         ]
         return life
@@ -658,7 +620,7 @@ class _HostLife:
 
     def __init__(self, process: HostProcess) -> None:
         self.process = process
-        self.free: list[_RunnerSide] = []
+        self.free: list[RunnerSide] = []
         self.running = 0
         self.running_at_end = 0
         self.can_interrupt = False
@@ -673,446 +635,6 @@ class _HostLife:
             self._measured_s = now_s
             self._memory_bytes = self.process.memory_bytes()
         return self._memory_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _RunOrder:
-    """A run of certain shapes: its message, and where each input is written; None: it lies in a region already."""
-
-    message: bytes
-    inputs: tuple[Array | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Apart:
-    """What a run tells of its requests by themselves, and who takes their responses."""
-
-    rows: tuple[int, ...]
-    lines: tuple[RequestLine, ...]
-    on_response: OnResponse
-
-
-class _FirstResponse:
-    """Takes the responses of a run that no request asked for: the first counts."""
-
-    def __init__(self) -> None:
-        self._found: Sequence[Array | None] | EdgeRuntimeError | None = None
-
-    def __call__(self, index: int, response: Sequence[Array | None] | EdgeRuntimeError | None, is_last: bool) -> bool:
-        del index, is_last
-        if self._found is None:
-            self._found = response
-        return True
-
-    def outputs(self) -> list[Array]:
-        """The first response's outputs. Raises its error, RunFailed: there was none."""
-        if isinstance(self._found, EdgeRuntimeError):
-            raise self._found
-        if self._found is None:
-            raise RunFailed("the model sent no response")
-        return [np.empty(0) if each is None else each for each in self._found]
-
-
-class _OpenCall:
-    """A call of another model that a run waits for."""
-
-    __slots__ = ("began_s", "cancel")
-
-    def __init__(self) -> None:
-        self.began_s = time.monotonic()
-        self.cancel: Callable[[], None] = lambda: None
-
-
-class _RunnerSide:
-    """One runner of a host, its slot, and the clients' regions that it was given. One run at a time.
-
-    While a run waits for a call of another model, the slot belongs to whoever ends that call.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        channel: socket.socket,
-        specs: Sequence[ModelSpec],
-        regions: Regions | None,
-        begin_call: BeginCall | None,
-        *,
-        lender: RegionOwner,
-    ) -> None:
-        """specs: of the model, and of the forms of its steps. begin_call: calls other models; None: there are none.
-
-        lender: whose regions the results of steps lie in.
-        """
-        self._index = index
-        self._channel = channel
-        self._specs = specs
-        self._form = 0
-        self._use_form(0)
-        self._slot: SharedMemory | None = None
-        self._regions = regions
-        self._lender = lender
-        self.hands_over = False
-        self._given: set[int] = set()
-        self._seen_ends = 0
-        self._orders: dict[tuple[object, ...], _RunOrder] = {}
-        self._results: dict[bytes, list[Array]] = {}
-        self._timeout_s: float | None = None
-        self._runs = 0
-        self._begin_call = begin_call
-        self._calls = threading.Lock()
-        self._open: _OpenCall | None = None
-        self._waited_s = 0.0
-        self._began_s = 0.0
-        self._too_soon: CalledTooSoon | None = None
-        self._apart: _Apart | None = None
-        self._count = 1
-
-    def _use_form(self, form: int) -> None:
-        """The inputs and outputs of the next runs."""
-        spec = self._specs[form]
-        self._form = form
-        self._inputs, self._outputs = spec.inputs, spec.outputs
-        self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
-        self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
-
-    def run(
-        self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0, apart: _Apart | None = None
-    ) -> list[Array]:
-        """Write inputs, run, copy results out; an empty list where `apart` took the responses.
-
-        Raises RunFailed, Refused (by a model that it calls), TimeoutError, ChannelEnded.
-        """
-        if form != self._form:
-            self._use_form(form)
-            self._orders.clear()
-            self._results.clear()
-        rows = apart.rows if apart is not None else ()
-        message = self._write_text(parts, rows) if self._has_text_inputs else self._write(parts, rows)
-        timeout_s = None if limit_s == math.inf else limit_s
-        if timeout_s != self._timeout_s:
-            self._timeout_s = timeout_s
-            self._channel.settimeout(timeout_s)
-        self._runs += 1
-        self._waited_s = 0.0
-        self._too_soon = None
-        self._apart, self._count = apart, max(len(rows), 1)
-        if apart is not None and apart.lines:
-            send(self._channel, RequestLines(apart.lines))
-        send_bytes(self._channel, message)
-        try:
-            results = self._receive_results(limit_s)
-        except RunFailed as error:
-            raise self._too_soon or error from None
-        finally:
-            if self._open is not None:
-                self._drop_call()
-        if self._too_soon is not None:
-            raise self._too_soon
-        return results
-
-    def _write(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
-        """Write inputs that do not lie in a region already; return the message."""
-        self.forget_regions()
-        order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts, rows)
-        if len(parts) == 1:
-            for view, array in zip(order.inputs, parts[0], strict=True):
-                if view is not None:
-                    view[...] = array
-        else:
-            for view, arrays in zip(order.inputs, zip(*parts, strict=True), strict=True):
-                np.concatenate(arrays, out=view)
-        return order.message
-
-    def interrupt(self, control: socket.socket, grace_s: float) -> bool:
-        """Have the library end the run; whether it ended in time. Raises ChannelEnded."""
-        send(control, Interrupt(self._index, self._runs))
-        self._timeout_s = grace_s
-        self._channel.settimeout(grace_s)
-        try:
-            while self._read(receive_bytes(self._channel)) is None:
-                pass
-        except TimeoutError:
-            return False
-        except (RunFailed, ChannelEnded):
-            pass
-        return True
-
-    def _order_for(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> _RunOrder:
-        """Return the order for requests of these shapes. rows: of each, where the model sees each."""
-        first = parts[0]
-        if len(parts) == 1:
-            shapes = tuple([array.shape for array in first])
-        else:
-            total = sum([part[0].shape[0] for part in parts])
-            shapes = tuple([(total, *array.shape[1:]) for array in first])
-        order = self._orders.get((shapes, rows))
-        if order is None:
-            if len(self._orders) >= KEPT_LAYOUTS:
-                self._orders.clear()
-            sizes = [
-                (shape, math.prod(shape) * DATATYPES[spec.datatype].itemsize)
-                for shape, spec in zip(shapes, self._inputs, strict=True)
-            ]
-            places, end = lay_out(sizes)
-            slot = self._slot_of(end)
-            views = tuple(slot.view(spec.datatype, place) for spec, place in zip(self._inputs, places, strict=True))
-            message = msgspec.msgpack.encode(Run(places, end, self._form, rows))
-            order = self._orders[shapes, rows] = _RunOrder(message, views)
-        return order
-
-    def _order_in_regions(self, inputs: Sequence[Array]) -> _RunOrder | None:
-        """Return the order for a lone request of which inputs lie in its sender's regions; None where none does.
-
-        The host reads those where they are: nothing is copied between a client and the library.
-        """
-        regions = self._regions
-        if regions is None:
-            return None
-        # A part of a picture that is cut out is no tensor in a row: it is copied.
-        found = [
-            regions.find(array.__array_interface__["data"][0]) if array.flags.c_contiguous else None for array in inputs
-        ]
-        if not any(found):
-            return None
-        key = tuple(
-            [
-                (array.shape, None if each is None else (each.file.serial, each.offset))
-                for array, each in zip(inputs, found, strict=True)
-            ]
-        )
-        order = self._orders.get(key)
-        if order is None:
-            if len(self._orders) >= KEPT_LAYOUTS:
-                self._orders.clear()
-            copied = [(each.shape, each.nbytes) for each, place in zip(inputs, found, strict=True) if place is None]
-            places, end = lay_out(copied)
-            slot = self._slot_of(end)
-            left = iter(places)
-            told: list[SlotPlace] = []
-            views: list[Array | None] = []
-            for spec, array, each in zip(self._inputs, inputs, found, strict=True):
-                if each is None:
-                    told.append(next(left))
-                    views.append(slot.view(spec.datatype, told[-1]))
-                else:
-                    self._give_region(each.file)
-                    told.append(SlotPlace(array.shape, each.offset, array.nbytes, each.file.serial))
-                    views.append(None)
-            order = _RunOrder(msgspec.msgpack.encode(Run(tuple(told), end, self._form)), tuple(views))
-            self._orders[key] = order
-        return order
-
-    def _give_region(self, file: MappedFile) -> None:
-        if file.serial not in self._given:
-            send(self._channel, Memory(file.nbytes, file.serial))
-            send_bytes(self._channel, b"\0", [file.fd])
-            self._given.add(file.serial)
-
-    def forget_regions(self) -> None:
-        """Have the host unmap regions that ended. Raises ChannelEnded."""
-        regions = self._regions
-        if regions is None or not self._given or regions.ends == self._seen_ends:
-            return
-        self._seen_ends = regions.ends
-        for serial in [each for each in self._given if not regions.is_there(each)]:
-            send(self._channel, Forget(serial))
-            self._given.remove(serial)
-            self._orders.clear()
-
-    def _write_text(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
-        """Write inputs of which some are text, whose bytes differ from run to run; return the message."""
-        joined = [np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*parts, strict=True)]
-        payloads = [payload_of(spec.datatype, array) for spec, array in zip(self._inputs, joined, strict=True)]
-        sizes = [(array.shape, each.nbytes) for array, each in zip(joined, payloads, strict=True)]
-        places, end = lay_out(sizes)
-        slot = self._slot_of(end)
-        for place, payload in zip(places, payloads, strict=True):
-            slot.write(place, payload)
-        return msgspec.msgpack.encode(Run(places, end, self._form, rows))
-
-    def _receive_results(self, limit_s: float) -> list[Array]:
-        """Receive what the host tells until the run has ended. Its limit does not count its waits for other models.
-
-        It begins anew with each response.
-        """
-        self._began_s = time.monotonic()
-        while True:
-            try:
-                results = self._read(receive_bytes(self._channel))
-            except TimeoutError:
-                with self._calls:
-                    left_s = limit_s + self._waited_s - (time.monotonic() - self._began_s)
-                    if self._open is None and left_s <= 0:
-                        raise
-                self._timeout_s = limit_s if left_s <= 0 else left_s
-                self._channel.settimeout(self._timeout_s)
-            else:
-                if results is not None:
-                    return results
-
-    def _read(self, data: bytes) -> list[Array] | None:
-        """Copy results out of the slot; None: the run goes on.
-
-        Raises DecodeFailed: what was sent cannot be read; RunFailed, Refused, BrokenMessage.
-        """
-        views = self._results.get(data)
-        if views is not None:
-            return [self._taken(view) for view in views]
-        report = decode(data, RunnerReport)
-        with self._calls:
-            if self._open is not None:
-                raise BrokenMessage("it goes on while it waits for another model")
-        if isinstance(report, NotRun):
-            error = error_from_wire(report.code, report.message, report.retry_after_ms)
-            raise error if isinstance(error, Refused | DecodeFailed) else RunFailed(report.message)
-        if isinstance(report, NeedsMemory | CallModel | Respond):
-            self._serve(report)
-            return None
-        if isinstance(report, Responded):
-            if self._apart is None:
-                raise BrokenMessage("it answered requests of which it was not told")
-            return []
-        slot = self._slot
-        if slot is None or len(report.outputs) != len(self._outputs):
-            raise BrokenMessage(f"{len(report.outputs)} results for {len(self._outputs)} outputs")
-        named = zip(self._outputs, report.outputs, strict=True)
-        views = [slot.view(spec.datatype, place) for spec, place in named]
-        if self._has_text_outputs:
-            return [view if view.dtype == object else view.copy() for view in views]
-        if len(self._results) >= KEPT_LAYOUTS:
-            self._results.clear()
-        self._results[data] = views
-        return [self._taken(view) for view in views]
-
-    def _taken(self, view: Array) -> Array:
-        """Copy a result out of the slot: a large one to where the host of a pipeline's next step reads it in place."""
-        if self.hands_over and view.nbytes >= HANDED_BYTES and self._regions is not None:
-            lent = self._regions.lend(self._lender, view.nbytes)
-            if lent is not None:
-                taken: Array = lent.view(view.dtype).reshape(view.shape)
-                taken[...] = view
-                return taken
-        copied: Array = view.copy()
-        return copied
-
-    def _serve(self, wanted: NeedsMemory | CallModel | Respond) -> None:
-        """Do what the run waits for. Raises BrokenMessage, ChannelEnded."""
-        if isinstance(wanted, NeedsMemory):
-            self._grow(wanted.nbytes)
-        elif isinstance(wanted, CallModel):
-            self._call(wanted)
-        else:
-            self._respond(wanted)
-
-    def _respond(self, response: Respond) -> None:
-        """Hand on a response to one request of the run. Raises BrokenMessage, ChannelEnded."""
-        slot, apart = self._slot, self._apart
-        if slot is None or apart is None or not 0 <= response.index < self._count:
-            raise BrokenMessage(f"a response to request {response.index} of {self._count}")
-        found: Sequence[Array | None] | EdgeRuntimeError | None = None
-        if response.code:
-            # A code becomes the name of a counter, so a host invents none.
-            found = WIRE_ERRORS.get(response.code, RunFailed)(response.message)
-        elif response.outputs is not None:
-            if len(response.outputs) != len(self._outputs):
-                raise BrokenMessage(f"{len(response.outputs)} results for {len(self._outputs)} outputs")
-            found = [
-                None if place is None else slot.view(spec.datatype, place).copy()
-                for spec, place in zip(self._outputs, response.outputs, strict=True)
-            ]
-        self._began_s, self._waited_s = time.monotonic(), 0.0
-        send(self._channel, Taken(apart.on_response(response.index, found, response.is_last)))
-
-    # ---- calls of other models ---------------------------------------------------------------------------------------
-
-    def _call(self, call: CallModel) -> None:
-        """Begin a call. Raises BrokenMessage."""
-        slot = self._slot
-        if slot is None or any(each.place.region for each in call.inputs):
-            raise BrokenMessage("a call's inputs lie nowhere")
-        if any(each.datatype not in DATATYPES for each in call.inputs):
-            raise BrokenMessage("a call's inputs have no datatype")
-        # Copied: the host may write to the slot while they wait for their run.
-        arrays = [slot.view(each.datatype, each.place).copy() for each in call.inputs]
-        header = RequestHeader(
-            model=call.model,
-            version=call.version,
-            inputs=tuple(TensorHeader(each.name, each.datatype, each.place.shape) for each in call.inputs),
-            outputs=call.outputs,
-            timeout_ms=call.timeout_ms,
-            parameters=call.parameters,
-        )
-        self._open = opened = _OpenCall()
-        try:
-            if self._begin_call is None:
-                raise Unsupported(f"there is no other model here to call; got {call.model!r}")
-            opened.cancel = self._begin_call(header, arrays, partial(self._end_call, opened))
-        except CalledTooSoon as error:
-            self._too_soon = error
-            self._end_call(opened, error)
-        except EdgeRuntimeError as error:
-            self._end_call(opened, error)
-
-    def _end_call(self, call: _OpenCall, ended: Called) -> None:
-        """Tell the host how a call ended, unless its run has ended. Thread: any."""
-        with self._calls:
-            if self._open is not call:
-                return
-            with contextlib.suppress(ChannelEnded):  # the run's thread hears of it
-                try:
-                    if isinstance(ended, EdgeRuntimeError):
-                        raise ended
-                    self._send_outputs(*ended)
-                except EdgeRuntimeError as error:
-                    message = error.message[:MAX_ERROR_CHARACTERS]
-                    send(self._channel, NotCalled(message, error.code, error.retry_after_ms))
-            self._waited_s += time.monotonic() - call.began_s
-            self._open = None
-
-    def _send_outputs(self, headers: Sequence[TensorHeader], arrays: Sequence[Array]) -> None:
-        """Write what another model answered into the slot, and say where. Raises RunFailed, ChannelEnded."""
-        named, payloads, end = lay_out_named(headers, arrays)
-        if end > MAX_SLOT_BYTES:
-            raise RunFailed(f"the outputs of the called model have {end} bytes, over {MAX_SLOT_BYTES}")
-        slot = self._slot_of(end)
-        for tensor, payload in zip(named, payloads, strict=True):
-            slot.write(tensor.place, payload)
-        send(self._channel, Answered(named))
-
-    def _drop_call(self) -> None:
-        """Take a call back whose run has ended."""
-        with self._calls:
-            call, self._open = self._open, None
-        if call is not None:
-            call.cancel()
-
-    def _slot_of(self, nbytes: int) -> SharedMemory:
-        """Return the slot, replaced where it is smaller than inputs of this size and results of as much."""
-        if self._slot is None or self._slot.nbytes < nbytes:
-            self._replace_slot(slot_bytes(2 * nbytes))
-        assert self._slot is not None
-        return self._slot
-
-    def _grow(self, nbytes: int) -> None:
-        """Send a slot that holds the results. Raises BrokenMessage: no results are so large."""
-        if not 0 < nbytes <= MAX_SLOT_BYTES:
-            raise BrokenMessage(f"its results need {nbytes} bytes")
-        try:
-            self._replace_slot(slot_bytes(nbytes))
-        except RunFailed as error:  # the host waits for the slot, and can do nothing else
-            raise BrokenMessage(error.message) from error
-
-    def _replace_slot(self, nbytes: int) -> None:
-        try:
-            slot = SharedMemory.new(nbytes)
-        except OSError as error:
-            raise RunFailed(f"there is no memory for tensors of {nbytes} bytes: {error.strerror}") from error
-        send(self._channel, Memory(nbytes))
-        send_bytes(self._channel, b"\0", [slot.descriptor])
-        slot.close()
-        self._slot = slot
-        self._orders.clear()
-        self._results.clear()
 
 
 def seconds_option(options: LoadOptions, key: str, default: float) -> float:
