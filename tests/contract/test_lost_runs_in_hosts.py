@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import signal
-import time
 
 import msgpack
 import pytest
@@ -121,7 +120,19 @@ def test_where_nothing_may_run_again_the_batch_fails(models, tmp_path):
         assert ends(client, 1) == {b"good": "answered"}
 
 
-def test_endless_runs_are_answered_at_their_deadline_and_ended_at_their_limit(models, tmp_path):
+@pytest.mark.parametrize("limit_ms", [1_000.0, 3_600_000.0], ids=["ended", "not yet ended"])
+def test_an_endless_run_is_answered_at_its_deadline(models, tmp_path, limit_ms):
+    put_model(models, "looping", HARMFUL["looping"].make, toml=f"[limits]\nrun_limit_ms = {limit_ms}\n")
+    with (
+        running_daemon(models, tmp_path / "run", isolation="always", calibrate=False) as daemon,
+        RawClient(daemon.endpoints[1]) as client,
+    ):
+        client.ask(*asked("looping", "good"))
+        client.send(*asked("looping", "bad", timeout_ms=300.0))
+        assert ends(client, 1)[b"id"].startswith("deadline_exceeded")
+
+
+def test_an_endless_run_without_a_deadline_is_ended_at_its_limit(models, tmp_path):
     put_model(models, "looping", HARMFUL["looping"].make, toml="[limits]\nrun_limit_ms = 1000.0\n")
     with (
         running_daemon(models, tmp_path / "run", isolation="always", calibrate=False) as daemon,
@@ -129,16 +140,11 @@ def test_endless_runs_are_answered_at_their_deadline_and_ended_at_their_limit(mo
         RawClient(daemon.endpoints[1]) as polite,
     ):
         polite.ask(*asked("looping", "good"))
-        began_s = time.monotonic()
-        greedy.send(*asked("looping", "bad", timeout_ms=300.0))
-        assert ends(greedy, 1)[b"id"].startswith("deadline_exceeded")
-        assert time.monotonic() - began_s < 3 * 0.3
         greedy.send(*asked("looping", "bad"))
 
         polite.send(header("mlp"), b"mlp", X)
         polite.send(*asked("looping", "good"))
         assert ends(polite, 2) == {b"mlp": "answered", b"id": "answered"}
-        assert time.monotonic() - began_s < 3 * 2.0
         assert ends(greedy, 1)[b"id"].startswith("run_failed")
 
 

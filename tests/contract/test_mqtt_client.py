@@ -134,7 +134,7 @@ def status_is(client: MqttClient, status: str) -> None:
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_request_carries_what_the_wire_says_and_no_more(mute, qos):
     with MqttClient(mute.url, qos=qos) as client:
-        future = client.submit("m", {"x": X}, version=3, timeout_ms=1_200)
+        future = client.submit("m", {"x": X}, version=3, timeout_ms=61_200)
         request = mute.request()
         properties = request.properties
         fields, tensor = msgpack.unpackb(request.payload)
@@ -145,9 +145,9 @@ def test_a_request_carries_what_the_wire_says_and_no_more(mute, qos):
         assert properties.ResponseTopic.startswith("reply/edge-client-")
         assert len(properties.CorrelationData) == 8
         assert properties.ContentType == "application/msgpack"
-        assert properties.MessageExpiryInterval == 2
+        assert properties.MessageExpiryInterval == 62
         assert not hasattr(properties, "UserProperty")
-        assert fields["timeout_ms"] == 1_200
+        assert fields["timeout_ms"] == 61_200
         assert (fields["model"], fields["version"]) == ("m", 3)
         assert not {"reply_to", "id"} & set(fields)
         assert tensor == X.tobytes()
@@ -177,7 +177,7 @@ def test_an_expiry_below_the_headers_timeout_counts_also_when_the_header_is_know
             assert "outputs" in msgpack.unpackb(peer.ask("edge/held/infer/held", payload, expiry_s=60).payload)[0]
         gate.unlink()
         peer.publish("edge/held/infer/held", payload, response_topic="reply/other")
-        late = msgpack.unpackb(peer.ask("edge/held/infer/held", payload, expiry_s=1).payload)[0]
+        late = msgpack.unpackb(peer.ask("edge/held/infer/held", payload, expiry_s=3).payload)[0]
         gate.touch()
         assert late["error"]["code"] in {"deadline_exceeded", "deadline_unmeetable"}
 
@@ -565,7 +565,7 @@ def test_threads_that_all_come_first_share_one_connection(url):
 
 def test_a_client_that_was_never_closed_does_not_keep_its_process(url):
     program = f"import edge_runtime; c = edge_runtime.MqttClient({url!r}); assert c.is_live()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -587,7 +587,7 @@ X = np.zeros((1, 16), np.float32)
 c = edge_runtime.MqttClient({url!r})
 c.infer("mlp", {{"x": X}})
 if (pid := os.fork()) == 0:
-    signal.alarm(10)
+    signal.alarm(60)
     try:
         {call}
     except RuntimeError as error:
@@ -598,7 +598,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 c.infer("mlp", {{"x": X}})
 c.close()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -611,7 +611,7 @@ c.itself = c
 del c
 gc.collect()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -133,7 +133,7 @@ def test_a_half_open_link_is_noticed_and_left(models, broker, tmp_path):
         proxy.wait_connections(2)  # and ours
         proxy.heal()
         statuses.wait(b"online")
-        assert answers(peer)
+        eventually(lambda: is_answered(peer))  # a busy machine may miss such a short keepalive once more
 
 
 def test_a_broker_that_takes_connections_and_says_nothing_holds_nobody_up(models, broker, tmp_path):

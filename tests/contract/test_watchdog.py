@@ -41,7 +41,7 @@ def own_routes():
     return [each for each in gc.get_objects() if isinstance(each, InferRoute) and each.plan.is_own]
 
 
-@pytest.mark.parametrize("toml", ["", 'mode = "workers"\n'], ids=["inline", "workers"])
+@pytest.mark.parametrize("toml", ['mode = "inline"\n', 'mode = "workers"\n'], ids=["inline", "workers"])
 def test_a_model_that_is_silent_for_a_known_header_is_noticed(tmp_path, fed, toml):
     put_model(tmp_path / "models", "mlp", onnx_models.mlp, toml=toml)
     with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, RawClient(daemon.endpoints[1]) as client:

@@ -31,8 +31,8 @@ needs_mosquitto = pytest.mark.skipif(
     MOSQUITTO is None, reason="mosquitto is not installed. Do: sudo apt-get install mosquitto"
 )
 
-START_S = 10.0
-"""How long mosquitto may take to listen, or to end: it takes some 10 ms."""
+START_S = 60.0
+"""How long mosquitto may take to listen, or to end, before the test fails: it takes some 10 ms."""
 
 PORTS = range(20_000, 32_000)
 """Below Linux's ephemeral ports: a client that tries to reconnect to a stopped broker on an ephemeral port can be given

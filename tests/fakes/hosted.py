@@ -42,7 +42,7 @@ class FakeHost:
         return [np.concatenate([2 * inputs[0] for inputs in parts])]
 
     def restore(self) -> None:
-        self.may_restore.wait(20.0)
+        self.may_restore.wait(60.0)
         self.restores += 1
         if self.is_beyond_repair:
             raise LoadFailed("it died three times")

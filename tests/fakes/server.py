@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_FRAME_BYTES = 4 << 20
 
+ANSWER_S = 60.0
+"""How long anything may take before the test fails: far above anything but a hang."""
+
 METADATA: dict[str, Any] = {
     "name": "echo",
     "versions": ["3"],
@@ -120,7 +123,7 @@ class FakeServer:
 
     def wait_for(self, count: int) -> None:
         """Return when `count` requests came in all."""
-        assert self.has(count, within_s=10)
+        assert self.has(count, within_s=ANSWER_S)
 
     def has(self, count: int, *, within_s: float) -> bool:
         """Whether `count` requests came in all, or come within that time."""

@@ -28,10 +28,10 @@ from tests.fakes.update_site import UpdateSite, adder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LIMIT_S = 30.0
-PATIENCE_S = 8.0
+LIMIT_S = 90.0
+PATIENCE_S = 15.0
 """For a release that may never come: one that was killed three times while it was tried is refused."""
-ANSWER_MS = 8_000.0
+ANSWER_MS = 15_000.0
 PAUSE_S = 0.01
 """Between two requests: dozens of answers come in each life, and the cores are left to the daemons."""
 

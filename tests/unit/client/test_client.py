@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, as_completed
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,16 @@ def test_outputs_come_in_the_order_asked_for(client: Client) -> None:
 
 
 def test_options_reach_the_daemon(server: FakeServer, client: Client) -> None:
-    client.infer("echo", {"x": X}, version=7, timeout_ms=250, priority=2, parameters={"tag": "t"})
+    client.infer("echo", {"x": X}, version=7, timeout_ms=25_000, priority=2, parameters={"tag": "t"})
     header = server.requests[-1].header
-    assert (header.version, header.timeout_ms, header.priority) == (7, 250.0, 2)
+    assert (header.version, header.timeout_ms, header.priority) == (7, 25_000.0, 2)
     assert header.parameters == {"tag": "t"}
 
 
 def test_equal_requests_send_the_same_header_bytes(server: FakeServer, client: Client) -> None:
-    client.infer("echo", {"x": X}, timeout_ms=250)
-    client.infer("echo", {"x": X + 1}, timeout_ms=250)
-    client.infer("echo", {"x": X}, timeout_ms=251)
+    client.infer("echo", {"x": X}, timeout_ms=25_000)
+    client.infer("echo", {"x": X + 1}, timeout_ms=25_000)
+    client.infer("echo", {"x": X}, timeout_ms=25_100)
     first, second, other = server.requests
     assert first.packed == second.packed != other.packed
     assert first.id != second.id
@@ -159,7 +160,7 @@ def test_the_arrays_of_an_answer_are_writable_and_outlive_the_client(server: Fak
 def test_a_large_array_may_be_dropped_by_its_owner_while_it_is_on_its_way(client: Client) -> None:
     futures = [client.submit("echo", {"x": np.full(200_000, number, np.float32)}) for number in range(8)]
     for number, future in enumerate(futures):
-        got = future.result(timeout=10)["x"]
+        got = future.result(timeout=60)["x"]
         assert got[0] == got[-1] == number
 
 
@@ -170,7 +171,7 @@ def test_a_daemon_is_reached_over_tcp_as_over_ipc(tmp_path: Path) -> None:
         lost = client.submit("silent", {"x": X})
         server.wait_for(3)
         server.close()
-        assert isinstance(lost.exception(timeout=10), ConnectionError)
+        assert isinstance(lost.exception(timeout=60), ConnectionError)
         with pytest.raises(ConnectionError, match="nobody listens"):
             client.infer("echo", {"x": X})
 
@@ -197,9 +198,12 @@ def test_a_refused_request_is_sent_again_until_it_is_admitted(server: FakeServer
 
 def test_a_refused_request_is_sent_again_until_its_deadline_and_no_longer(server: FakeServer, client: Client) -> None:
     with pytest.raises(QueueFull):
-        client.infer("busy", {"x": X}, timeout_ms=60, retry=True)
+        client.infer("busy", {"x": X}, timeout_ms=600, retry=True)
 
-    assert 2 <= len([each for each in server.requests if each.header.op == "infer"]) <= 5
+    left_ms = [each.header.timeout_ms or 0.0 for each in server.requests if each.header.op == "infer"]
+    assert len(left_ms) >= 2
+    assert all(after <= before - 12.5 for before, after in pairwise(left_ms))
+    assert min(left_ms) > 0
 
 
 def test_what_no_other_try_can_mend_is_not_sent_again(server: FakeServer, client: Client) -> None:
@@ -229,13 +233,12 @@ def test_no_reply_is_a_timeout_one_second_after_the_requests_own(client: Client)
 
 
 def test_the_clients_own_timeout_is_the_default(server: FakeServer) -> None:
-    with Client(server.endpoint, timeout_ms=20) as client:
+    with Client(server.endpoint, timeout_ms=20_000) as client:
         client.infer("echo", {"x": X})
-        client.infer("echo", {"x": X}, timeout_ms=30)
-        future = client.submit("silent", {"x": X})
-        with pytest.raises(TimeoutError, match=r"within 1\.020 s"):
-            future.result(timeout=10)
-    assert [request.header.timeout_ms for request in server.requests] == [20, 30, 20]
+        client.infer("echo", {"x": X}, timeout_ms=30_000)
+    with Client(server.endpoint, timeout_ms=20) as client, pytest.raises(TimeoutError, match=r"within 1\.020 s"):
+        client.submit("silent", {"x": X}).result(timeout=60)
+    assert [request.header.timeout_ms for request in server.requests] == [20_000, 30_000, 20]
 
 
 def test_the_reply_to_a_request_given_up_is_not_taken_for_anothers(server: FakeServer, client: Client) -> None:
@@ -281,7 +284,7 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
             server.wait_for(3)
         for future in futures:
             with pytest.raises(ConnectionError, match="lost before an answer"):
-                future.result(timeout=10)
+                future.result(timeout=60)
         with pytest.raises(ConnectionError, match="no daemon answers"):
             client.infer("echo", {"x": X})
         with FakeServer(path):
@@ -300,12 +303,12 @@ def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_anybody_l
 
             def hold(_: Future[InferResult]) -> None:
                 is_held.set()
-                looks.wait(10)
+                looks.wait(60)
 
             held.add_done_callback(hold)
             server.wait_for(2)
             server.release()
-            assert is_held.wait(10), "the thread that reads is kept from reading"
+            assert is_held.wait(60), "the thread that reads is kept from reading"
             server.close()
             server = FakeServer(path)
             late = client.submit("echo", {"x": X})
@@ -313,8 +316,8 @@ def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_anybody_l
                 late = client.submit("echo", {"x": X})
             looks.set()
             with pytest.raises(ConnectionError, match="lost before an answer"):
-                pending.result(timeout=10)
-            np.testing.assert_array_equal(late.result(timeout=10)["x"], X)
+                pending.result(timeout=60)
+            np.testing.assert_array_equal(late.result(timeout=60)["x"], X)
     finally:
         looks.set()
         server.close()
@@ -347,7 +350,7 @@ def test_a_call_that_waits_fails_at_once_when_the_daemon_goes(tmp_path: Path) ->
         server.wait_for(3)
         server.close()
         for thread in threads:
-            thread.join(timeout=10)
+            thread.join(timeout=60)
     assert len(caught) == 3
 
 
@@ -410,14 +413,14 @@ def test_futures_finish_in_any_order(server: FakeServer, client: Client) -> None
     futures = {client.submit("held", {"x": X + number}): number for number in range(20)}
     server.wait_for(20)
     server.release(order=lambda held: held[::-1])
-    for future in as_completed(futures, timeout=10):
+    for future in as_completed(futures, timeout=60):
         np.testing.assert_array_equal(future.result()["x"], X + futures[future])
 
 
 def test_a_refusal_ends_its_own_future_only(client: Client) -> None:
     good, bad = client.submit("echo", {"x": X}), client.submit("busy", {"x": X})
-    assert isinstance(bad.exception(timeout=10), QueueFull)
-    np.testing.assert_array_equal(good.result(timeout=10)["x"], X)
+    assert isinstance(bad.exception(timeout=60), QueueFull)
+    np.testing.assert_array_equal(good.result(timeout=60)["x"], X)
 
 
 def test_a_cancelled_future_gets_nothing(server: FakeServer, client: Client) -> None:
@@ -425,7 +428,7 @@ def test_a_cancelled_future_gets_nothing(server: FakeServer, client: Client) -> 
     assert cancelled.cancel()
     server.wait_for(2)
     server.release()
-    np.testing.assert_array_equal(kept.result(timeout=10)["x"], X)
+    np.testing.assert_array_equal(kept.result(timeout=60)["x"], X)
     assert cancelled.cancelled()
 
 
@@ -439,10 +442,10 @@ def test_submit_waits_when_as_many_are_in_flight_as_may(server: FakeServer) -> N
         thread = threading.Thread(target=lambda: third.append(client.submit("echo", {"x": X})))
         thread.start()
         server.release()
-        thread.join(timeout=10)
-        third[0].result(timeout=10)
+        thread.join(timeout=60)
+        third[0].result(timeout=60)
         for future in first:
-            future.result(timeout=10)
+            future.result(timeout=60)
     assert [request.header.model for request in server.requests] == ["held", "held", "echo"]
 
 
@@ -460,8 +463,8 @@ def test_a_callback_may_submit_but_not_block(server: FakeServer) -> None:
             done.set()
 
         client.submit("echo", {"x": X}).add_done_callback(submit_two)
-        assert done.wait(10)
-        np.testing.assert_array_equal(outcomes[0].result(timeout=10)["x"], X)
+        assert done.wait(60)
+        np.testing.assert_array_equal(outcomes[0].result(timeout=60)["x"], X)
     assert "max_in_flight" in str(outcomes[1])
 
 
@@ -474,7 +477,7 @@ def test_many_threads_each_get_their_own_answers(client: Client) -> None:
             if round_ % 3:
                 got = client.infer("echo", {"x": value})["x"]
             else:
-                got = client.submit("echo", {"x": value}).result(timeout=10)["x"]
+                got = client.submit("echo", {"x": value}).result(timeout=60)["x"]
             if not np.array_equal(got, value):
                 wrong.append(number)
 
@@ -493,19 +496,19 @@ def test_a_callers_answer_arrives_while_others_are_held(server: FakeServer, clie
         thread.start()
     server.wait_for(4)
     np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
-    np.testing.assert_array_equal(client.submit("echo", {"x": X}).result(timeout=10)["x"], X)
+    np.testing.assert_array_equal(client.submit("echo", {"x": X}).result(timeout=60)["x"], X)
     server.release()
     for thread in waiting:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in waiting)
 
 
 def test_a_shorter_timeout_than_the_one_waited_for_ends_in_time(server: FakeServer, client: Client) -> None:
     long = client.submit("held", {"x": X})
     with pytest.raises(TimeoutError):
-        client.submit("silent", {"x": X}, timeout_ms=0).result(timeout=10)
+        client.submit("silent", {"x": X}, timeout_ms=0).result(timeout=60)
     server.release()
-    long.result(timeout=10)
+    long.result(timeout=60)
 
 
 def test_closing_fails_what_is_pending(server: FakeServer) -> None:
@@ -526,8 +529,8 @@ def test_closing_fails_what_is_pending(server: FakeServer) -> None:
     client.close()
     client.close()
     for thread in threads:
-        thread.join(timeout=10)
-    assert isinstance(future.exception(timeout=10), ConnectionError)
+        thread.join(timeout=60)
+    assert isinstance(future.exception(timeout=60), ConnectionError)
     assert len(caught) == 3
     with pytest.raises(ConnectionError, match="closed"):
         client.infer("echo", {"x": X})
@@ -542,7 +545,7 @@ def test_a_client_can_be_closed_by_a_callback(server: FakeServer) -> None:
         closed.set()
 
     client.submit("echo", {"x": X}).add_done_callback(close)
-    assert closed.wait(10)
+    assert closed.wait(60)
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -563,13 +566,13 @@ def test_an_interrupted_caller_leaves_a_client_that_works(server: FakeServer, cl
             client.infer("silent", {"x": X})
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes late would end the worker, and name no reason
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         signal.signal(signal.SIGINT, before)
     np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
     server.release()
     for future in waiting:
-        future.result(timeout=10)
-    np.testing.assert_array_equal(client.submit("echo", {"x": X}).result(timeout=10)["x"], X)
+        future.result(timeout=60)
+    np.testing.assert_array_equal(client.submit("echo", {"x": X}).result(timeout=60)["x"], X)
 
 
 def test_a_client_never_used_holds_nothing(tmp_path: Path) -> None:

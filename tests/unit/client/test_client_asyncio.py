@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[FakeServer]:
 def run(server: FakeServer, body: Callable[[AsyncClient], Awaitable[Any]], **arguments: Any) -> Any:
     async def main() -> Any:
         async with AsyncClient(server.endpoint, **arguments) as client:
-            return await asyncio.wait_for(body(client), 30)
+            return await asyncio.wait_for(body(client), 120)
 
     return asyncio.run(main())
 
@@ -175,9 +175,9 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
                 asked = asyncio.ensure_future(client.infer("silent", {"x": X}))
                 await arrived(server, 1)
             with pytest.raises(ConnectionError, match="lost before an answer"):
-                await asyncio.wait_for(asked, 10)
+                await asyncio.wait_for(asked, 60)
             with FakeServer(path):
-                await client.wait_ready(10)
+                await client.wait_ready(60)
                 np.testing.assert_array_equal((await client.infer("echo", {"x": X}))["x"], X)
 
     asyncio.run(main())
@@ -195,7 +195,7 @@ def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_the_loop_
                     await client.infer("echo", {"x": X})
                 np.testing.assert_array_equal((await client.infer("echo", {"x": X}))["x"], X)
                 with pytest.raises(ConnectionError, match="lost before an answer"):
-                    await asyncio.wait_for(asked, 10)
+                    await asyncio.wait_for(asked, 60)
 
     asyncio.run(main())
 

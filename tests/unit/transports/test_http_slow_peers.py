@@ -14,7 +14,7 @@ from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.http_transport import UNREAD_S, HttpListener, HttpRequest, HttpTransport, bind_unix
 from tests.fakes.clock import FakeClock
 
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 STEP_S = 10.0
 READ_BYTES = 40 << 10
 """Far less than the kernel asks for before it takes more of a response, and more than the piece that it counts by."""
