@@ -6,7 +6,6 @@ import gzip
 import json
 import resource
 import socket
-import time
 import zlib
 from contextlib import ExitStack
 

@@ -14,7 +14,7 @@ BAR_S = 3 * 60.0
 
 
 def ended_cpu_s() -> float:
-    """What the children of this process, and theirs, took of a processor until they ended: others' load is no part of it."""
+    """What the children of this process, and theirs, took of a processor until they ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
