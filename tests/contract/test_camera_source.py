@@ -73,7 +73,7 @@ class Watched:
         return self.camera.take()
 
     def wait_reason(self, wanted=""):
-        """Until the camera is lost for a reason with these words; the reason. Frames that are on their way are taken."""
+        """Until the camera is lost for a reason with these words; the reason. Frames on their way are taken."""
         end_s = time.monotonic() + ANSWER_S
         while wanted not in (reason := self.camera.reason) or not reason:
             assert time.monotonic() < end_s
