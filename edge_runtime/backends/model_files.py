@@ -85,6 +85,8 @@ def plain_file_size(folder: Path, location: str) -> int:
             os.close(descriptor)
             descriptor = below
         status = os.stat(parts[-1], dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise LoadFailed(f"the model's data file {location[:200]!r} is not there; copy it to {folder} too") from error
     except OSError as error:
         reason = f"{error.strerror}; wanted a plain file inside {folder}, reached without symbolic links"
         raise _refused(location, reason) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -60,10 +61,11 @@ PROVIDERS = {
 _DICTIONARIES = "seq(map("
 """What ZipMap makes, at the end of scikit-learn's classifiers."""
 
+_LOCALE = re.compile(r"Failed to construct locale with name:([\w.@-]+?):")
 _LOCALE_ADVICE = (
-    "the model changes the case of text by a locale that this machine has not: on Debian and Ubuntu do "
-    'apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8; or convert the model with locale="C.UTF-8", '
-    "which every Debian has (skl2onnx: options={id(vectorizer): {'locale': 'C.UTF-8'}})"
+    "it changes the case of text by the locale {locale}, which this machine has not: on Debian and Ubuntu do "
+    "apt-get install locales && localedef -i {language} -f UTF-8 {locale}; or convert it with locale='C.UTF-8', "
+    "which every Debian has (skl2onnx: options={{id(vectorizer): {{'locale': 'C.UTF-8'}}}})"
 )
 
 _OWN_OPTIONS = frozenset(("arena", "allow_cpu_nodes", "optimization"))
@@ -320,8 +322,9 @@ def _session(
         reason = " ".join(str(error).split())[:600]
         if "disable_cpu_ep_fallback" in reason or "explicitly disabled by the user" in reason:
             reason += '; allow_cpu_nodes = "1" in the options lets the CPU run them'
-        if "construct locale" in reason:
-            reason += f"; {_LOCALE_ADVICE}"
+        if (lacking := _LOCALE.search(reason)) is not None:
+            locale = lacking[1]
+            reason = _LOCALE_ADVICE.format(locale=locale, language=locale.partition(".")[0])
         raise LoadFailed(f"ONNX Runtime cannot load {artifact.name}: {reason}") from error
 
 

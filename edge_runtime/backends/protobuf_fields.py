@@ -71,6 +71,8 @@ class ProtobufFields:
                 length = 8
             else:
                 raise self._broken(position, f"wire type {wire_type} is never used there")
+            if length > self.size - position:
+                raise self._cut(position, length)
             if length > end - position:
                 raise self._broken(position, f"field {number} says {length} bytes, {end - position} are left")
             yield number, wire_type, position, position + length
@@ -97,6 +99,8 @@ class ProtobufFields:
             shift += 7
             if shift > 63:
                 raise self._broken(position, "a number has more than ten bytes")
+        if position >= self.size:
+            raise self._cut(position, 1)
         raise self._broken(position, "a number is cut off")
 
     def _read(self, start: int, length: int) -> bytes:
@@ -111,7 +115,17 @@ class ProtobufFields:
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
     def _broken(self, position: int, reason: str) -> LoadFailed:
-        return LoadFailed(f"{self._name} is not a sound {self._kind}: at byte {position}, {reason}")
+        return LoadFailed(
+            f"{self._name} is not a sound {self._kind}: at byte {position}, {reason}; it is damaged or something else, "
+            "copy it again"
+        )
+
+    def _cut(self, position: int, length: int) -> LoadFailed:
+        missing = position + length - self.size
+        return LoadFailed(
+            f"{self._name} is cut short, or no {self._kind}: at its end, byte {self.size}, at least {missing} bytes "
+            "are missing; copy it again"
+        )
 
 
 def signed(value: int) -> int:

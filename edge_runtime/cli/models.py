@@ -73,7 +73,7 @@ def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
         right=("version", "memory", "host", "restarts"),
     )
     for entry in models:
-        reason = _reason(entry)
+        reason = str(entry.get("reason") or "")
         if not _fits(reason):
             what = str(entry.get("path") or f"{entry['name']} {entry.get('version') or ''}".rstrip())
             screen.line()
@@ -201,11 +201,6 @@ def _connected_to_change(arguments: argparse.Namespace, action: str) -> Abstract
     return connected_over_zmq(arguments, f"models {action}")
 
 
-def _reason(entry: Mapping[str, Any]) -> str:
-    """Return an entry's reason, without the model and version that stand beside it."""
-    return str(entry.get("reason") or "").removeprefix(f"model {entry.get('name')} version {entry.get('version')}: ")
-
-
 def _fits(reason: str) -> bool:
     return len(reason) <= CELL_CHARACTERS and "\n" not in reason
 
@@ -220,6 +215,6 @@ def _cell(entry: Mapping[str, Any], column: str) -> str:
         return str(value) if value else ""
     value = entry.get(column)
     if column == "reason":
-        reason = _reason(entry)
+        reason = str(value or "")
         return reason if _fits(reason) else f"{reason.splitlines()[0][: CELL_CHARACTERS - 1].rstrip()}…"
     return "" if value is None else str(value)

@@ -63,7 +63,7 @@ def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path
     """
     chosen = [want.find(version) for want in wants]
     if not any(chosen):
-        raise LoadFailed(f"model {version.model} version {version.number}: {_why_none(version, wants)}")
+        raise LoadFailed(_why_none(version, wants))
     return chosen
 
 
@@ -86,6 +86,11 @@ def _is_no_model(path: Path) -> bool:
     return kind is not None and not kind.is_model and kind is not TENSORRT  # that backend says why it refuses one
 
 
+def _is_of_model(path: Path) -> bool:
+    kind = kind_of(path) if may_be_model(path.name) else None
+    return kind is not None and kind.is_model
+
+
 def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
     wanted = list(dict.fromkeys(name for want in wants for name in want.names()))
     if not wanted:
@@ -94,7 +99,9 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         found = artifact_candidates(version.files, name)
         if len(found) > 1:
             return f"{version.path} holds {' and '.join(found)}; which one is the artifact? Name it {name}"
-    lacks = {name: what_it_lacks(str(version.files[name])) for name in sorted(version.files)}
+    # A model that lacks only its library comes before a file that nothing serves.
+    names = sorted(version.files, key=lambda name: (not _is_of_model(version.files[name]), name))
+    lacks = {name: what_it_lacks(str(version.files[name])) for name in names}
     is_all_said = all(lacks[name] is not None for name in lacks if suffix_of(name) in LOOSE_SUFFIXES)
     for name, lack in lacks.items():
         if lack is not None:
@@ -103,6 +110,9 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
     if not version.files and version.problems:
         return "; ".join(map(str, version.problems))
     there = ", ".join(sorted(version.files)) or "nothing"
+    below = sorted(name for name, *_ in version.fingerprint if may_be_model(name.rpartition("/")[2]))
+    if not version.files and below:
+        return f"{version.path} holds {below[0]}, a folder too deep; move what is in that folder to {version.path}"
     backends = ", ".join(dict.fromkeys(want.backend for want in wants))
     reason = f"{version.path} holds {there}; wanted {' or '.join(wanted)} for {backends}"
     variants = sorted({variant_of(name) for name in version.files if suffix_of(name) in LOOSE_SUFFIXES} - {""})

@@ -6,8 +6,8 @@ model's versions are served.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,15 @@ DEFAULT_LATEST = 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself."""
+    """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself.
+
+    is_of_version: of a version, or of the settings of a model that has some, whose own states tell it.
+    """
 
     path: Path
     reason: str
     model: str = ""
+    is_of_version: bool = False
 
     def __str__(self) -> str:
         path = str(self.path)
@@ -82,6 +86,15 @@ class ModelFolder:
     owned: tuple[ModelFolder, ...] = ()
     triton: TritonConfig | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
+
+    def all_problems(self) -> Iterator[Problem]:
+        """Yield the problems of its settings, of its folder and of its versions."""
+        found = [(problem, False) for problem in self.problems]
+        if self.settings_error is not None:
+            found.append((Problem(self.settings_file, self.settings_error), bool(self.versions)))
+        found.extend((problem, True) for version in self.versions.values() for problem in version.problems)
+        for problem, is_of_version in found:
+            yield replace(problem, model=self.name, is_of_version=is_of_version)
 
     @property
     def is_pipeline(self) -> bool:

@@ -14,6 +14,7 @@ import shlex
 import stat
 import struct
 import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +33,8 @@ class FileKind:
 
     may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for
     nothing. converts_to: "onnx" or "openvino", "" where no converter takes it; extra: that converter's. advice: what
-    its owner does, where neither is enough said. is_fault: it is no model, whatever its name says.
+    its owner does, where neither is enough said; FILE in it stands for the file's path. is_fault: it is no model,
+    whatever its name says.
     """
 
     name: str
@@ -52,7 +54,7 @@ class FileKind:
     def sentence(self, path: str) -> str:
         """Say what a file of this kind is, and what it lacks to be served: the end of "<path> is ..."."""
         if self.advice:
-            return f"is {self.name}: {self.advice}"
+            return f"is {self.name}: {self.advice.replace('FILE', shlex.quote(path))}"
         ways = [f"to serve it as it is, install {self.served_with}"] if self.served_with else []
         if self.converts_to:
             ways.append(f"to have it converted here, install edge-runtime[{self.extra}]")
@@ -179,6 +181,31 @@ GGUF = FileKind(
 COREML = FileKind(
     "a Core ML model", (".mlmodel",), advice="only Apple's systems run it; export ONNX where it was trained"
 )
+TREE_DUMP = FileKind(
+    "a dump of trees for people to read, which leaves out what a model needs",
+    (".json", ".txt"),
+    advice=(
+        "where it was made, model.save_model('model.json') for XGBoost, model.save_model('model.txt') for LightGBM, "
+        "and put that here"
+    ),
+)
+CATBOOST_JSON = FileKind(
+    "a CatBoost model as JSON",
+    (".json",),
+    advice="where it was made, model.save_model('model.cbm'), and put that here",
+)
+FOREIGN = FileKind(
+    "a model of a system that nothing here reads",
+    (".caffemodel", ".rknn", ".hef", ".pte", ".mnn", ".dlc", ".pmml"),
+    advice="where it was trained, export ONNX, and put that here",
+)
+COMPRESSED = FileKind(
+    "an archive or a compressed file",
+    (".gz", ".tgz", ".tar", ".bz2", ".xz", ".7z", ".zst", ".rar"),
+    advice=(
+        "unpack it, and put the model's file or folder here (one of TorchServe: edge-runtime import FILE --models DIR)"
+    ),
+)
 OTHER_ZIP = FileKind(
     "a zip archive that is no model known here",
     (".zip",),
@@ -193,6 +220,11 @@ WEB_PAGE = FileKind(
     "a web page, not a model",
     is_fault=True,
     advice="the download was answered with a page (a login, an error); download it again, and look at the file",
+)
+ERROR_TEXT = FileKind(
+    "text, not a model",
+    is_fault=True,
+    advice="the download was answered with a message (not found, denied); look at the file, and download it again",
 )
 EMPTY = FileKind("empty", is_fault=True, advice="the copy or download did not happen; copy it again")
 CUT = FileKind(
@@ -209,10 +241,11 @@ NOT_AS_NAMED = FileKind(
 KINDS = (
     ONNX, ORT, IR, TENSORRT, LITERT, SAVED_MODEL, FROZEN_GRAPH, PADDLE, PADDLE_PIR, TORCHSCRIPT, PYTORCH_PROGRAM,
     PYTORCH_WEIGHTS, SAFETENSORS, XGBOOST, XGBOOST_BINARY, LIGHTGBM, CATBOOST, SKOPS, KERAS, PICKLE, MAR, GGUF, COREML,
-    OTHER_ZIP, LFS_POINTER, WEB_PAGE, EMPTY, CUT, NOT_AS_NAMED,
+    TREE_DUMP, CATBOOST_JSON, FOREIGN, COMPRESSED, OTHER_ZIP, LFS_POINTER, WEB_PAGE, ERROR_TEXT, EMPTY, CUT,
+    NOT_AS_NAMED,
 )  # fmt: skip
 
-TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".ckpt", ".model", ".deprecated"))
+TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".ckpt", ".model", ".deprecated", *COMPRESSED.suffixes))
 """Suffixes that other files have too: such a file is a model only where its bytes say so."""
 
 SUFFIXES = frozenset(suffix for kind in KINDS for suffix in kind.suffixes)
@@ -247,6 +280,17 @@ def what_it_lacks(path: str) -> str | None:
     return kind.sentence((folder or ".") if name == "saved_model.pb" else path)
 
 
+def stand_ins(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield for each file that stands in for another, a Git LFS pointer or a web page, its name and what it is.
+
+    names: relative to the folder, of any suffix: weights beside a model are cloned and downloaded too.
+    """
+    for name in names:
+        kind = kind_of(folder / name)
+        if kind in (LFS_POINTER, WEB_PAGE):
+            yield f"{name} {kind.sentence(str(folder / name))}"
+
+
 def may_be_model(name: str) -> bool:
     """Return whether a file's name is one that models have, so that its bytes are worth a look."""
     return suffix_of(name).lower() in SUFFIXES
@@ -264,8 +308,10 @@ def head_of(path: Path) -> bytes:
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"x\x01", b"x\x9c", b"x\xda")
-"""gzip, bzip2, xz, zlib, in which joblib wraps a pickle. Source: joblib.numpy_pickle_utils."""
+_COMPRESSED = re.compile(
+    rb"\x1f\x8b|BZh[1-9]|\xfd7zXZ|7z\xbc\xaf\x27\x1c|\x28\xb5\x2f\xfd|Rar!\x1a\x07|.{257}ustar", re.DOTALL
+)
+"""gzip, bzip2, xz, 7z, Zstandard, RAR, tar."""
 
 _PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """A pickle of protocol 2 to 5; earlier ones are text, told by their suffix."""
@@ -276,7 +322,19 @@ _XGBOOST_UBJ = re.compile(rb"\{[UIilL]\0*\x07learner")
 
 _LIGHTGBM = re.compile(rb"tree\r?\nversion=")
 _PIR = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{\s*"magic"\s*:\s*"pir"')
-_WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+_XGBOOST_DUMP = re.compile(rb'booster\[\d+\]:\r?\n\d+:|\s*\[\s*\{\s*"nodeid"\s*:')
+_LIGHTGBM_DUMP = re.compile(rb'\s*\{\s*"name"\s*:\s*"tree"\s*,\s*"version"\s*:')
+_CATBOOST_JSON = re.compile(rb'\s*\{\s*"(ctr_data|features_info|model_info|oblivious_trees)"\s*:')
+_WEB_PAGE = re.compile(
+    rb"(\xef\xbb\xbf)?\s*((<\?xml[^>]*>|<!--.*?-->)\s*)*<(!doctype\s+html|html|head|body)[\s>]",
+    re.IGNORECASE | re.DOTALL,
+)
+_ERROR_TEXT = re.compile(
+    rb"\s*(<\?xml|<error|\{\s*\"|\[\s*\{)|[\x09\x0a\x0d\x20-\x7e]{0,200}?"
+    rb"\b(not found|denied|forbidden|unauthori[sz]ed|error|invalid|expired|too many|bad gateway|unavailable)\b",
+    re.IGNORECASE,
+)
+"""What servers answer in place of a file: XML, JSON, or a sentence."""
 
 _MAGIC = (
     (re.compile(rb"version https://git-lfs\.github\.com/spec/"), LFS_POINTER),
@@ -287,6 +345,8 @@ _MAGIC = (
     (_XGBOOST_JSON, XGBOOST),
     (_XGBOOST_UBJ, XGBOOST),
     (_PIR, PADDLE_PIR),
+    (_XGBOOST_DUMP, TREE_DUMP),
+    (_LIGHTGBM_DUMP, TREE_DUMP),
     (re.compile(rb"binf"), XGBOOST_BINARY),
     (re.compile(rb"CBM1"), CATBOOST),
     (re.compile(rb"GGUF|GGML"), GGUF),
@@ -295,7 +355,7 @@ _MAGIC = (
 )
 """First bytes, in this order; the last is as weak as that format."""
 
-_BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML)
+_BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
 """Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
 
 _BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
@@ -319,8 +379,12 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
             return kind
     if head.startswith(_PICKLED) or suffix in PICKLE.suffixes:
         return PYTORCH_WEIGHTS if suffix in PYTORCH_WEIGHTS.suffixes else PICKLE
-    if head.startswith(_COMPRESSED) and suffix in (".gz", ".z", ".bz2", ".xz"):
-        return PICKLE
+    if _COMPRESSED.match(head):  # a joblib.dump(..., compress=...) may be called model.pkl.gz
+        return PICKLE if Path(path.stem).suffix.lower() in PICKLE.suffixes else COMPRESSED
+    if suffix == ".json" and _CATBOOST_JSON.match(head):
+        return CATBOOST_JSON
+    if is_named and suffix not in IR.suffixes and _ERROR_TEXT.match(head):
+        return ERROR_TEXT
     if path.name == "saved_model.pb":
         return SAVED_MODEL
     for kind in _BY_NAME:

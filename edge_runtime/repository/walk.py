@@ -13,9 +13,11 @@ the watcher and the command line.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from edge_runtime.config.loading import lay_over, read_model_keys
@@ -224,17 +226,19 @@ class _FolderWalk:
                 models[entry.name] = model
         for model in self._flat_models(files, taken=models):
             models[model.name] = model
-        found = [*self._problems, *(problem for name in sorted(models) for problem in _problems_of(models[name]))]
-        named = tuple(replace(problem, model=self._model_of(problem.path)) for problem in found)
-        return Scan(dict(sorted(models.items())), named, frozenset(map(Path, self._listing.unreadable)))
+        named = [replace(problem, model=self._model_of(problem.path)) for problem in self._problems]
+        named.extend(problem for name in sorted(models) for problem in models[name].all_problems())
+        return Scan(dict(sorted(models.items())), tuple(named), frozenset(map(Path, self._listing.unreadable)))
 
     def one_model(self, name: str, place: Path) -> Scan:
         """Read a place that is one model: the root itself, or a file in it."""
         is_root = str(place) == self._root
         model = self._model(name, self._root, is_root=True) if is_root else self._one_file(name, place)
-        found = [*self._problems, *(_problems_of(model) if model is not None else ())]
-        named = tuple(replace(problem, model=name) for problem in found)
-        return Scan({name: model} if model is not None else {}, named, frozenset(map(Path, self._listing.unreadable)))
+        named = [replace(problem, model=name) for problem in self._problems]
+        named.extend(model.all_problems() if model is not None else ())
+        return Scan(
+            {name: model} if model is not None else {}, tuple(named), frozenset(map(Path, self._listing.unreadable))
+        )
 
     def _model_of(self, path: Path) -> str:
         """Return the model that a path of the models folder is of, or would be; "" of the folder itself."""
@@ -534,20 +538,41 @@ def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
     for entry in entries:
         if is_ignored(entry.name) or not _is_folder(entry):
             continue
-        trained = _trained_there(Path(entry.path)) if entry.name == ULTRALYTICS_FOLDER else None
+        path = Path(entry.path)
+        is_training = entry.name == ULTRALYTICS_FOLDER
+        trained = _trained_there(path if is_training else path / ULTRALYTICS_FOLDER, path.parent)
         if trained is not None:
             yield trained
+        elif _is_artifact_name(entry.name):
+            yield Problem(path, IS_A_FOLDER)
         else:
-            reason = "is not a version; wanted a positive integer without leading zeros"
-            yield Problem(Path(entry.path), IS_A_FOLDER if _is_artifact_name(entry.name) else reason)
+            yield Problem(path, f"is not a version; {_as_version(path)}")
 
 
-def _trained_there(folder: Path) -> Problem | None:
+def _as_version(folder: Path) -> str:
+    """Say what becomes of a folder that a model's folder has and that is no version."""
+    number = re.fullmatch(r"(?:v|version[-_ ]?)?0*([1-9]\d{0,17})", folder.name, re.IGNORECASE)
+    if number is not None:
+        return f"wanted a positive integer without leading zeros: rename it to {number[1]}"
+    if _has_model(folder) or _has_model(folder / "1"):
+        return f"where it is a model of its own, move it to {folder.parent.parent / folder.name}"
+    return "wanted a positive integer without leading zeros"
+
+
+def _has_model(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as found:
+            return any(_is_artifact(entry.path) for entry in islice(found, MAX_VERSION_FILES))
+    except OSError:
+        return False
+
+
+def _trained_there(folder: Path, model: Path) -> Problem | None:
     """Return what to do with the best model of a training of Ultralytics; None where its folder holds none."""
     exported = folder / "best.onnx"
     if exported.is_file():
-        model = folder.parent / "1" / "model.onnx"
-        return Problem(exported, f"is where Ultralytics left it, which is no version: copy it to {model}")
+        wanted = model / "1" / "model.onnx"
+        return Problem(exported, f"is where Ultralytics left it, which is no version: copy it to {wanted}")
     lack = what_it_lacks(str(folder / "best.pt"))
     return Problem(folder / "best.pt", lack) if lack is not None else None
 
@@ -579,11 +604,3 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
         if suffix_of(name) in SERVED_FIRST or not is_one_clear:
             reason = f"holds {' and '.join(found)}; which one is the artifact? Name it {name}"
             yield Problem(Path(path), reason)
-
-
-def _problems_of(model: ModelFolder) -> Iterator[Problem]:
-    if model.settings_error is not None:
-        yield Problem(model.settings_file, model.settings_error)
-    yield from model.problems
-    for version in model.versions.values():
-        yield from version.problems

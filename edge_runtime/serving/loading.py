@@ -22,11 +22,12 @@ from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import artifact_names, known_backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
-from edge_runtime.errors import BackendError, LoadFailed, NotBuiltYet
+from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.repository.kinds import stand_ins
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
@@ -89,11 +90,15 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed."""
+    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
+
+    is_of_file: the file was tried, and is what it could not load.
+    """
 
     choice: BackendChoice
     reason: str
     is_absent: bool = False
+    is_of_file: bool = False
 
     def __str__(self) -> str:
         return f"{self.choice.name}: {self.reason}"
@@ -180,7 +185,8 @@ class VersionLoader:
                 backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
-                passed.append(PassedOver(choice, error.message))
+                is_of_file = not isinstance(error, (BackendUnavailable, NotBuiltYet))
+                passed.append(PassedOver(choice, error.message, is_of_file=is_of_file))
                 failed = NotBuiltYet if isinstance(error, NotBuiltYet) else failed
                 continue
             try:
@@ -222,8 +228,7 @@ class VersionLoader:
             servable.conversion = conversion
             note = "; ".join(told)
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
-        # Backends that were tried come before those not installed: a person acts on the first words.
-        raise failed("; ".join(map(str, sorted(passed, key=lambda each: each.is_absent))))
+        raise failed("; ".join(why_not_loaded(passed, version)))
 
     def _load_pipeline(
         self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None
@@ -507,6 +512,24 @@ def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
     on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
     if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
         yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
+
+
+def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
+    """Return why no backend loaded a version, each fault once, what a person can act on first.
+
+    Files that stand in for others come first, and backends that were tried before those not installed. Where ONNX
+    Runtime could not load the file, OpenVINO's words about the same file are left out: its reader says less.
+    """
+    names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
+    told = list(stand_ins(version.path, names))
+    has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
+    said: set[str] = set()
+    for each in sorted(passed, key=lambda each: each.is_absent):
+        is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
+        if not is_noise and each.reason not in said:
+            told.append(str(each))
+            said.add(each.reason)
+    return told
 
 
 def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:

@@ -305,9 +305,9 @@ class ModelTable:
         if not known:
             if not self.is_complete:
                 raise NotReady(f"the models are loading, and {model} is not known yet", retry_after_ms=100.0)
-            names = ", ".join(sorted(self._statuses)[:20]) or "none"
-            left = next((f"; not served: {problem}" for problem in self.not_served if problem.model == model), "")
-            raise ModelNotFound(f"Request for unknown model: '{model}' is not found; there are: {names}{left}")
+            left = next((f"not served: {problem}" for problem in self.not_served if problem.model == model), "")
+            there = f"there are: {', '.join(sorted(self._statuses)[:20]) or 'none'}"
+            raise ModelNotFound(f"Request for unknown model: '{model}' is not found; {left or there}")
         if number is None:
             hopeful = [each for each in known.values() if each.state in {VersionState.ON_DEMAND, VersionState.LOADING}]
             return max(hopeful or known.values(), key=lambda status: status.number)

@@ -135,7 +135,13 @@ class Placement:
         except (NotBuiltYet, WaitsForModels) as error:
             log.info("%s version %d waits: %s", folder.name, version.number, error.message)
         except LoadFailed as error:
-            log.error("%s version %d is not loaded: %s", folder.name, version.number, error.message)
+            log.error(
+                "%s version %d is not loaded: %s",
+                folder.name,
+                version.number,
+                error.message,
+                extra={"model": folder.name},  # held back a model, not a place: a folder of wrong files tells of each
+            )
 
     def load(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
         """Load a version, marked, unless it ended the daemon before.

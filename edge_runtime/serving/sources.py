@@ -257,14 +257,20 @@ class ModelSources:
         """Log once what lies in the folder and is not served, and list what is no version."""
         scan = watcher.scan
         problems = [*scan.problems, *self._ignored(scan.models.values())]
-        told = set(map(str, problems))
-        for text in sorted(told - self._reported):
-            log.warning("not served: %s", text)
-        self._reported = told
-        of_versions = set(_version_problems(scan.models.values()))
-        self._table.not_served = tuple(
-            each for each in problems if each.model and (each.path, each.reason) not in of_versions
-        )
+        told = {str(each): each for each in problems if not each.is_of_version or self._is_untold(each)}
+        for text in sorted(told.keys() - self._reported):
+            log.warning("not served: %s", text, extra={"model": told[text].model})
+        self._reported = set(told)
+        self._table.not_served = tuple(each for each in problems if each.model and not each.is_of_version)
+
+    def _is_untold(self, problem: Problem) -> bool:
+        """Whether neither a failed load has told a problem of a version, nor a load to come will."""
+        folder = self._find(problem.model)
+        if folder is None or problem not in folder.all_problems():
+            return False  # it has not settled: the load comes then
+        statuses = self._table.statuses_of(problem.model)
+        is_loading = any(status.state is VersionState.LOADING for status in statuses)
+        return bool(statuses) and not is_loading and not any(problem.reason in status.reason for status in statuses)
 
     def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
         for folder in folders:
@@ -338,12 +344,3 @@ class ModelSources:
                 return
             if self._table.is_being_made(folder.name, number):
                 return  # one more build at most: each takes minutes
-
-
-def _version_problems(folders: Iterable[ModelFolder]) -> Iterator[tuple[Path, str]]:
-    """Yield the problems of versions, and of settings of models that have some: their own states tell of those."""
-    for folder in folders:
-        for version in folder.versions.values():
-            yield from ((problem.path, problem.reason) for problem in version.problems)
-        if folder.versions and folder.settings_error is not None:
-            yield folder.settings_file, folder.settings_error

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from edge_runtime.client.zmq_client import Client
+from edge_runtime.clock import SystemClock
 from edge_runtime.config.settings import HttpSettings
 from edge_runtime.errors import ModelNotFound
+from edge_runtime.telemetry.logs import RepeatFilter
 from tests.contract.running_daemon import put_model, running_daemon
 from tests.models.onnx_models import mlp
+
+
+def _archive() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as made:
+        made.writestr("MAR-INF/MANIFEST.json", "{}")
+    return content.getvalue()
+
 
 LEFT = {
     "scikit.pkl": (b"\x80\x04\x95", "is a pickle (of scikit-learn?), which holds code: "),
     "text.zip": (b"PK\x05\x06" + bytes(18), "is a zip archive that is no model known here: unpack it"),
     "my model.onnx": (b"\x08\x08", "'my model' is no model name; wanted "),
     "net.xml": (b"<net>", "an OpenVINO IR needs its weights, net.bin, beside it"),
+    "bundle.tar.gz": (b"\x1f\x8b\x08", "is an archive or a compressed file: unpack it"),
+    "trees.json": (b'[{"nodeid": 0, "depth": 0', "is a dump of trees for people to read"),
+    "serve.mar": (
+        _archive(),
+        "is a TorchServe archive (.mar): it is a zip of a model and its Python handler: ",
+    ),
     "train/weights/best.onnx": (b"\x08\x08", "is where Ultralytics left it, which is no version: copy it to "),
     "mlp/old.pkl": (b"\x80\x04\x95", "is a pickle"),
 }
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 
 SILENT = {
     "README.md": b"text",
@@ -82,3 +102,43 @@ def test_a_file_that_goes_is_listed_no_more(models: Path, tmp_path: Path) -> Non
         while "scikit" in left:  # the folder is looked at each half second
             left = [each["name"] for each in client.models()]
         assert "text" in left
+
+
+FAULTS = {
+    "page.onnx": (b"<!-- --><html lang='en'>", "page.onnx is a web page, not a model: "),
+    "denied.onnx": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "denied.onnx is text, not a model: "),
+    "hub.tflite": (b"Entry not found", "hub.tflite is text, not a model: "),
+    "pointer/1/model.onnx": (POINTER, "model.onnx is a Git LFS pointer, not the file itself: "),
+    "packed.onnx": (b"\x1f\x8b\x08", "packed.onnx is an archive or a compressed file: unpack it"),
+    "deep/1/export/model.onnx": (b"\x08\x08", "/deep/1 holds export/model.onnx, a folder too deep; move "),
+    "both/1/old.pkl": (b"\x80\x04\x95", "old.pkl is a pickle"),
+    "two/a.onnx": (b"\x08\x08", "/two holds a.onnx and b.onnx; which one is the artifact? Name it model.onnx"),
+    "two/b.onnx": (b"\x08\x08", "which one is the artifact?"),
+    "wrong/model.toml": (b"thread = 1", "/wrong/model.toml: thread: unknown key 'thread'; did you mean 'threads'?"),
+    "wrong/1/model.onnx": (b"\x08\x08", "unknown key"),
+}
+
+
+def test_each_wrong_file_has_its_own_sentence_and_the_log_has_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = tmp_path / "models"
+    many = {f"many{number}.onnx": (b"not found", "is text, not a model") for number in range(40)}
+    many |= {f"many {number}.onnx": (b"not found", "is no model name") for number in range(40)}
+    for name, (content, _) in {**FAULTS, **many}.items():
+        (models / name).parent.mkdir(parents=True, exist_ok=True)
+        (models / name).write_bytes(content)
+    with (
+        caplog.at_level(logging.WARNING),
+        running_daemon(models, tmp_path / "d") as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        entries = {each["name"]: each for each in client.models()}
+    for path, (_, said) in {**FAULTS, **many}.items():
+        name = path.partition("/")[0].removesuffix(".onnx").removesuffix(".tflite")
+        assert said in entries[name]["reason"], entries[name]
+    repeats = RepeatFilter(SystemClock())
+    written = [record.getMessage() for record in caplog.records if repeats.filter(record)]
+    for name, entry in entries.items():
+        told = [line for line in written if entry["reason"] in line and name in line]
+        assert len(told) == 1, f"{name}: {told}"

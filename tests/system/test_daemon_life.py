@@ -174,6 +174,19 @@ def test_sighup_takes_new_settings_and_a_broken_file_changes_nothing(folder):
         assert daemon.stop() == 0
 
 
+def test_a_wrong_model_toml_is_logged_once_at_the_start_and_by_no_sighup(folder):
+    wrong = put_model(folder / "models", "wrong", onnx_models.mlp, toml="thread = 1\n")
+    with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        client.ask(header(), b"1", X)
+        for count in (1, 2):
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_for(lambda count=count: daemon.messages().count("configuration reloaded") == count)
+        (wrong.parent / "model.toml").write_text("threads = 1\n")
+        wait_for(lambda: "model" in msgpack.unpackb(client.ask(header("wrong"), b"2", X)[0]))
+        assert daemon.stop() == 0
+        assert len([message for message in daemon.messages() if "unknown key 'thread'" in message]) == 1
+
+
 def test_a_model_dropped_into_the_folder_is_served_without_a_restart(folder):
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
         client.ask(header(), b"1", X)

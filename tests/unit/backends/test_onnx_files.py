@@ -70,7 +70,7 @@ def test_a_plain_file_inside_the_folder_passes(version: Path, location: str) -> 
         ("*/_ORT_MEM_ADDR_/*", "address in memory"),
         ("*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*", "address in memory"),
         ("_ORT_MEM_ADDR_", "address in memory"),
-        ("missing.bin", "No such file"),
+        ("missing.bin", "data file 'missing.bin' is not there; copy it to "),
         ("w.bin/below", "Not a directory"),
         ("x" * 300, "File name too long"),
     ],

@@ -370,7 +370,7 @@ def test_what_is_not_served_is_listed_and_long_reasons_stand_below_the_table(
     left = {"version": None, "state": "not_served", "backend": "", "memory_bytes": 0}
     server.results["models"] = [
         {"name": "a", "version": 1, "state": "ready", "reason": "", "backend": "openvino", "memory_bytes": 0},
-        {"name": "b", "version": 2, "state": "failed", "reason": f"model b version 2: {long}", "memory_bytes": 0},
+        {"name": "b", "version": 2, "state": "failed", "reason": long, "memory_bytes": 0},
         {"name": "c", "reason": long, "path": "/models/c.pkl", **left},
         {"name": "my d", "reason": "'my d' is no model name", "path": "/models/my d.onnx", **left},
     ]

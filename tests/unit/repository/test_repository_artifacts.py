@@ -57,7 +57,7 @@ def test_each_backend_gets_its_best_artifact_in_the_profiles_order(
 @pytest.mark.parametrize(
     ("names", "backends", "parts"),
     [
-        ([], [ONNX], ["model digits version 3", "holds nothing", "wanted model.onnx for onnxruntime"]),
+        ([], [ONNX], ["holds nothing", "wanted model.onnx for onnxruntime"]),
         (["labels.txt", "model.pt"], [ONNX, VINO], ["holds labels.txt, model.pt", "model.onnx or model.xml"]),
         (["a.onnx", "b.onnx"], [ONNX], ["a.onnx and b.onnx", "which one", "Name it model.onnx"]),
         (["other.py"], [PYTHON], ["holds other.py; wanted model.py"]),

@@ -103,8 +103,15 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "at", "reason"),
     [
-        (["digits/v1/model.onnx"], "digits/v1", "is not a version; wanted a positive integer"),
-        (["digits/01/model.onnx"], "digits/01", "is not a version"),
+        (["digits/v1/model.onnx"], "digits/v1", "wanted a positive integer without leading zeros: rename it to 1"),
+        (["digits/01/model.onnx"], "digits/01", "rename it to 1"),
+        (["all/digits/model.onnx"], "all/digits", "where it is a model of its own, move it to {root}/digits"),
+        (["all/digits/1/model.onnx"], "all/digits", "where it is a model of its own, move it to {root}/digits"),
+        (
+            ["detect/train/weights/best.onnx"],
+            "detect/train/weights/best.onnx",
+            "is where Ultralytics left it, which is no version: copy it to {root}/detect/1/model.onnx",
+        ),
         (["digits/0/model.onnx"], "digits/0", "is not a version"),
         (["digits/labels.txt"], "digits", "holds no version; wanted 1/model.onnx"),
         (["digits/1/model.onnx", "digits/new.onnx"], "digits/new.onnx", "ignored: the model has version folders"),

@@ -5,6 +5,7 @@ And which of those that were passed over a healthy model's owner is told of.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,7 +26,7 @@ from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
-from tests.models.onnx_models import mlp, mlp_int8
+from tests.models.onnx_models import add_weights, external_tensor, mlp, mlp_int8, sequence_output
 
 CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
 
@@ -95,7 +96,7 @@ def test_a_file_that_no_backend_loads_is_named_with_what_it_lacks(
     file = tmp_path / "m" / "1" / name
     file.write_bytes(content)
     folder = scan(tmp_path).models["m"]
-    with pytest.raises(LoadFailed, match=f"^model m version 1: {said.replace('{file}', str(file))}"):
+    with pytest.raises(LoadFailed, match=f"^{said.replace('{file}', str(file))}"):
         loader().plans(folder, folder.versions[1])
 
 
@@ -156,7 +157,7 @@ def test_tensors_that_the_settings_describe_go_to_the_backend(tmp_path: Path) ->
 def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
     folder = scan(tmp_path).models["m"]
-    with pytest.raises(LoadFailed, match=r"model m version 1: .*/1/model\.onnx: is a folder; wanted a file"):
+    with pytest.raises(LoadFailed, match=r"^.*/1/model\.onnx: is a folder; wanted a file"):
         loader().plans(folder, folder.versions[1])
 
 
@@ -168,6 +169,37 @@ def without_openvino(name: str) -> Backend:
     if name == "openvino":
         raise not_installed("openvino", "openvino")
     return backend(name)
+
+
+def test_a_fault_that_two_libraries_find_in_one_file_is_told_once_and_the_second_ones_noise_not_at_all(
+    tmp_path: Path,
+) -> None:
+    folder = model(tmp_path)
+    artifact = tmp_path / "mlp" / "1" / "model.onnx"
+    artifact.write_bytes(artifact.read_bytes()[:-40])
+    with pytest.raises(LoadFailed) as raised:
+        loader().load(folder, folder.versions[1])
+    assert re.fullmatch(
+        r"onnxruntime: model\.onnx is cut short, or no ONNX file: at its end, byte \d+, at least \d+ bytes are "
+        "missing; copy it again",
+        raised.value.message,
+    )
+    sequence_output(artifact.parent)
+    folder = scan(tmp_path).models["mlp"]
+    with pytest.raises(LoadFailed, match=r"^onnxruntime: model\.onnx: 'y' is seq\(tensor\(float\)\)") as raised:
+        loader().load(folder, folder.versions[1])
+    assert "openvino" not in raised.value.message
+
+
+@pytest.mark.parametrize("stands_in", ["weights.bin", "weights/w.bin"])
+def test_weights_that_are_a_git_lfs_pointer_are_named_first(tmp_path: Path, stands_in: str) -> None:
+    version = tmp_path / "net" / "1"
+    (version / stands_in).parent.mkdir(parents=True)
+    add_weights(version, external_tensor(stands_in, shape=(1000,)))
+    (version / stands_in).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    folder = scan(tmp_path).models["net"]
+    with pytest.raises(LoadFailed, match=f"^{stands_in} is a Git LFS pointer, not the file itself: "):
+        loader().load(folder, folder.versions[1])
 
 
 ON_GPU = BackendChoice(name="tensorrt", device="GPU")
