@@ -169,7 +169,7 @@ def _confinement(parent: int, task: HostTask) -> Confinement:
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:
         with contextlib.suppress(OSError):  # the library says why it cannot be used
-            Path(cache).mkdir(parents=True, exist_ok=True)
+            Path(cache).mkdir(exist_ok=True)
     return Confinement(
         parent,
         has_network=True,  # the parent's filter, which has none, is the host's already

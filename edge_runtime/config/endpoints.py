@@ -38,6 +38,7 @@ SERVICE_ADVICE = (
 )
 
 _NAME = "edge-runtime"
+_OR = "name a folder that this user can write"
 SYSTEM_RUNTIME = Path("/run")
 SYSTEM_STATE = Path("/var/lib")
 TEMPORARY = Path("/tmp")  # noqa: S108 (never $TMPDIR: both sides must agree; the folder's owner is checked)
@@ -47,11 +48,12 @@ def runtime_folder() -> Path:
     """The folder for this process's sockets, created if missing.
 
     `$RUNTIME_DIRECTORY`, else `/run/edge-runtime` if writable, else `$XDG_RUNTIME_DIR/edge-runtime`, else
-    `/tmp/edge-runtime-<uid>`, which must be this user's alone. Raises ConfigError when that folder is not safe.
+    `/tmp/edge-runtime-<uid>`, which must be this user's alone. Raises ConfigError when that folder is not safe, or
+    `$RUNTIME_DIRECTORY` cannot be created.
     """
     given = _first_folder(os.environ.get("RUNTIME_DIRECTORY"))
     if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
+        make_named_folder(given, "RUNTIME_DIRECTORY")
         return given
     system = SYSTEM_RUNTIME / _NAME
     if _is_usable(system):
@@ -161,6 +163,20 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
+def make_named_folder(folder: Path, named_by: str) -> None:
+    """Create a folder that a person named, but none of those it lies in: a slip in a path shall make no folders.
+
+    named_by: what names it, for the message. Raises ConfigError: it cannot be created.
+    """
+    try:
+        if not folder.parent.exists():
+            reason = f"{folder.parent} is not there; make it, or {_OR}"
+            raise ConfigError(f"{named_by}: {folder} cannot be created: {reason}")
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{named_by}: {folder} cannot be created: {error.strerror}; {_OR}") from None
+
+
 def state_folder(asked: str | None = None) -> Path | None:
     """The folder that survives a restart, created if missing: calibration, update state.
 
@@ -168,12 +184,7 @@ def state_folder(asked: str | None = None) -> Path | None:
     (`~/.local/state`); None when none is. Raises ConfigError when `asked` cannot be used.
     """
     if asked is not None:
-        try:
-            Path(asked).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"state: {asked!r} cannot be created: {error.strerror}; name a folder that this user can write"
-            ) from None
+        make_named_folder(Path(asked), "state")
         if not os.access(asked, os.W_OK | os.X_OK):
             raise ConfigError(
                 f"state: {asked!r} cannot be written by this user; name another folder or change its owner"

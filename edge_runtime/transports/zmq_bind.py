@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from edge_runtime.config.endpoints import make_named_folder
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.transports.unsent_replies import TRACKED_BYTES
@@ -261,13 +262,13 @@ def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str)
 
 
 def lock_path(path: Path, address: str) -> int:
-    """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale.
+    """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale. Creates the socket's own folder.
 
     Returns a descriptor of the lock. Raises AddressTaken: another daemon has it; ConfigError: it cannot be made.
     """
     lock = path.with_name(path.name + ".lock")
+    make_named_folder(path.parent, address)
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
     except OSError as error:
         raise ConfigError(f"cannot use {path}: {lock}: {error.strerror}; name another endpoint") from None

@@ -166,6 +166,25 @@ def test_a_second_daemon_on_the_same_endpoint_is_refused(daemon: Daemon) -> None
         assert client.is_ready("mlp")
 
 
+@pytest.mark.parametrize("option", ["--zmq", "--control", "--http", "--grpc", "--state"])
+def test_no_path_that_is_named_makes_folders_but_its_own(tmp_path: Path, option: str) -> None:
+    (tmp_path / "models").mkdir()
+    place = tmp_path / "nosuch" / "folder" / "x"
+    named = {"--zmq": f"ipc://{tmp_path}/infer.sock", "--state": f"{tmp_path}/state"}
+    named[option] = {"--http": f"unix:{place}", "--grpc": f"unix:{place}", "--state": str(place)}.get(
+        option, f"ipc://{place}"
+    )
+    words = [word for pair in named.items() for word in pair]
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_runtime", "serve", "--models", f"{tmp_path}/models", *words],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"{tmp_path}/nosuch" in done.stderr
+    assert "is not there; make it" in done.stderr
+    assert not (tmp_path / "nosuch").exists()
+
+
 def test_ctrl_c_ends_a_daemon_cleanly(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     words = ["serve", "--models", f"{tmp_path}/models", "--zmq", f"{tmp_path}/infer.sock", "--json"]

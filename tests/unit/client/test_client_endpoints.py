@@ -250,5 +250,8 @@ def test_a_state_folder_that_cannot_be_made_is_an_error_only_when_asked_for(
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created"):
         endpoints.state_folder(str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigError, match=f"state: .* cannot be created: {tmp_path}/nosuch is not there; make it, or"):
+        endpoints.state_folder(str(tmp_path / "nosuch" / "below"))
+    assert not (tmp_path / "nosuch").exists()
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "file" / "below"))
     assert endpoints.state_folder() is None

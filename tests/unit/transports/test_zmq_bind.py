@@ -7,7 +7,10 @@ import threading
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from edge_runtime.config.settings import ZmqSettings
+from edge_runtime.errors import ConfigError
 from edge_runtime.transports.zmq_bind import bind_router, new_context
 
 
@@ -41,4 +44,15 @@ def test_a_socket_is_for_its_owner_and_its_group(tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     finally:
         bound.close(0)
+        context.term()
+
+
+def test_a_slip_in_the_path_of_a_socket_makes_no_folders(tmp_path: Path) -> None:
+    context = new_context()
+    try:
+        with pytest.raises(ConfigError, match=f"{tmp_path}/nosuch is not there; make it, or name"):
+            bind_router(context, f"ipc://{tmp_path}/nosuch/folder/s", ZmqSettings())
+        assert not list(tmp_path.iterdir())
+        bind_router(context, f"ipc://{tmp_path}/folder/s", ZmqSettings()).close(0)
+    finally:
         context.term()
