@@ -29,6 +29,7 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
     updates: what stands for the updater.
     """
     folder.mkdir(exist_ok=True)
+    settings.setdefault("start_limit_s", 5 * ANSWER_S)  # it serves when all is loaded, however busy the machine is
     settings.setdefault("zmq", ZmqSettings(endpoints=(f"ipc://{folder}/infer.sock",)))
     config = Config(models=str(models), state=str(folder / "state"), **settings)
     core = assemble_core(config)

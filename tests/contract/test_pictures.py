@@ -42,7 +42,7 @@ def framed(*texts):
 
 GATHERING = """
 max_batch_rows = 8
-max_queue_delay_ms = 200
+max_queue_delay_ms = 2_000
 [input.image]
 range = "0..1"
 """

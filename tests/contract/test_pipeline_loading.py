@@ -450,6 +450,7 @@ def test_pipelines_of_pipelines_have_a_bound_on_their_depth(tmp_path: Path) -> N
         put_pipeline(tmp_path, TWO.replace('"a"', f'"p{depth - 1}"'), f"p{depth}", toml="on_demand = true")
     put_pipeline(tmp_path, TWO.replace('"a"', '"p149"'), "top")
     with serving(tmp_path) as runtime:
-        assert states(runtime)["top/1"] == "failed"
-        assert states(runtime)["b/1"] == "ready"
+        found = states(runtime)
+        assert (found["top/1"], found["b/1"]) == ("failed", "ready")
+        assert {found[f"p{depth}/1"] for depth in range(141)} == {"on_demand"}, "those far below were not loaded for it"
         assert ask(runtime, model="p3") == [[32.0, 33.0]]

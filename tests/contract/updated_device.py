@@ -20,7 +20,7 @@ from edge_runtime.tensors import Array
 from tests.fakes.releases import Made
 from tests.fakes.update_site import GROUP, UpdateSite, adder
 
-ANSWER_S = 60.0
+ANSWER_S = 180.0
 
 
 class UpdatedDevice:

@@ -56,8 +56,8 @@ LABELS: dict[SourceFormat, Callable[[Path, Any], Any]] = {
 
 ROWS = 256
 
-MOST_S = 10.0
-"""Of what is at once: three times and more what it takes on busy cores."""
+MOST_S = 60.0
+"""Of what is at once: a hang's, since others may have the cores."""
 
 ONNX_ONLY = (BackendSettings(name="onnxruntime"),)
 
@@ -142,10 +142,8 @@ def test_a_daemon_that_ends_during_a_conversion_takes_it_along_and_leaves_no_hal
     with DaemonProcess(tmp_path) as daemon:
         until(lambda: list(kept.glob("*.part/steps")))  # the child has begun
         children = psutil.Process(daemon.process.pid).children(recursive=True)
-        began_s = time.monotonic()
         daemon.process.send_signal(number)
         daemon.process.wait(MOST_S)
-        assert time.monotonic() - began_s < MOST_S
     assert psutil.wait_procs(children, MOST_S)[1] == []
     assert list(kept.glob("*.converted")) == []
     with DaemonProcess(tmp_path) as daemon, Client(daemon.endpoint) as client:

@@ -222,7 +222,7 @@ def test_a_killed_conversion_leaves_no_process_no_artifact_and_no_hindrance(run:
             converting = psutil.Process(child.pid).children()
         child.kill()
         child.stderr.read()
-    assert psutil.wait_procs(converting, timeout=10)[1] == []
+    assert psutil.wait_procs(converting, timeout=60)[1] == []
     assert [name for name in left(tmp_path) if not name.startswith(".")] == ["model.onnx"]
     assert run("model.onnx", "--to", "openvino")[0] == 0
 

@@ -47,7 +47,7 @@ def test_stopped_while_its_device_runs_it_leaves_no_process_no_mount_and_no_cont
     family = psutil.Process(demo.pid).children(recursive=True)
     assert "systemd" in {process.name() for process in family}
     stop(demo)
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
     assert "edge-demo-" not in Path("/proc/mounts").read_text()
     assert list(CGROUPS.glob(f"**/edge-device-{demo.pid}-*")) == []
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 240.0
+LIMIT_S = 1_200.0
 
 
 @contextmanager

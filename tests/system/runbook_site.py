@@ -29,7 +29,7 @@ from edge_runtime.publish.static_server import StaticServer
 from tests.fakes.publishing import PASSPHRASE, Publisher
 
 RUNBOOK = (Path(__file__).parents[2] / "deploy" / "runbook.md").read_text()
-COMMAND_LIMIT_S = 120.0
+COMMAND_LIMIT_S = 600.0
 DAY = timedelta(days=1)
 
 SETTINGS = """\

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 SERVICE = "digits-predictor.models.svc.cluster.local"
 """What callers inside a cluster have as Host."""
 

@@ -18,7 +18,7 @@ import pytest
 from edge_runtime import AsyncClient, Client
 from tests.models import onnx_models
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 """How long a command may take on a busy 2-core machine; each takes well under a second alone."""
 
 
@@ -149,9 +149,9 @@ def test_the_clients_of_both_kinds_agree(daemon: Daemon) -> None:
 
     async def ask() -> Any:
         async with AsyncClient(daemon.endpoint) as client:
-            return (await client.infer("mlp", {"x": x}, timeout_ms=5000, timing=True))["y"]
+            return (await client.infer("mlp", {"x": x}, timeout_ms=60_000, timing=True))["y"]
 
-    with Client(daemon.endpoint, timeout_ms=5000) as client:
+    with Client(daemon.endpoint, timeout_ms=60_000) as client:
         direct = client.infer("mlp", {"x": x})["y"]
         pipelined = [client.submit("mlp", {"x": x}) for _ in range(100)]
         for future in pipelined:

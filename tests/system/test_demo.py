@@ -64,4 +64,4 @@ def test_stopped_in_the_middle_it_leaves_no_daemon_and_no_folder(demo: subproces
     assert folder.is_dir()
     stop(demo)
     assert not folder.exists()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []

@@ -59,4 +59,4 @@ def test_stopped_in_the_middle_it_leaves_no_process_and_no_folder(demo: subproce
     assert len(children) == 2
     stop(demo)
     assert not Path(found[1]).exists()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []

@@ -32,7 +32,7 @@ CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 MQTT = (ROOT / "docs" / "mqtt.md").read_text()
 HTTP = (ROOT / "docs" / "http.md").read_text()
 UPDATE = (ROOT / "docs" / "updates.md").read_text()
-START_LIMIT_S = 60.0
+START_LIMIT_S = 300.0
 ANSWER_TO_A_PICTURE = "mosquitto_sub -V 5 -t reply/me"
 
 
@@ -96,7 +96,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(asked: list[str], folder: Path) -> str:
     done = subprocess.run(
-        asked, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=120, check=False
+        asked, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

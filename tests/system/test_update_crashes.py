@@ -19,7 +19,7 @@ from tests.contract.updated_device import Fleet, update_settings
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ANSWER_S = 60.0
+ANSWER_S = 180.0
 
 
 class DaemonProcess:

@@ -20,7 +20,7 @@ from demo.digits import load_held_out
 from edge_runtime import Client
 
 ROOT = Path(__file__).parents[2]
-START_LIMIT_S = 60.0
+START_LIMIT_S = 300.0
 INSTALLED_LIMIT_BYTES = 160e6
 BUILDERS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth")
 
@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)],
-        cwd=ROOT, capture_output=True, timeout=120, check=True,
+        cwd=ROOT, capture_output=True, timeout=600, check=True,
     )  # fmt: skip
     return folder
 
@@ -85,7 +85,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     versions = folder / "versions.txt"
     locked = re.findall(r"^([a-z0-9-]+==\S+ ; .+?) \\$", (ROOT / "requirements/dev.lock").read_text(), re.MULTILINE)
     versions.write_text("\n".join(locked))
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], timeout=120, check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], timeout=600, check=True)
     subprocess.run(
         [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input",
          "--constraint", str(versions), f"{wheel}[onnxruntime]"],
@@ -145,7 +145,7 @@ def served(installed: Path, tmp_path: Path) -> Iterator[str]:
 def test_the_installed_wheel_serves_a_model_that_is_dropped_in(served: str) -> None:
     digits = load_held_out()
     with Client(served) as client:
-        answer = client.infer("digits", {"image": digits.images[:32].astype(np.float32)}, timeout_ms=10_000)
+        answer = client.infer("digits", {"image": digits.images[:32].astype(np.float32)}, timeout_ms=60_000)
         (entry,) = client.models()
     assert (answer["digit"] == digits.labels[:32]).mean() > 0.9
     assert (entry["name"], entry["state"], entry["backend"]) == ("digits", "ready", "onnxruntime")

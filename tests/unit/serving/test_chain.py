@@ -28,7 +28,7 @@ from edge_runtime.serving.model_table import VersionState
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable
 from tests.models import onnx_models, python_models
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 FLOATS = ("FP32", (-1, 2))
 
@@ -444,7 +444,7 @@ def test_a_sender_that_is_gone_takes_its_chains_with_it(slow: tuple[Kit, Path]) 
 def test_a_deadline_ends_the_chain_while_its_step_runs(slow: tuple[Kit, Path]) -> None:
     kit, _ = slow
     with pytest.raises(Exception, match=r"step wait: Request timeout expired"):
-        kit.ask(1.0, timeout_ms=50.0).result(WAIT_S)
+        kit.ask(1.0, timeout_ms=500.0).result(WAIT_S)
 
 
 def test_closing_answers_what_is_under_way(slow: tuple[Kit, Path]) -> None:
@@ -485,7 +485,7 @@ def test_a_deadline_that_all_steps_together_cannot_make_is_refused_before_any_ru
         with pytest.raises(DeadlineUnmeetable, match="for all steps"):
             kit.ask(1.0, timeout_ms=250.0).result(WAIT_S)
         assert kit.core.metrics.snapshot()["models"]["plus1"]["requests"] == 0
-        assert kit.value(kit.ask(1.0, timeout_ms=1000.0)) == 7.0
+        assert kit.value(kit.ask(1.0, timeout_ms=60_000.0)) == 7.0
 
 
 def test_a_step_may_be_swapped_while_chains_run(kit: Kit) -> None:
