@@ -157,7 +157,7 @@ def _host_bars() -> list[Bar]:
         Bar(f"{killed}.lost", "a host killed under load: requests lost", "=", 0, rounds="sum"),
         Bar(f"{killed}.failed", "the same: requests failed", "=", 0, rounds="sum"),
         Bar(f"{killed}.others_failed", "the same: other model's requests lost or failed", "=", 0, rounds="sum"),
-        Bar(f"{killed}.back_s", "the same: until mobilenetv2 is served again, median", "≤", 0.2, None, "s"),
+        Bar(f"{killed}.back_s", "a host killed under load: until it serves again, median", "≤", 0.2, None, "s"),
         Bar(f"{killed}.worst_s", "the same: the worst", "≤", 0.6, None, "s"),
         Bar(f"{memory}.onnxruntime.private_mib", "a host with mlp, ONNX Runtime: private", "≤", 12, None, "MiB"),
         Bar(f"{memory}.openvino.private_mib", "a host with mlp, OpenVINO: private", "≤", 15, None, "MiB"),
@@ -282,9 +282,7 @@ def _update_bars() -> list[Bar]:
     for key, what in (("good", "good updates"), ("bad", "rolled-back or refused updates")):
         bars += [
             Bar(f"update.{key}.done", f"{what} under load"),
-            Bar(
-                f"update.{key}.unanswered", "requests lost, failed or answered wrongly over them", "=", 0, rounds="sum"
-            ),
+            Bar(f"update.{key}.unanswered", f"{what}: requests lost or answered wrongly", "=", 0, rounds="sum"),
             Bar(f"update.{key}.p50_ratio", "requests' p50 during them ÷ without"),
             Bar(f"update.{key}.p99_ratio", "requests' p99 during them ÷ without"),
             Bar(f"update.{key}.longest_ms", "the longest request during them", unit="ms"),
@@ -433,7 +431,7 @@ BARS: tuple[Bar, ...] = (
     Bar("drop.failed", "requests to a model in use meanwhile: lost or failed", "=", 0, rounds="sum"),
     Bar("drop.longest_ms", "the slowest of them", unit="ms"),
     Bar("reloads.done", "reloads of mlp under load", unit=""),
-    Bar("reloads.failed", "requests lost or failed over them", "=", 0, rounds="sum"),
+    Bar("reloads.failed", "reloads of mlp under load: requests lost or failed", "=", 0, rounds="sum"),
     Bar("cold.mlp.fresh_s", "cold start to first answer, mlp, nothing calibrated", "≤", 0.35, 0.25, "s"),
     Bar("cold.mlp.cached_s", "cold start to first answer, mlp, calibration cached", "≤", 0.35, 0.25, "s"),
     Bar("cold.mobilenetv2.fresh_s", "cold start to first answer, mobilenetv2, nothing calibrated", "≤", 0.5, None, "s"),
@@ -480,10 +478,10 @@ def table(figures: Figures) -> str:
         lines.append(
             (
                 bar.what,
-                f"{bar.sign} {_number(bar.bound)} {bar.unit}".strip() if bar.sign else "",
-                _number(bar.reach) if bar.reach is not None else "",
-                f"{_number(row.value)} {bar.unit}".strip(),
-                f"{_number(min(row.rounds))}..{_number(max(row.rounds))}" if len(row.rounds) > 1 else "",
+                f"{bar.sign} {number(bar.bound)} {bar.unit}".strip() if bar.sign else "",
+                number(bar.reach) if bar.reach is not None else "",
+                f"{number(row.value)} {bar.unit}".strip(),
+                f"{number(min(row.rounds))}..{number(max(row.rounds))}" if len(row.rounds) > 1 else "",
                 {True: "yes", False: "NO", None: ""}[row.is_met],
             )
         )
@@ -503,7 +501,7 @@ def write_json(path: Path, figures: Figures, about: Mapping[str, Any]) -> None:
             {
                 "figure": row.bar.figure,
                 "what": row.bar.what,
-                "bar": f"{row.bar.sign} {_number(row.bar.bound)}" if row.bar.sign else None,
+                "bar": f"{row.bar.sign} {number(row.bar.bound)}" if row.bar.sign else None,
                 "reach": row.bar.reach,
                 "unit": row.bar.unit,
                 "value": row.value,
@@ -521,7 +519,8 @@ def write_json(path: Path, figures: Figures, about: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A figure in three digits, or whole."""
     if value == int(value) and abs(value) < 1000:
         return str(int(value))
     if abs(value) >= 1000:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import page as numbers
 from edge_runtime.config.reference import renewed
 from edge_runtime.errors import WIRE_ERRORS, BackendUnavailable, LoadFailed
 from tests.architecture.source_tree import own_modules
@@ -33,6 +34,16 @@ def rows(text: str) -> dict[str, str]:
             assert cells[1] not in found, f"{cells[1]} is said twice"
             found[cells[1].strip("`")] = cells[2]
     return found
+
+
+def test_every_number_of_the_handbook_is_one_that_the_benchmark_kept() -> None:
+    names = re.findall(r"^`bench/results/(.+?\.json)`", page("numbers"), re.MULTILINE)
+    assert numbers.page([ROOT / "bench" / "results" / name for name in names]) == page("numbers")
+
+    _, _, text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Numbers")
+    told = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    assert len(told) > 10
+    assert set(told) <= set(page("numbers").splitlines())
 
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
