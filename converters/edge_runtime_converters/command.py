@@ -4,8 +4,9 @@ edge-runtime convert model.pt2 --to onnx
 edge-runtime convert model.onnx --to openvino --precision int8 --calibration some.npz --data test.npz --labels test.npy
 
 The result is compared with the source on the inputs given, or on made-up ones; it is written only when it is near
-enough. Errors are shares of an output's largest magnitude. Each format needs its own extra (edge-runtime[convert] has
-all but PyTorch, which is yours to bring).
+enough, by inputs that can tell: an answer that ignores its input must not pass. Errors are shares of an output's
+largest magnitude, and of its spread over the rows. Each format needs its own extra (edge-runtime[convert] has all but
+PyTorch, which is yours to bring).
 """
 
 # The verb `convert` of the command line, and what `python -m edge_runtime_converters.<target>_from_<source>` runs. It
@@ -27,6 +28,10 @@ from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.formats import PRECISIONS, TARGETS
 from edge_runtime_converters.options import TIMEOUT_S, ConversionOptions
 
+_WHAT_TELLS = (
+    "give others with --data, to which the source gives different answers; --accept-unjudged takes it as it is"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The source and the options of the verb."""
@@ -34,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Convert, and print the report. Returns the exit status: 0 done, 1 too far from the source."""
+    """Convert, and print the report. Returns the exit status: 0 done, 1 too far from the source, or not to be told."""
     options = options_of(arguments)
     with screen.progress(f"converting {options.source}", options.timeout_s) as progress:
 
@@ -46,9 +51,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         screen.json(msgspec.to_builtins(report))
     else:
         _print(report, screen)
-    for fault in report.faults:
+    for fault in (*report.faults, *(() if report.is_accepted else report.unjudged)):
         screen.error(fault)
-    if not report.is_near_enough and not report.files:
+    if report.unjudged and not report.faults and not report.is_accepted:
+        written = "" if report.files else ", so nothing was written"
+        screen.error(f"these data cannot tell whether it is near its source{written}; {_WHAT_TELLS}")
+    elif report.faults and not report.files:
         screen.error("too far from its source, so nothing was written; --keep writes it, --tolerance X allows more")
     return 0 if report.is_near_enough else 1
 
@@ -82,6 +90,7 @@ def options_of(arguments: argparse.Namespace) -> ConversionOptions:
         gpu=arguments.gpu,
         tolerance=arguments.tolerance,
         keep=arguments.keep,
+        accepts_unjudged=arguments.accept_unjudged,
         overwrite=arguments.overwrite,
         timeout_s=arguments.timeout,
     )
@@ -118,7 +127,7 @@ def _print(report: Report, screen: Screen) -> None:
     screen.fields(fields(report))
     screen.line()
     screen.table(COLUMNS, list(rows(report)), right=COLUMNS[1:])
-    for note in report.notes:
+    for note in (*report.notes, *(report.unjudged if report.is_accepted else ())):
         screen.note(f"note: {note}")
 
 
@@ -145,6 +154,11 @@ def _add_options(parser: argparse.ArgumentParser, *, target: str = "", precision
     _add_data(parser)
     _add_tensorrt(parser)
     parser.add_argument("--keep", action="store_true", help="write the result even where it is too far from its source")
+    parser.add_argument(
+        "--accept-unjudged",
+        action="store_true",
+        help="take the result also where the data cannot tell whether it is near, because one answer fits nearly all",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a file of the same name")
     add_conversion_limits(parser)
 

@@ -78,8 +78,8 @@ class ConversionTask(Struct, frozen=True):
 def convert(options: ConversionOptions, show: Show | None = None) -> Report:
     """Convert a model in a child process, and write the artifact where the options say.
 
-    The report has faults, and no files, where the result is too far from its source and `keep` is off. show: gets each
-    stage, on this thread. Raises ConversionFailed: nothing was written.
+    The report has no files where the result is too far from its source, or the data cannot tell, and `keep` is off.
+    show: gets each stage, on this thread. Raises ConversionFailed: nothing was written.
     """
     source = Path(options.source)
     source_format = format_of(source)
@@ -181,7 +181,10 @@ def convert_to_serve(
     source_format = format_of(Path(source))
     route(source_format, target, "fp32")
     output = Path(work) / "out" / artifact_name("model", target, "fp32")
-    options = ConversionOptions(source=source, target=target, output=str(output), shapes=tuple(shapes))
+    # Nobody is there to give other data: the report says what these could not judge.
+    options = ConversionOptions(
+        source=source, target=target, output=str(output), shapes=tuple(shapes), accepts_unjudged=True
+    )
     try:
         report = convert_in_child(ConversionTask(options, source_format.name, work, memory_limit_bytes), progress)
     except ConversionFailed as error:
@@ -337,6 +340,8 @@ class _Conversion:
         tolerance = tolerance_of(options.precision, options.tolerance)
         accuracies = comparison.accuracies or (None, None)
         compared_with, notes = reference.described, [*_notes(self._output, compared_on), *more_notes]
+        unjudged, others = comparison.unjudged(tolerance)
+        notes += others
         if any(given and holds_pictures(Path(given)) for given in (options.calibration, options.data)):
             notes.append(PICTURE_NOTE)
         if is_own_reading and self._format is not SourceFormat.ONNX:
@@ -362,6 +367,8 @@ class _Conversion:
             accuracy=accuracies[1],
             tolerance=tolerance.told(),
             faults=tuple(comparison.faults(tolerance)),
+            unjudged=tuple(unjudged),
+            is_accepted=options.accepts_unjudged,
             notes=tuple(notes),
         )
 
@@ -424,7 +431,9 @@ def _output_report(output: OutputComparison) -> OutputReport:
         name=output.name,
         max_error=None if output.is_exact else output.max_error,
         mean_error=None if output.is_exact else output.mean_error,
+        spread_error=output.variation.error,
         agreement=None if disagreement is None else 1 - disagreement,
+        distinct=None if disagreement is None else output.variation.distinct,
     )
 
 

@@ -36,7 +36,7 @@ class Summary:
     """The result of a tune. choice None: nothing keeps the objective. baseline: the candidate without tuning.
 
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
-    unjudged: what the inputs cannot tell, and which precisions were left out or accepted for it; "" where they can.
+    unjudged: why agreement tells nothing on these inputs, and what became of the other precisions; "" where it does.
     """
 
     rows: tuple[Row, ...]
@@ -110,24 +110,30 @@ def accuracy_text(accuracy: Accuracy | None) -> str:
 
 
 def unjudged_text(known: TuneResults, drop: float) -> str:
-    """One sentence where the inputs cannot tell that ways are within `drop`; "" where they can, or none asks for it."""
-    compared = [each for each in known.ways.values() if each.accuracy is not None and each.way.precision != PLAIN]
-    blind = [each for each in compared if each.accuracy and each.accuracy.drop <= drop and drop > 0
-             and not each.accuracy.can_tell(drop)]  # fmt: skip
-    accuracy = blind[0].accuracy if blind else None
-    if accuracy is None:
+    """One sentence where an answer that ignores its input is within `drop`, and what became of ways for it; else ""."""
+    blind = {
+        each.runs_in or each.way.precision: each.accuracy
+        for each in known.ways.values()
+        if each.way.precision != PLAIN and each.accuracy is not None
+        and each.accuracy.drop <= drop and each.accuracy.constant_drop <= drop < 1
+    }  # fmt: skip
+    if not blind or not drop:
         return ""
-    names = ", ".join(dict.fromkeys(each.runs_in or each.way.precision for each in blind))
-    told = (
-        "the inputs cannot tell how much accuracy is given up, because one and the same answer to all "
-        f"{accuracy.inputs} of them would lose {accuracy.constant_drop:.2%} only"
-        + ("" if accuracy.distinct is None else f" (the model as it is gives {_answers_text(accuracy.distinct)})")
-    )
-    if accuracy.is_accepted:
-        return f"{told}: {names} accepted all the same, as asked"
+    followed = ", ".join(name for name, accuracy in blind.items() if accuracy.are_values_within(drop))
+    others = [name for name, accuracy in blind.items() if not accuracy.are_values_within(drop)]
+    parts = [f"{followed} judged by the values, which follow"] if followed else []
+    accuracy = next(iter(blind.values()))
+    if others and accuracy.is_accepted:
+        parts.append(f"{', '.join(others)} accepted all the same, as asked")
+    elif others:
+        parts.append(
+            f"{', '.join(others)} left out; give inputs with more answers (--data DIR), or choose all the same "
+            "(--accept-unjudged)"
+        )
+    gives = "" if accuracy.distinct is None else f" (the model as it is gives {_answers_text(accuracy.distinct)})"
     return (
-        f"{told}: {names} left out; give inputs with more answers (--data DIR), or choose all the same "
-        "(--accept-unjudged)"
+        f"one and the same answer to all {accuracy.inputs} inputs would lose {accuracy.constant_drop:.2%} only{gives}, "
+        f"so that agreement tells nothing: {'; '.join(parts)}"
     )
 
 

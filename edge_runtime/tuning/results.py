@@ -64,8 +64,15 @@ class Accuracy(Struct, frozen=True):
         return min(max(self.mean_error, (self.spread_error or 0.0) ** 2), 1.0)
 
     def can_tell(self, allowed: float) -> bool:
-        """Whether the inputs can tell a drop within `allowed`: an answer that ignores its input must not pass."""
-        return allowed >= 1 or self.constant_drop > allowed
+        """Whether the inputs can tell a drop within `allowed`: an answer that ignores its input must not pass.
+
+        Where one and the same answer to all would, the values must show it: no more of their variance may be lost.
+        """
+        return allowed >= 1 or self.constant_drop > allowed or self.are_values_within(allowed)
+
+    def are_values_within(self, allowed: float) -> bool:
+        """Whether a share of the variance within `allowed` is lost, of outputs that differ from input to input."""
+        return self.spread_error is not None and self.spread_error**2 <= allowed
 
     def is_within(self, allowed: float) -> bool:
         """Whether the drop is within `allowed`, and the inputs can tell it or the caller accepts that they cannot."""

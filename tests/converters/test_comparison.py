@@ -39,8 +39,8 @@ def test_one_value_further_off_than_allowed_is_a_fault_in_fp32(values: Array, pl
 
 def test_errors_are_shares_of_the_largest_magnitude_over_all_runs() -> None:
     output = OutputComparison("scores")
-    output.add(np.array([[1.0, 0.0]]), np.array([[1.5, 0.0]]))
-    output.add(np.array([[-10.0, 0.0]]), np.array([[-10.0, 0.0]]))
+    output.add(np.array([[1.0, 0.0]]), np.array([[1.5, 0.0]]), 1)
+    output.add(np.array([[-10.0, 0.0]]), np.array([[-10.0, 0.0]]), 1)
     assert output.max_error == pytest.approx(0.05)
     assert output.mean_error == pytest.approx(0.5 / 4 / 10)
 
@@ -113,3 +113,96 @@ def test_a_tolerance_that_is_said_replaces_every_bound() -> None:
     wanted, got = np.array([[1.0, 0.0]]), np.array([[0.9, 0.0]])
     assert compared([wanted], [got]).faults(tolerance_of("fp32", 0.2)) == []
     assert compared([wanted], [got]).faults(tolerance_of("fp32", 0.01)) != []
+
+
+# ---- data that cannot judge -----------------------------------------------------------------------------------------
+
+RANDOM = np.random.default_rng(0)
+OF_ONE_CLASS = np.array([5.0, 1.0, 1.0]) + 0.05 * RANDOM.standard_normal((64, 3))
+"""Scores of which the first is the highest in all rows: their spread is 0.01 of the largest magnitude."""
+
+
+def correlating(values: Array, share: float) -> Array:
+    """Values that correlate with the given ones by a share, and vary as much."""
+    mean, spread = values.mean(axis=0), values.std(axis=0)
+    noise = spread * np.sqrt(1 - share**2) * RANDOM.standard_normal(values.shape)
+    found: Array = mean + share * (values - mean) + noise
+    return found
+
+
+@pytest.mark.parametrize(
+    "got", [np.broadcast_to(OF_ONE_CLASS.mean(axis=0), OF_ONE_CLASS.shape), correlating(OF_ONE_CLASS, 0.64)]
+)
+def test_an_answer_that_does_not_follow_its_input_is_not_called_good_for_agreeing_on_one_class(got: Array) -> None:
+    found = compared([OF_ONE_CLASS], [got])
+    (output,) = found.outputs
+    assert (output.disagreement, output.variation.distinct) == (0.0, 1)
+    assert output.mean_error < 0.02
+    assert found.faults(TOLERANCES["int8"]) == []
+    (refusing,), others = found.unjudged(TOLERANCES["int8"])
+    assert "the source gives 1 answer to 64 rows" in refusing
+    assert "of spread" in refusing
+    assert others == []
+
+
+def test_values_that_follow_stand_in_for_answers_that_tell_nothing() -> None:
+    found = compared([OF_ONE_CLASS], [correlating(OF_ONE_CLASS, 0.999)])
+    assert found.faults(TOLERANCES["int8"]) == []
+    refusing, (note,) = found.unjudged(TOLERANCES["int8"])
+    assert refusing == []
+    assert "one answer to all rows" in note
+
+
+@pytest.mark.parametrize(("other", "is_judged"), [(2, False), (20, True)])
+def test_answers_judge_only_where_the_commonest_one_alone_would_be_too_far(other: int, is_judged: bool) -> None:
+    labels = np.array([0] * (100 - other) + [1] * other)
+    found = compared([labels], [labels.copy()])
+    refusing, _ = found.unjudged(TOLERANCES["int8"])
+    assert (refusing == []) is is_judged
+    assert is_judged or "98.0% of them the same" in refusing[0]
+
+
+def test_labels_of_one_class_judge_nothing() -> None:
+    constant = np.broadcast_to(OF_ONE_CLASS.mean(axis=0), OF_ONE_CLASS.shape)
+    found = compared([OF_ONE_CLASS], [constant], np.zeros(64, int))
+    assert found.accuracies == (1.0, 1.0)
+    assert found.unjudged(TOLERANCES["int8"])[0]
+
+
+def test_values_without_classes_must_follow_the_source() -> None:
+    wanted = 10 * RANDOM.standard_normal((64, 1))
+    assert compared([wanted], [correlating(wanted, 0.999)]).faults(TOLERANCES["int8"]) == []
+    assert "of spread; allowed 0.2" in compared([wanted], [0.7 * wanted]).faults(tolerance_of("int8", None))[-1]
+    hidden = 300 + RANDOM.standard_normal((64, 1))
+    got = correlating(hidden, 0.5)
+    assert compared([hidden], [got]).faults(TOLERANCES["int8"]) == []
+    (refusing,), _ = compared([hidden], [got]).unjudged(TOLERANCES["int8"])
+    assert "differ by 0.003" in refusing
+    assert "a mean error of 0.05 is allowed" in refusing
+
+
+def test_an_output_that_never_differs_refuses_only_where_no_other_is_judged() -> None:
+    priors, boxes = np.ones((64, 4)), 10 * RANDOM.standard_normal((64, 1))
+    refusing, (told,) = compared([priors, boxes], [priors, boxes]).unjudged(TOLERANCES["fp32"])
+    assert refusing == []
+    assert told.startswith("output_0: cannot be judged")
+    (refused,), _ = compared([priors], [priors]).unjudged(TOLERANCES["fp32"])
+    assert "1 answer to 64 rows" in refused
+
+
+def test_one_row_judges_nothing_and_an_output_without_rows_is_one_answer_a_run() -> None:
+    assert compared([np.array([[1.0, 2.0]])], [np.array([[1.0, 2.0]])]).unjudged(TOLERANCES["fp32"])[0]
+    found = Comparison([OutputComparison("count"), OutputComparison("boxes")])
+    for count in (3, 1, 0):
+        boxes = np.arange(4.0 * count).reshape(count, 4)
+        found.add([np.array(count), boxes], [np.array(count), boxes], None, 8)
+    assert found.outputs[0].variation.distinct == 3
+    assert found.outputs[1].rows == 0 or found.outputs[1].variation.spread > 0
+    assert found.unjudged(TOLERANCES["fp32"])[0] == []
+
+
+@given(arrays(np.float64, (6, 3), elements=st.floats(-1e3, 1e3)), st.sampled_from(sorted(TOLERANCES)))
+def test_no_constant_answer_is_ever_called_good(values: Array, precision: str) -> None:
+    constant = np.broadcast_to(values.mean(axis=0), values.shape)
+    found = compared([values], [constant])
+    assert found.faults(TOLERANCES[precision]) or found.unjudged(TOLERANCES[precision])[0]

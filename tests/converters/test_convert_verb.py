@@ -63,6 +63,8 @@ def test_json_has_every_figure(run: Run, tmp_path: Path) -> None:
     assert report["opset"].split(",")[0] == "17"
     assert {output["name"] for output in report["outputs"]} == {"scores", "digit"}
     assert report["outputs"][0]["max_error"] > report["outputs"][0]["mean_error"] > 0
+    assert 0 < report["outputs"][0]["spread_error"] < 0.2
+    assert {output["distinct"] for output in report["outputs"]} == {10}
     assert report["source_accuracy"] - report["accuracy"] <= 0.005
     assert report["faults"] == []
 
@@ -132,6 +134,25 @@ def test_keep_writes_it_all_the_same_and_still_exits_1(run: Run, tmp_path: Path)
     assert status == 1
     assert json.loads(out)["faults"]
     assert left(tmp_path) == ["model.f16.onnx", "model.onnx"]
+
+
+def test_data_that_get_one_answer_judge_nothing_and_are_accepted_by_name_only(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "alike.npy", np.repeat(images(1), 20, axis=0))
+    words = ("model.onnx", "--to", "ort", "--data", "alike.npy")
+    status, out, err = run(*words)
+    assert status == 1
+    assert "the source gives 1 answer to 20 rows, 100.0% of them the same" in err
+    assert "cannot tell whether it is near its source, so nothing was written; give others with --data" in err
+    assert "--keep" not in err
+    assert "nothing" in out
+    assert left(tmp_path) == ["alike.npy", "model.onnx"]
+    status, out, err = run(*words, "--accept-unjudged", "--json")
+    assert status == 0, err
+    report = json.loads(out)
+    assert report["is_accepted"]
+    assert report["unjudged"]
+    assert [output["distinct"] for output in report["outputs"]] == [1, 1]
+    assert left(tmp_path) == ["alike.npy", "model.onnx", "model.ort"]
 
 
 def test_what_is_there_is_not_replaced_unless_it_is_said(run: Run, tmp_path: Path) -> None:

@@ -61,11 +61,14 @@ def sentences(report: ImportReport) -> Iterator[str]:
         for made in model.conversions:
             worst = max((output.max_error for output in made.outputs if output.max_error is not None), default=0.0)
             agreed = min((output.agreement for output in made.outputs if output.agreement is not None), default=None)
-            same = "" if agreed is None else f", same answer {agreed:.2%}"
+            distinct = min((output.distinct for output in made.outputs if output.distinct is not None), default=0)
+            same = "" if agreed is None else f", same answer {agreed:.2%} ({distinct} different)"
             yield (
                 f"{model.name}: converted from {made.source_format} to {made.target}, largest error {worst:.2g}{same}, "
                 f"on {made.compared_on} (compared with {made.compared_with})"
             )
+            for unjudged in made.unjudged:
+                yield f"{model.name}: {unjudged}"
         for part, what in model.told:
             yield f"{model.name}: {part}: {what}"
         for note in model.notes:

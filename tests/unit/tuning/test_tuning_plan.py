@@ -250,6 +250,8 @@ def test_a_model_that_does_not_batch_is_tried_without_batch_limits() -> None:
         ("int8", Accuracy(100, 0, 0, 0.9, distinct=1, constant_drop=0.0, is_accepted=True), 0.005, False),
         ("int8", Accuracy(100, 0, 0, 1.0, distinct=1, constant_drop=0.0), 1.0, True),
         (PLAIN, Accuracy(100, 0, 0, 1.0, distinct=1, constant_drop=0.0), 0.005, True),
+        ("int8", Accuracy(100, 0, 0, 1.0, distinct=1, spread_error=0.05, constant_drop=0.0), 0.005, True),
+        ("int8", Accuracy(100, 0, 0, 1.0, distinct=1, spread_error=0.1, constant_drop=0.0), 0.005, False),
     ],
 )
 def test_an_engine_may_be_chosen_within_the_drop(

@@ -58,11 +58,11 @@ def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, 
     assert words[1].startswith(f"{told_as} within p99=50ms")
 
 
-def blind(*, is_accepted: bool) -> tuple[Summary, TuneResults]:
+def blind(*, is_accepted: bool, error: float = 0.77) -> tuple[Summary, TuneResults]:
     """Two ways on inputs that the model as it is answers alike; int8 looked quicker."""
     known = TuneResults({}, {}, {})
     accuracy = Accuracy(
-        48, 0.02, 0.01, agreement=1.0, distinct=1, spread_error=0.77, constant_drop=0.0, is_accepted=is_accepted
+        48, 0.02, 0.01, agreement=1.0, distinct=1, spread_error=error, constant_drop=0.0, is_accepted=is_accepted
     )
     for way, rate in ((AS_IT_IS, 100.0), (INT8, 300.0)):
         known.ways[way] = WayResult(way, "", way.precision or "f32", "", accuracy)
@@ -77,7 +77,7 @@ def test_inputs_that_cannot_tell_leave_a_precision_out_and_say_what_to_do() -> N
     (row,) = [row for row in summary.rows if row.candidate.way is INT8]
     assert row.verdict == "the inputs cannot tell"
     assert accuracy_text(row.accuracy) == "1 answer, agrees on 100.00%, error 0.77 of spread"
-    assert "one and the same answer to all 48 of them would lose 0.00% only" in summary.unjudged
+    assert "one and the same answer to all 48 inputs would lose 0.00% only" in summary.unjudged
     assert "gives 1 answer)" in summary.unjudged
     assert "int8 left out" in summary.unjudged
     assert "--accept-unjudged" in summary.unjudged
@@ -90,6 +90,12 @@ def test_what_inputs_cannot_tell_is_accepted_by_name_only_and_the_reasons_say_so
     assert "int8 accepted all the same, as asked" in summary.unjudged
     words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
     assert words[-1].endswith("(48 inputs, which cannot tell how much is given up)")
+
+
+def test_values_that_follow_are_named_as_what_judged() -> None:
+    summary, _ = blind(is_accepted=False, error=0.05)
+    assert summary.unjudged.endswith("so that agreement tells nothing: int8 judged by the values, which follow")
+    assert "the inputs cannot tell" not in {row.verdict for row in summary.rows}
 
 
 def test_inputs_that_can_tell_say_nothing_of_it() -> None:
