@@ -2,6 +2,9 @@
 
 Closed loop by default: --in-flight 1,16,64 keeps that many requests in flight, one measurement each. --rate R offers
 Poisson arrivals instead, whether or not the daemon keeps up; latency then counts from the moment a request was due.
+Three columns are the parts of the mean latency: "daemon ms", where answered requests waited and ran in the daemon;
+"client ms", this program's own backlog: sent later than due, or the answer not read yet; and "way ms" between them:
+sockets, the network, and what the daemon has not taken in yet.
 Over ZeroMQ only: through a broker, the broker and this client would be measured (`infer --repeat N` shows latencies).
 """
 
@@ -24,7 +27,16 @@ from edge_runtime.client.zmq_client import Client
 BUSY = 0.8
 """From here the generator itself may limit a result."""
 
-COLUMNS = ("load", "requests/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "rows/run", "refused", "lost", "generator")
+OWN_SHARE = 0.25
+"""A share of the 99th percentile that is the generator's own backlog, from which it is said beside the table."""
+
+WAY_MS = 5.0
+"""A mean way from which it is said: sockets of one machine take 0.1 ms, a local network 1."""
+
+COLUMNS = (
+    "load", "requests/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "daemon ms", "way ms", "client ms", "rows/run",
+    "refused", "lost", "generator",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +69,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         return 0
     screen.table(COLUMNS, [_row(result) for result in results], right=COLUMNS[1:])
     _print_refusals(results, screen)
+    _print_backlogs(results, screen)
     if any(result["generator_busy"] >= BUSY for result in results):
         screen.note("The load generator used most of a core in a measurement; it may limit that result.")
     return 0
@@ -79,17 +92,24 @@ def _plans(arguments: argparse.Namespace, client: Client) -> list[Plan]:
 
 def _measured(plan: Plan, frames: list[bytes], client: Client, model: str, screen: Screen) -> dict[str, Any]:
     load = f"{plan.in_flight} in flight" if plan.rate is None else f"{plan.rate:g}/s offered"
-    before = _runs_and_rows(client.stats(), model)
+    before = _counts(client.stats(), model)
     with screen.progress(f"bench {model}, {load}", plan.warmup_s + plan.seconds):
         measured = measure(plan, frames)
-    after = _runs_and_rows(client.stats(), model)
-    runs, rows = after[0] - before[0], after[1] - before[1]
-    return {"load": load, **_summary(plan, measured), "rows_per_run": round(rows / runs, 2) if runs else None}
+    runs, rows, answered, total_ms = (
+        now - then for now, then in zip(_counts(client.stats(), model), before, strict=True)
+    )
+    return {
+        "load": load,
+        **_summary(plan, measured),
+        "mean_ms": _parts_ms(measured, total_ms / answered if answered else None),
+        "rows_per_run": round(rows / runs, 2) if runs else None,
+    }
 
 
 def _summary(plan: Plan, measured: Measured) -> dict[str, Any]:
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     found = {name: quantile(measured.latencies_s, q) for name, q in quantiles.items()}
+    own = {name: quantile(measured.own_s, q) for name, q in quantiles.items()}
     return {
         "in_flight": plan.in_flight if plan.rate is None else None,
         "offered_per_s": plan.rate,
@@ -97,11 +117,16 @@ def _summary(plan: Plan, measured: Measured) -> dict[str, Any]:
         "sent": measured.sent,
         "answered": measured.answered,
         "requests_per_s": round(measured.answered / measured.seconds, 1),
-        "latency_ms": {name: None if value is None else round(value * 1e3, 4) for name, value in found.items()},
+        "latency_ms": _in_ms(found),
+        "client_ms": _in_ms(own),
         "refused": measured.refused,
         "lost": measured.lost,
         "generator_busy": measured.busy,
     }
+
+
+def _in_ms(found: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else round(value * 1e3, 4) for name, value in found.items()}
 
 
 def _row(result: Mapping[str, Any]) -> list[str]:
@@ -110,6 +135,7 @@ def _row(result: Mapping[str, Any]) -> list[str]:
         str(result["load"]),
         rate_text(result["requests_per_s"]),
         *(ms_text(value) for value in result["latency_ms"].values()),
+        *("-" if value is None else ms_text(value) for value in result["mean_ms"].values()),
         "-" if rows_per_run is None else f"{rows_per_run:.1f}",
         f"{sum(result['refused'].values()):,}",
         f"{result['lost']:,}",
@@ -124,7 +150,36 @@ def _print_refusals(results: list[dict[str, Any]], screen: Screen) -> None:
             screen.line(f"refused at {result['load']}: {codes}")
 
 
-def _runs_and_rows(stats: Mapping[str, Any], model: str) -> tuple[int, int]:
-    """Return a model's runs and rows so far; zeros where the daemon does not report them."""
+def _parts_ms(measured: Measured, daemon_ms: float | None) -> dict[str, float | None]:
+    """The parts of the mean latency, in the order of their columns; None where they are not known."""
+    if not measured.latencies_s:
+        return {"daemon": None, "way": None, "client": None}
+    whole_ms, client_ms = (1e3 * sum(each) / len(each) for each in (measured.latencies_s, measured.own_s))
+    way_ms = None if daemon_ms is None else round(max(whole_ms - client_ms - daemon_ms, 0.0), 4)
+    return {
+        "daemon": None if daemon_ms is None else round(daemon_ms, 4), "way": way_ms, "client": round(client_ms, 4)
+    }  # fmt: skip
+
+
+def _print_backlogs(results: list[dict[str, Any]], screen: Screen) -> None:
+    for result in results:
+        daemon, way, client = result["mean_ms"].values()
+        if way is not None and way > max(daemon, client, WAY_MS):
+            screen.note(
+                f"{result['load']}: {ms_text(way)} ms of a latency (mean) lay between this client and the daemon's "
+                "queue: it takes in less than is offered, or the machine or network between is slow"
+            )
+        own, whole = result["client_ms"]["p99"], result["latency_ms"]["p99"]
+        if own is not None and own >= whole * OWN_SHARE:
+            screen.note(
+                f"{result['load']}: up to {ms_text(own)} ms (p99) of a latency is the client's own backlog, not the "
+                "daemon's: it sent later than due, or had not read the answer yet. Offer less, or from several machines"
+            )
+
+
+def _counts(stats: Mapping[str, Any], model: str) -> tuple[float, float, float, float]:
+    """Return a model's runs, rows, answers and their milliseconds together; zeros where the daemon reports none."""
     numbers = (stats.get("metrics") or {}).get("models", {}).get(model, {})
-    return int(numbers.get("runs", 0)), int(numbers.get("rows", 0))
+    answered = int(numbers.get("answered", 0))
+    mean_ms = numbers.get("total_ms", {}).get("mean") or 0.0
+    return int(numbers.get("runs", 0)), int(numbers.get("rows", 0)), answered, answered * mean_ms

@@ -122,6 +122,10 @@ def test_status_and_bench_count_what_was_asked(daemon: Daemon) -> None:
     assert run["answered"] > 0  # how many is for a quiet machine to say
     assert (run["lost"], run["refused"]) == (0, {})
     assert 1 <= run["rows_per_run"] <= 16
+    parts = run["mean_ms"]
+    assert 0 < parts["daemon"] < run["latency_ms"]["max"]
+    assert 0 <= parts["client"] < run["latency_ms"]["max"]
+    assert 0 < sum(parts.values()) < run["latency_ms"]["max"]
     stats = daemon.json("status")
     assert stats["metrics"]["models"]["mlp"]["answered"] >= run["answered"]
     assert "mlp" in daemon.run("status")

@@ -523,6 +523,9 @@ def test_bench_measures_each_load(server: FakeServer, capsys: pytest.CaptureFixt
         assert run["answered"] > 0
         assert run["lost"] == 0
         assert 0 < run["latency_ms"]["p50"] <= run["latency_ms"]["p99"] <= run["latency_ms"]["max"]
+        assert 0 <= run["client_ms"]["p50"] <= run["client_ms"]["max"] <= run["latency_ms"]["max"]
+        assert 0 <= run["mean_ms"]["client"] <= run["client_ms"]["max"]
+        assert run["mean_ms"]["daemon"] is None, "this one tells nothing of its own"
     assert infers(server)[-1].header.inputs[0].shape == (2, 4)
     assert main(words) == 0
     head, first, second = capsys.readouterr().out.splitlines()
