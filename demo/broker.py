@@ -6,6 +6,7 @@ Owns: the child process and its folder. Nothing of a broker that runs already is
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
+
+PORTS = range(20_000, 32_000)
+"""Below Linux's ephemeral ports: a client that tries to reconnect to a stopped broker on an ephemeral port can be given
+that very port as its own, connect to itself, and keep the broker from coming back."""
 
 
 def find_mosquitto() -> str | None:
@@ -29,7 +34,7 @@ def own_broker(folder: Path) -> Iterator[int | None]:
     if program is None:
         yield None
         return
-    port = free_port()
+    (port,) = free_ports(1)
     configuration = folder / "mosquitto.conf"
     configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
     with (folder / "mosquitto.log").open("wb") as log:
@@ -47,11 +52,19 @@ def own_broker(folder: Path) -> Iterator[int | None]:
             child.wait()
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> tuple[int, ...]:
+    """So many ports of this machine that nothing listens on now, each another."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().choice(PORTS)  # not a seeded one, which would choose the same in every process
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return tuple(found)
 
 
 def _listens(port: int, child: subprocess.Popen[bytes]) -> bool:

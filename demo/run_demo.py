@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo.broker import free_port, own_broker
+from demo.broker import free_ports, own_broker
 from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
 from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
     with short_folder() as folder:
-        digits, http_port = load_held_out(), free_port()
+        digits, (http_port,) = load_held_out(), free_ports(1)
         with own_broker(folder) as port, _daemon(screen, folder, http_port, port) as daemon:
             with Client(daemon.endpoint, max_in_flight=1024) as client:
                 is_right = _show_digits(screen, client, digits)

@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.broker import free_ports
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.roles import add_group
 from tests.fakes.publishing import Publisher
@@ -33,9 +33,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 @pytest.fixture
 def port(publisher: Publisher, tmp_path: Path) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    (port,) = free_ports(1)
     server = CONFIGURATION.read_text(encoding="utf-8")
     server = server.replace("listen 80;", f"listen 127.0.0.1:{port};")
     server = re.sub(r"root /srv/[a-z-]+;", f"root {publisher.path};", server)

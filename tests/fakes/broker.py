@@ -7,7 +7,6 @@ brings a whole one of its own gives `layout`.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from demo.broker import free_ports
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -33,10 +34,6 @@ needs_mosquitto = pytest.mark.skipif(
 
 START_S = 60.0
 """How long mosquitto may take to listen, or to end, before the test fails: it takes some 10 ms."""
-
-PORTS = range(20_000, 32_000)
-"""Below Linux's ephemeral ports: a client that tries to reconnect to a stopped broker on an ephemeral port can be given
-that very port as its own, connect to itself, and keep the broker from coming back."""
 
 ATTEMPTS = 5
 
@@ -108,7 +105,7 @@ class Broker:
         assert MOSQUITTO is not None, "mosquitto is not installed"
         self._folder.mkdir(exist_ok=True)
         for _ in range(ATTEMPTS):
-            self.ports = _free_ports(self._listeners)
+            self.ports = free_ports(self._listeners)
             (self._folder / "mosquitto.conf").write_text(self._layout(self.ports))
             if self._run():
                 return
@@ -199,20 +196,6 @@ class Broker:
             child.kill()
             child.wait()
             raise AssertionError(f"mosquitto did not end in {START_S} s after {by.name}:\n{self.log()}") from None
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().choice(PORTS)  # not the seeded one, which would choose the same in every process
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return tuple(found)
 
 
 def _connects(port: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
 import sys
 import time
@@ -14,13 +13,6 @@ from pathlib import Path
 LIMIT_S = 300.0
 SERVICE = "digits-predictor.models.svc.cluster.local"
 """What callers inside a cluster have as Host."""
-
-
-def free_port() -> int:
-    """A port of loopback that nothing listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from cross.build_image import HEALTH, SOCKETS, STATE, USER
+from demo.broker import free_ports
 from edge_runtime import __version__
 from edge_runtime.config.loading import load_config
-from tests.system.served_probes import daemon, free_port, wait_for
+from tests.system.served_probes import daemon, wait_for
 
 ROOT = Path(__file__).parents[2]
 CONTAINERS = ROOT / "deploy/containers"
@@ -183,7 +184,8 @@ def test_kustomize_adds_a_pod_monitor_that_finds_the_metrics_of_the_pods(
 def test_a_daemon_with_kubernetes_configuration_answers_each_probe(
     pod: dict[str, Any], configured: Path, tmp_path: Path
 ) -> None:
-    ports = {str(port["containerPort"]): str(free_port()) for port in pod["containers"][0]["ports"]}
+    declared = [str(port["containerPort"]) for port in pod["containers"][0]["ports"]]
+    ports = dict(zip(declared, map(str, free_ports(len(declared))), strict=True))
     text = re.sub(r"\b(8000|8001|9464)\b", lambda found: ports[found[1]], configured.read_text())
     configured.write_text(text)
     container = pod["containers"][0]

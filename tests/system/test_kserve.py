@@ -15,8 +15,9 @@ import tritonclient.grpc as triton
 import yaml
 
 from cross.build_image import FLAVOURS, SOCKETS, STATE
+from demo.broker import free_ports
 from edge_runtime import __version__
-from tests.system.served_probes import daemon, free_port, status_of, wait_for
+from tests.system.served_probes import daemon, status_of, wait_for
 
 ROOT = Path(__file__).parents[2]
 KSERVE = ROOT / "deploy/kserve"
@@ -137,7 +138,7 @@ def test_the_container_s_arguments_serve_what_is_in_mnt_models_and_answer_the_pr
 ) -> None:
     shutil.copytree(ROOT / "demo/models/digits", tmp_path / "models")
     name = service["metadata"]["name"]
-    ports = {option: free_port() for option in PORTS}
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     words = [word.replace("{{.Name}}", name).replace(MODELS, str(tmp_path / "models")) for word in container["args"]]
     for at, word in enumerate(words):
         option, _, value = word.partition("=")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.broker import free_port
+from demo.broker import free_ports
 from edge_runtime.config.door_access import door_access
 from edge_runtime.config.loading import load_config
 from edge_runtime.errors import NotServed, QueueTimeExpired
@@ -226,7 +226,7 @@ class HttpTour:
 def http_tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpTour]:
     folder = tmp_path_factory.mktemp("http")
     lay_out(folder / "models")
-    tour = HttpTour(folder, {port: str(free_port()) for port in ("8000", "8001", "8010")})
+    tour = HttpTour(folder, dict(zip(("8000", "8001", "8010"), map(str, free_ports(3)), strict=True)))
     serve, _ = re.findall(r"^edge-runtime serve .+$", HTTP, re.MULTILINE)  # the other is KServe's: test_kserve.py
     with serving(words(tour.mend(f"{serve} --http-control 127.0.0.1:8010 --client-shared-memory"), folder), folder):
         yield tour
