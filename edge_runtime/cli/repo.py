@@ -79,7 +79,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _PACKAGES:
             raise
-        raise PublishError(f"{error.name} is not installed; pip install 'edge-runtime[publish]'") from error
+        raise PublishError(
+            f"{error.name} is not installed: packages and images for devices leave out what signs; publish from "
+            "another machine, with pip install 'edge-runtime[publish]'"
+        ) from error
     verbs.VERBS[arguments.action](arguments, screen)
     return 0
 

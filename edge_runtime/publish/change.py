@@ -85,17 +85,25 @@ class Draft:
 
         Raises PublishError: too few keys are within reach.
         """
-        roles = set(self._touched)
-        if any(role not in ("root", "snapshot", "timestamp") for role in roles):
-            roles.add("snapshot")
-        if "snapshot" in roles:
-            roles.add("timestamp")
-        signatures = [self._signature(role) for role in _in_order(roles)]
+        signatures = self._signatures(self._touched)
         for each in signatures:
             signed = self.catalog.signed(each.role)
             signed.version = self._next_version(each.role)
             signed.expires = self._repository.now_utc + timedelta(days=self._repository.days.of(each.role))
         return Change(self._repository, self.catalog, summary, signatures, self._blobs)
+
+    def check_keys(self, *roles: str) -> None:
+        """Raise PublishError where too few keys are within reach to sign a change of the roles."""
+        self._signatures(roles)
+
+    def _signatures(self, touched: Iterable[str]) -> list[_Signature]:
+        """The keys that sign the touched roles, and those that follow them."""
+        roles = set(touched)
+        if any(role not in ("root", "snapshot", "timestamp") for role in roles):
+            roles.add("snapshot")
+        if "snapshot" in roles:
+            roles.add("timestamp")
+        return [self._signature(role) for role in _in_order(roles)]
 
     def _next_version(self, role: str) -> int:
         if self._old is None or role not in self._old.roles:

@@ -70,16 +70,17 @@ def prepare_release(
     """Take a model in, try it, and draft its release.
 
     pipeline_child: what the child calls that tries a pipeline; None: pipelines are refused. Raises PublishError: no
-    such team, another team's model, a version whose bytes changed, a folder that may not be published, a counter that
-    devices would refuse, or a model that does not work.
+    such team, too few of its keys within reach, another team's model, a version whose bytes changed, a folder that may
+    not be published, a counter that devices would refuse, or a model that does not work.
     """
     _check_options(repository, options)
+    role = team_role(options.team)
+    Draft(repository).check_keys(role)  # before the trial, which may take minutes
     intake = take_in(repository.folder, options.path, options.model, options.version, options.models)
     release = _next_release(repository, options.team, intake, options.counter)
     trials = _try_pipeline(intake, options, pipeline_child) if intake.parts else _try_model(intake, options)
     tolerances = {**TOLERANCES, **options.tolerances}
     _check_agreement(trials, tolerances)
-    role = team_role(options.team)
     draft = Draft(repository)
     for file in intake.files:
         path = release.file(file.published_name)

@@ -105,11 +105,7 @@ class ActiveReleases:
 
     def known_releases(self) -> KnownReleases:
         """Return what offers are checked against. A release that does not serve is left out, to be installed again."""
-        active = {
-            model: release.manifest_sha256
-            for model, release in self._journal.active().items()
-            if model not in self.not_served
-        }
+        active = {model: release for model, release in self._journal.active().items() if model not in self.not_served}
         refused = {sha256: each.reason for sha256, each in self._journal.refused().items()}
         return KnownReleases(self._journal.counters(), active, refused)
 

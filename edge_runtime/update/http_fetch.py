@@ -47,7 +47,8 @@ PATH_SAFE = "/%!$&'()*+,;=:@~"
 """Not quoted in a path (RFC 3986, pchar); "%" because TUF's paths are URL paths already."""
 
 _OK, _PARTIAL, _BAD_RANGE = 200, 206, 416
-_MISSING = (403, 404)
+_FORBIDDEN = 403
+_MISSING = (_FORBIDDEN, 404)
 """Buckets reply 403 for a file that is not there to those who may not list it."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]+/(?:[0-9]+|\*)")
@@ -297,7 +298,8 @@ class _HttpBody:
 def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
     """Return the offset of a reply's first byte. Raises NotPublished and DownloadError."""
     if reply.status in _MISSING:
-        raise NotPublished(f"{url}: {reply.status} {reply.reason}; the repository does not have it")
+        or_closed = ", or the server lets nobody read it" if reply.status == _FORBIDDEN else ""
+        raise NotPublished(f"{url}: {reply.status} {reply.reason}; the repository does not have it{or_closed}")
     if reply.status not in (_OK, _PARTIAL):
         raise DownloadError(f"{url}: {reply.status} {reply.reason}; wanted 200 or 206")
     if reply.headers.get("Content-Encoding", "identity").lower() != "identity":

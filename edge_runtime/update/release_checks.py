@@ -84,11 +84,11 @@ class ReleaseSettings:
 class KnownReleases:
     """The releases that a device knows. counters: the highest of each model.
 
-    active: hashes of manifests by model. refused: reasons by the hash of the manifest.
+    active: those that serve, by model. refused: reasons by the hash of the manifest.
     """
 
     counters: Mapping[str, int]
-    active: Mapping[str, str]
+    active: Mapping[str, Release]
     refused: Mapping[str, str]
 
 
@@ -119,7 +119,8 @@ def choose_offers(assignments: Iterable[Assignment], device_id: str) -> dict[str
 def why_not_offered(assignment: Assignment, memory: KnownReleases) -> str | None:
     """Return why an assignment is passed over, its manifest unread; None: take it. "": it is active already."""
     model, counter, sha256 = assignment.model, assignment.release.counter, assignment.manifest_sha256
-    if memory.active.get(model) == sha256:
+    active = memory.active.get(model)
+    if active is not None and active.manifest_sha256 == sha256:
         return ""
     if sha256 in memory.refused:
         return f"release {counter} of {model} was refused here before: {memory.refused[sha256]}"

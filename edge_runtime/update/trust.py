@@ -72,7 +72,7 @@ class TrustedSet:
         It may be expired: only the last one must not be (`check_last_root`).
         """
         new, signed = _parse(Root, "root", data)
-        _verify("root", self._root, signed)
+        self._verify_top("root", signed)
         _verify("root", new, signed)
         if new.version != self._root.version + 1:
             raise TrustError(f"root: got version {new.version}, wanted {self._root.version + 1}; none is left out")
@@ -164,8 +164,18 @@ class TrustedSet:
 
     def _parse_top(self, kind: type[Role], role: str, data: bytes) -> Role:
         new, signed = _parse(kind, role, data)
-        _verify(role, self._root, signed)
+        self._verify_top(role, signed)
         return new
+
+    def _verify_top(self, role: str, metadata: Metadata[Role]) -> None:
+        """As `_verify` by the root; where no key that it names for the role signed, say what that means."""
+        known = self._root.roles[role].keyids
+        if not any(key in known for key in metadata.signatures):
+            raise TrustError(
+                f"{role}: was signed by no key that this device trusts: update.root_file is another repository's root, "
+                "or somebody signed these files with other keys; compare it with the repository's 1.root.json"
+            )
+        _verify(role, self._root, metadata)
 
     def _check_expiry(self, role: str, signed: Signed) -> None:
         if self._is_expired(signed):

@@ -225,6 +225,7 @@ class Updater:
             reason = why_not_offered(assignment, known)
             if reason is not None:
                 action = _why_not_action(reason, assignment, known)
+                version = known.active[assignment.model].version if action == RUNS else None
             else:
                 signed = repository.release(assignment)
                 version = signed.release.version

@@ -30,6 +30,8 @@ def test_a_release_is_installed_and_serves_and_the_next_one_replaces_it(fleet: F
         assert device.outcome()[0] == "installed"
         assert device.adds() == 2.0
         assert device.outcome() == ("runs", "")
+        (offer,) = device.apply()["offers"]
+        assert (offer["action"], offer["version"], offer["release"]) == ("runs", 2, 2)
 
 
 def test_what_was_installed_serves_after_a_restart_without_a_repository(fleet: Fleet) -> None:

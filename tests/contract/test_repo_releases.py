@@ -163,6 +163,19 @@ def test_a_model_belongs_to_one_team(publisher: Publisher, tmp_path: Path) -> No
         publish(publisher, tmp_path / "tiny", team="smell")
 
 
+@pytest.mark.parametrize(
+    ("team", "why"), [("smell", "no team 'smell'"), ("vision", "team-vision: 0 of its keys are within reach")]
+)
+def test_the_team_and_its_keys_are_checked_before_the_model_is_tried(
+    publisher: Publisher, tmp_path: Path, team: str, why: str
+) -> None:
+    (path := tiny(tmp_path, 1)).joinpath("1", "model.onnx").write_bytes(b"no model")
+    for key in (publisher.path / "keys").glob("team-vision*"):
+        key.unlink()
+    with pytest.raises(PublishError, match=why):
+        publish(publisher, path, team=team)
+
+
 def test_two_artifacts_of_a_version_must_answer_alike(publisher: Publisher, tmp_path: Path) -> None:
     path = tmp_path / "both" / "1"
     from_onnx(mlp(path), path)

@@ -37,6 +37,21 @@ def test_a_check_with_nothing_new_asks_for_the_next_root_and_the_timestamp_and_n
         assert server.paths == ["metadata/2.root.json", "metadata/timestamp.json"]
 
 
+def test_a_bucket_that_nobody_may_list_replies_403_for_what_is_not_there_and_updates_go_on(
+    fleet: Fleet, server: HttpServer
+) -> None:
+    server.answer = lambda request: None if fleet.site.find(request.path) is not None else Answer(403)
+    fleet.release(1)
+    with fleet.device(folder=None, url=server.url) as device:
+        assert device.outcome()[0] == "installed"
+        assert device.outcome() == ("runs", "")
+        server.answer = lambda _request: Answer(403)
+        told = device.apply()
+        assert not told["is_ok"]
+        assert "timestamp.json: 403" in told["reason"]
+        assert device.adds() == 1.0
+
+
 def test_after_a_restart_a_check_asks_for_no_more(fleet: Fleet, server: HttpServer) -> None:
     fleet.release(1)
     with fleet.device(folder=None, url=server.url) as device:

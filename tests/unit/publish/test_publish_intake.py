@@ -243,7 +243,7 @@ def many_files(version: Path) -> None:
         (pipe_as_settings, "no plain file"),
         (data_outside, "leaves the model's folder"),
         (data_linked, "no plain file"),
-        (data_missing, "No such file"),
+        (data_missing, "is not there; copy it"),
         (data_in_a_folder, "export it beside the model"),
         (data_named_like_the_golden_file, "cannot be published"),
         (data_with_a_blank, "cannot be published"),

@@ -129,6 +129,18 @@ def test_a_kept_root_that_was_not_reached_from_the_one_the_device_came_with_is_n
     assert (tmp_path / "root.json").read_bytes() == other.published["root"][0]
 
 
+def test_the_root_of_another_repository_is_told_as_that(repository: TufRepository, tmp_path: Path) -> None:
+    other = TufRepository()
+    for role in ("root", "timestamp"):
+        other.rotate(role)
+    wrong_root = "was signed by no key .*update.root_file is another repository's root"
+    with pytest.raises(TrustError, match=f"timestamp: {wrong_root}"):
+        client(repository, tmp_path, other.sign("root")).refresh()
+    repository.publish("root")
+    with pytest.raises(TrustError, match=f"root: {wrong_root}"):
+        client(repository, tmp_path, other.sign("root")).refresh()
+
+
 def test_a_bootstrap_that_is_no_root_is_refused(repository: TufRepository, tmp_path: Path) -> None:
     with pytest.raises(TrustError):
         client(repository, tmp_path, repository.published["targets"][0]).refresh()

@@ -14,6 +14,7 @@ from edge_runtime.errors import UpdateError
 from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest, StepModel
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import LONGEST_LEAP
+from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_checks import (
     DeviceTraits,
     KnownReleases,
@@ -90,7 +91,7 @@ def test_of_several_releases_the_one_with_the_highest_counter_that_includes_the_
     ("memory", "reason"),
     [
         (KnownReleases({}, {}, {}), None),
-        (KnownReleases({"digits": 4}, {"digits": sha(4)}, {}), ""),
+        (KnownReleases({"digits": 4}, {"digits": Release("digits", 1, 4, sha(4))}, {}), ""),
         (KnownReleases({"digits": 4}, {}, {}), None),
         (KnownReleases({"digits": 5}, {}, {}), "older than 5"),
         (KnownReleases({"digits": 4}, {}, {sha(4): "too slow"}), "refused here before: too slow"),
