@@ -67,11 +67,8 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     Raises ConversionFailed: it may hold code, it is damaged, or Keras cannot export it.
     """
     check_keras(source)
-    torch = import_torch()
-    import_library("onnxscript", EXTRA)
     with tempfile.TemporaryDirectory(prefix="keras-") as folder:
-        os.environ |= {"KERAS_BACKEND": "torch", "KERAS_HOME": folder, "CUDA_VISIBLE_DEVICES": ""}
-        keras = import_library("keras", EXTRA)
+        torch, keras = import_keras(folder)
         if keras.config.backend() != "torch":
             raise ConversionFailed(f"Keras was imported with {keras.config.backend()}; convert in a process of its own")
         named = Path(folder) / ("model.keras" if is_zip(source) else "model.h5")  # Keras goes by the suffix
@@ -85,6 +82,14 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
         model.export(str(output), format="onnx", verbose=False)
         _name_outputs(output, names)
     return original
+
+
+def import_keras(home: str) -> tuple[Any, Any]:
+    """Import PyTorch, and Keras that runs on it. home: a folder for Keras to write to. Raises ConversionFailed."""
+    torch = import_torch()
+    import_library("onnxscript", EXTRA)
+    os.environ |= {"KERAS_BACKEND": "torch", "KERAS_HOME": home, "CUDA_VISIBLE_DEVICES": ""}
+    return torch, import_library("keras", EXTRA)
 
 
 def _zeros(model: KerasModel) -> dict[str, Array]:

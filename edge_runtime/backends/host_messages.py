@@ -38,7 +38,7 @@ MAX_ERROR_CHARACTERS = 2000
 # ---- the daemon to a prepared parent, and back ----------------------------------------------------------------------
 
 
-class HostTask(Struct, frozen=True):
+class HostTask(Struct, frozen=True, tag="host"):
     """What one host loads and runs.
 
     runners: runs that may be on at the same time. ahead: as many more may be handed over, and wait in the host for a
@@ -55,11 +55,30 @@ class HostTask(Struct, frozen=True):
     ahead: int = 0
 
 
+class CallTask(Struct, frozen=True, tag="call"):
+    """A function that one forked process calls, as a child of sandbox/child.py does: with its task, confined.
+
+    backend: the name of what its parent imports, by `prepare`, which takes the name; both functions are `module:name`.
+    data: the function's task as JSON. reads, writes, niceness: see Confinement.
+    """
+
+    backend: str
+    prepare: str
+    function: str
+    data: bytes
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    niceness: int = 0
+
+
 class Fork(Struct, frozen=True, tag="fork"):
-    """Fork a host. Its control socket, its log and its runners' sockets come with the message, in this order."""
+    """Fork a host. Its control socket, its log and its runners' sockets come with the message, in this order.
+
+    In place of the runners' sockets comes the pipe for its reports where it calls a function.
+    """
 
     host: int
-    task: HostTask
+    task: HostTask | CallTask
 
 
 class Kill(Struct, frozen=True, tag="kill"):

@@ -1,13 +1,15 @@
 """The prepared parent: a process that imported one backend's library, and forks hosts that share its pages.
 
 Owns: forking, killing and reaping hosts, in one thread that never blocks on a host. It never loads a model. It ends
-when the daemon closes its socket, and its hosts end with it.
+when the daemon closes its socket, and its hosts end with it. One that imported a converter's libraries forks
+processes that call a function once, and are hosts to it otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import selectors
 import signal
@@ -21,10 +23,12 @@ from msgspec import Struct
 
 from edge_runtime.backends.host_child import import_backend, serve_host
 from edge_runtime.backends.host_messages import (
+    CallTask,
     ChannelEnded,
     Ended,
     Fork,
     Forked,
+    Hello,
     HostTask,
     Kill,
     ParentOrder,
@@ -34,6 +38,7 @@ from edge_runtime.backends.host_messages import (
     receive_with_descriptors,
     send,
 )
+from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ShowProgress
 
@@ -43,30 +48,61 @@ OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 
 
 class ParentTask(Struct, frozen=True):
-    """What a parent prepares: a backend's library. descriptor: of its socket to the daemon."""
+    """What a parent prepares: a backend's library. descriptor: of its socket to the daemon.
+
+    prepare: the function, `module:name`, that imports for calls, given `backend`; "" for hosts.
+    """
 
     backend: str
     descriptor: int
+    prepare: str = ""
 
 
 def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
     """Import the library, then fork hosts until the daemon closes the socket. Returns in each host too, at its end."""
-    import_backend(task.backend)
+    if task.prepare:
+        _import_for_calls(task)
+    else:
+        import_backend(task.backend)
     gc.collect()
     gc.freeze()  # a collection in a host would otherwise write to every page that it shares
     with socket.socket(fileno=task.descriptor) as channel:
         forked = _Forker(channel).serve()
-    if forked is not None:
-        serve_host(forked.task, forked.control, forked.runners)
+    if forked is None:
+        return
+    if isinstance(forked.task, HostTask):
+        serve_host(forked.task, forked.control, [socket.socket(fileno=each) for each in forked.others])
+    else:
+        _serve_call(forked.task, forked.control, forked.others[0])
+
+
+def _import_for_calls(task: ParentTask) -> None:
+    module, _, name = task.prepare.partition(":")
+    with contextlib.suppress(Exception):  # the call says what cannot be imported
+        getattr(importlib.import_module(module), name)(task.backend)
+
+
+def _serve_call(task: CallTask, control: socket.socket, reports: int) -> None:
+    """Call the function and end, without a library's own end."""
+    status = 1
+    try:
+        send(control, Hello())
+        status = call_function(task.function, task.data, reports)
+    except (ChannelEnded, OSError):  # the daemon reads no longer
+        pass
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 @dataclass(frozen=True, slots=True)
 class _ForkedHost:
-    """In a host: what it does, and the sockets that are its own."""
+    """In a host: what it does, and the descriptors that are its own. others: of its runners, or for its reports."""
 
-    task: HostTask
+    task: HostTask | CallTask
     control: socket.socket
-    runners: list[socket.socket]
+    others: list[int]
 
 
 class _Forker:
@@ -135,12 +171,12 @@ class _Forker:
             return None
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        control, log, *runners = descriptors
+        control, log, *others = descriptors
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         os.close(log)
         _confinement(parent, order.task).apply()
-        return _ForkedHost(order.task, socket.socket(fileno=control), [socket.socket(fileno=each) for each in runners])
+        return _ForkedHost(order.task, socket.socket(fileno=control), others)
 
     def _reap(self) -> None:
         """Tell the daemon of hosts that ended, each after all that it started was killed."""
@@ -159,11 +195,13 @@ class _Forker:
                 send(self._channel, Ended(number, os.waitstatus_to_exitcode(status)))
 
 
-def _confinement(parent: int, task: HostTask) -> Confinement:
+def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
     """A host sees its version's folder and its delegate, and may write where OpenVINO is to keep its cache.
 
     One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
     """
+    if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
+        return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes)
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
     own = task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent)
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES

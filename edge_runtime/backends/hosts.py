@@ -1,7 +1,8 @@
 """Hosts, seen from the daemon: prepared parents, the processes that they fork, and what those print.
 
 Owns: one prepared parent a backend, started when a host is first wanted and ended when it has had none for a while;
-each host's process from its fork to its end. Knows no runs: host_instance.py talks to a loaded host. One thread,
+each host's process from its fork to its end, and likewise those that call a function once, as conversions do. Knows no
+runs: host_instance.py talks to a loaded host. One thread,
 `edge-hosts`, starts the parents, since the kernel ends a child with the thread that made it; it logs what hosts print,
 and tells of each end.
 """
@@ -21,8 +22,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
 
 from edge_runtime.backends.host_messages import (
+    CallTask,
     ChannelEnded,
     Ended,
     Fork,
@@ -39,8 +44,8 @@ from edge_runtime.backends.host_messages import (
 from edge_runtime.backends.host_parent import ParentTask, prepare_hosts
 from edge_runtime.errors import LoadFailed
 from edge_runtime.regions import Regions
-from edge_runtime.sandbox.child import end_child, start_child
-from edge_runtime.sandbox.ending import judge_ending
+from edge_runtime.sandbox.child import ChildFunction, Show, TaskT, end_child, follow_child, start_child
+from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
 from edge_runtime.telemetry.logs import TRACEBACK, log_traceback
 
 log = logging.getLogger(__name__)
@@ -60,6 +65,9 @@ PARENT_IDLE_S = 10.0
 END_TIMEOUT_S = 10.0
 """Killed processes end at once, unless the kernel writes a large one's pages back meanwhile."""
 
+_STOP_LOOK_S = 0.1
+"""How long a stop goes unnoticed while a parent imports."""
+
 _LOG_LINE_BYTES = 4096
 """A longer line is logged in pieces, so a model that prints an endless line costs no memory."""
 
@@ -74,10 +82,11 @@ class HostProcess:
     """One life of a host, from its fork to its end.
 
     has_ended is set when the process and all that it started are gone; `status` is known by then (negative: a signal's
-    number; None: its parent died first). ended_for: why the daemon killed it, "" where it did not. Thread: any.
+    number; None: its parent died first). ended_for: why the daemon killed it, "" where it did not. pipes: the caller's,
+    to which one that calls a function prints and reports; a host's log is read here. Thread: any.
     """
 
-    def __init__(self, number: int, task: HostTask, label: str) -> None:
+    def __init__(self, number: int, task: HostTask | CallTask, label: str, pipes: Sequence[int] = ()) -> None:
         self.number = number
         self.task = task
         self.label = label
@@ -89,18 +98,23 @@ class HostProcess:
         self.oom_kills = oom_kills()
         self.on_end: Callable[[HostProcess], None] | None = None
         self.control, self._control_there = new_channel()
-        pairs = [new_channel() for _ in range(task.runners + task.ahead)]
+        runners = task.runners + task.ahead if isinstance(task, HostTask) else 0
+        pairs = [new_channel() for _ in range(runners)]
         self.runners = [mine for mine, _ in pairs]
         self._runners_there = [there for _, there in pairs]
-        self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self._log_writer, True)
+        self._pipes = pipes
+        self.log_reader = self._log_writer = -1
+        if not pipes:
+            self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(self._log_writer, True)
         self._parent: _PreparedParent | None = None
         self.log: _HostLog | None = None
 
     def begin(self, parent: _PreparedParent) -> None:
         """Have a parent fork it, and close what is the host's here. Raises ChannelEnded: the parent is gone."""
         self._parent = parent
-        there = [self._control_there.fileno(), self._log_writer, *(each.fileno() for each in self._runners_there)]
+        own = self._pipes or (self._log_writer, *(each.fileno() for each in self._runners_there))
+        there = [self._control_there.fileno(), *own]
         try:
             parent.send(Fork(self.number, self.task), there)
         finally:
@@ -203,7 +217,7 @@ class Hosts:
         self._fork_timeout_s = fork_timeout_s
         self._parent_idle_s = parent_idle_s
         self._lock = threading.Lock()
-        self._parents: dict[tuple[str, int], _PreparedParent] = {}
+        self._parents: dict[_Wanted, _PreparedParent] = {}
         self._keeper: _HostKeeper | None = None
         self._last = 0
         self._is_closed = False
@@ -244,22 +258,77 @@ class Hosts:
             taken.append(self._failures.popleft())
         return taken
 
+    def call(
+        self,
+        function: ChildFunction[TaskT, ResultT],
+        task: TaskT,
+        *,
+        prepare: Callable[[str], None],
+        what: str,
+        limits: ChildLimits,
+        niceness: int = 0,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        stop: threading.Event | None = None,
+        show: Show | None = None,
+    ) -> Ending[ResultT]:
+        """Call a function as `run_child` does, in a process that finds its libraries imported.
+
+        prepare: a module-level function that imports them in the parent, given `what`, which names them. Raises
+        LoadFailed: no process can be forked; nothing was called. Leaves no process but the parent.
+        """
+        order = CallTask(
+            what,
+            _name_of(prepare),
+            _name_of(function),
+            msgspec.json.encode(task),
+            tuple(map(os.path.abspath, reads)),
+            tuple(map(os.path.abspath, writes)),
+            niceness,
+        )
+        printed, prints = os.pipe2(os.O_CLOEXEC)
+        reports, reports_there = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                host = self._start(order, what, stop, (prints, reports_there))
+            finally:
+                close_all([prints, reports_there])
+            try:
+                return follow_child(_Call(host), function, (reports, printed), limits=limits, stop=stop, show=show)
+            finally:
+                host.close()
+        finally:
+            close_all([printed, reports])
+
     def start(self, task: HostTask, label: str) -> HostProcess:
         """Fork a host, which then loads its model. label: what its lines in the log begin with. Raises LoadFailed."""
+        return self._start(task, label)
+
+    def _start(
+        self,
+        task: HostTask | CallTask,
+        label: str,
+        stop: threading.Event | None = None,
+        pipes: Sequence[int] = (),
+    ) -> HostProcess:
+        """Fork a process. stop, pipes: as of `call`. Raises LoadFailed."""
         reason = ""
         for _ in range(FORK_TRIES):
             parent = self._parent_of(task)
-            if not parent.is_prepared.wait(PREPARE_TIMEOUT_S):
+            if not _wait_until(parent.is_prepared, PREPARE_TIMEOUT_S, stop):
+                if stop is not None and stop.is_set():
+                    raise LoadFailed("it was stopped")
                 parent.keeper.retire(parent)
                 reason = f"{task.backend} was not imported within {PREPARE_TIMEOUT_S:g} s"
                 continue
-            if parent.has_ended and parent.is_leaving:  # it was idle until a moment ago
+            if parent.has_failed:
+                self._forget(parent)
+                raise LoadFailed(f"importing {task.backend} failed: {parent.how_it_ended}")
+            if parent.has_ended:  # it was idle until a moment ago
                 reason = "the process that prepares hosts ended"
                 self._forget(parent)
                 continue
-            if parent.has_ended:
-                raise LoadFailed(f"importing {task.backend} failed: {parent.how_it_ended}")
-            host, reason = self._try_fork(parent, task, label)
+            host, reason = self._try_fork(parent, task, label, pipes)
             if host is not None:
                 return host
             self._forget(parent)
@@ -275,11 +344,13 @@ class Hosts:
         if keeper is not None:
             keeper.close()
 
-    def _try_fork(self, parent: _PreparedParent, task: HostTask, label: str) -> tuple[HostProcess | None, str]:
+    def _try_fork(
+        self, parent: _PreparedParent, task: HostTask | CallTask, label: str, pipes: Sequence[int]
+    ) -> tuple[HostProcess | None, str]:
         """Fork one host and hear its first word; None, and why not."""
         with self._lock:
             self._last += 1
-            host = HostProcess(self._last, task, label)
+            host = HostProcess(self._last, task, label, pipes)
         if not parent.keeper.add(parent, host):
             host.drop()
             return None, "the process that prepares hosts ends"
@@ -301,9 +372,9 @@ class Hosts:
         host.close()
         return None, reason
 
-    def _parent_of(self, task: HostTask) -> _PreparedParent:
+    def _parent_of(self, task: HostTask | CallTask) -> _PreparedParent:
         """Return the prepared parent for a task, started where there is none."""
-        key = (task.backend, task.options.threads if task.backend == "python" else 1)
+        key = _wanted_by(task)
         with self._lock:
             if self._is_closed:
                 raise LoadFailed("the daemon stops")
@@ -312,7 +383,7 @@ class Hosts:
                 return parent
             if self._keeper is None:
                 self._keeper = _HostKeeper(self._parent_idle_s)
-            parent = self._parents[key] = _PreparedParent(self._keeper, *key)
+            parent = self._parents[key] = _PreparedParent(self._keeper, key)
         parent.keeper.call(parent.start)
         return parent
 
@@ -322,21 +393,72 @@ class Hosts:
                 del self._parents[key]
 
 
+class _Wanted(NamedTuple):
+    """What a prepared parent is for: processes that want the same share one. prepare: see CallTask, "" for hosts."""
+
+    backend: str
+    threads: int = 1
+    prepare: str = ""
+    niceness: int = 0
+
+
+def _wanted_by(task: HostTask | CallTask) -> _Wanted:
+    if isinstance(task, CallTask):
+        return _Wanted(task.backend, 1, task.prepare, task.niceness)
+    return _Wanted(task.backend, task.options.threads if task.backend == "python" else 1)
+
+
+class _Call:
+    """A forked process that calls a function. A Followed."""
+
+    def __init__(self, host: HostProcess) -> None:
+        self._host = host
+        self.pid = host.pid
+
+    def is_alive(self) -> bool:
+        return not self._host.has_ended.is_set()
+
+    def kill(self) -> None:
+        self._host.kill("it was ended")
+
+    def end(self) -> int:
+        self.kill()
+        self._host.has_ended.wait(END_TIMEOUT_S)
+        # Without a status it died with its parent, which only the kernel ends, for its memory.
+        return -signal.SIGKILL if self._host.status is None else self._host.status
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__name__}"
+
+
+def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event | None) -> bool:
+    """Wait for an event; False where the time is over or `stop` came first."""
+    if stop is None:
+        return event.wait(timeout_s)
+    end_s = time.monotonic() + timeout_s
+    while not event.wait(_STOP_LOOK_S):
+        if stop.is_set() or time.monotonic() >= end_s:
+            return False
+    return True
+
+
 class _PreparedParent:
     """One prepared parent. Thread: the keeper's, but `send` and what is read of it."""
 
-    def __init__(self, keeper: _HostKeeper, backend: str, threads: int) -> None:
+    def __init__(self, keeper: _HostKeeper, wanted: _Wanted) -> None:
         self.keeper = keeper
-        self.backend = backend
+        self.backend = wanted.backend
         self.is_prepared = threading.Event()  # or it has ended
         self.is_leaving = False
         self.has_ended = False
+        self.has_failed = False  # ended before it was prepared, by itself
         self.how_it_ended = ""
         self.hosts: dict[int, HostProcess] = {}
         self.idle_since_s = time.monotonic()
         self.channel, self._there = new_channel()
         self.log_reader = -1
-        self._threads = threads
+        self._wanted = wanted
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -346,8 +468,9 @@ class _PreparedParent:
         try:
             self._process = start_child(
                 prepare_hosts,
-                ParentTask(self.backend, self._there.fileno()),
+                ParentTask(self.backend, self._there.fileno(), self._wanted.prepare),
                 stdout=writer,
+                niceness=self._wanted.niceness,
                 pass_fds=[self._there.fileno()],
                 environment=self._environment(),
             )
@@ -376,11 +499,12 @@ class _PreparedParent:
 
     def _environment(self) -> Mapping[str, str] | None:
         """A model.py gets the daemon's environment, and its own number of threads; a library next to nothing."""
-        threads = dict.fromkeys(_THREAD_VARIABLES, str(self._threads))
+        threads = dict.fromkeys(_THREAD_VARIABLES, str(self._wanted.threads))
         if self.backend == "python":
             return {**os.environ, "PYTHONUNBUFFERED": "1", **threads}
         kept = {name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ}
-        return {**kept, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+        calls = {"OMP_WAIT_POLICY": "passive"} if self._wanted.prepare else {}  # they run beside what serves
+        return {**kept, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **calls}
 
 
 _LIBRARY_VARIABLES = (
@@ -488,6 +612,7 @@ class _HostKeeper:
         if parent in self._parents:
             self._parents.remove(parent)
             self._selector.unregister(parent.channel)
+        parent.has_failed = not (parent.is_prepared.is_set() or parent.is_leaving or self._is_closing)
         parent.end()
         parent.has_ended = True
         parent.is_prepared.set()
@@ -588,7 +713,8 @@ class _HostKeeper:
             return parent.is_leaving
 
     def _watch_host_log(self, host: HostProcess) -> None:
-        host.log = self._watch_log(host.log_reader, host.label)
+        if host.log_reader >= 0:
+            host.log = self._watch_log(host.log_reader, host.label)
 
     def _watch_log(self, reader: int, label: str) -> _HostLog:
         of = _HostLog(label)

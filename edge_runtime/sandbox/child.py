@@ -18,7 +18,7 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -97,14 +97,49 @@ def run_child(
         finally:
             os.close(writer)
         assert child.stdout is not None
-        with child.stdout:
-            try:
-                output = _Output(reports.fileno(), child.stdout.fileno(), show)
-                ended_for = _watch(child, output, limits, stop or threading.Event())
-            finally:
-                end_child(child)
+        with child.stdout as printed:
+            pipes = reports.fileno(), printed.fileno()
+            return follow_child(_Started(child), function, pipes, limits=limits, stop=stop, show=show)
+
+
+class Followed(Protocol):
+    """A child process at work on a function, whichever process made it."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it."""
+        ...
+
+    def end(self) -> int:
+        """Kill it with all that it started; returns its exit status, negative for a signal's number."""
+        ...
+
+
+def follow_child(
+    child: Followed,
+    function: ChildFunction[Any, ResultT],
+    pipes: tuple[int, int],
+    *,
+    limits: ChildLimits,
+    stop: threading.Event | None = None,
+    show: Show | None = None,
+) -> Ending[ResultT]:
+    """Wait until a child ends or is ended. pipes: its reports, and what it prints. The rest is as of `run_child`."""
+    output = _Output(*pipes, show)
+    try:
+        ended_for = _watch(child, output, limits, stop or threading.Event())
+    finally:
+        status = child.end()
     return judge_ending(
-        child.returncode,
+        status,
         ended_for=ended_for,
         report=output.last,
         result_type=typing.get_type_hints(function)["return"],
@@ -176,6 +211,25 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
+class _Started:
+    """A child of this process. A Followed."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        self.pid = child.pid
+
+    def is_alive(self) -> bool:
+        return is_alive(self._child)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def end(self) -> int:
+        end_child(self._child)
+        status: int = self._child.returncode
+        return status
+
+
 class _Output:
     """What a child has reported and printed so far."""
 
@@ -214,14 +268,14 @@ class _Output:
             self._show(report.stage[:SHOWN_CHARACTERS], share)
 
 
-def _watch(child: subprocess.Popen[bytes], output: _Output, limits: ChildLimits, stop: threading.Event) -> Cause | None:
+def _watch(child: Followed, output: _Output, limits: ChildLimits, stop: threading.Event) -> Cause | None:
     """Read until the child ended or has to be; returns why it has to be ended, None where it ended by itself."""
     deadline_s = time.monotonic() + limits.limit_s
     ended_for: Cause | None = None
     with selectors.DefaultSelector() as selector:
         for descriptor in output.descriptors:
             selector.register(descriptor, selectors.EVENT_READ)
-        while is_alive(child) and ended_for is None:
+        while child.is_alive() and ended_for is None:
             if selector.get_map():
                 _read(selector, output, _LOOK_S)
             else:

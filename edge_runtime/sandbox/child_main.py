@@ -1,5 +1,6 @@
 """The entry of every child process: confine it, decode its task, call its function, report the result.
 
+A process that was forked from a prepared parent does the same without the start: `call_function`.
 Started by child.py as `python -m edge_runtime.sandbox.child_main FUNCTION CONFINEMENT REPORTS`, with the task as JSON
 on standard input. FUNCTION is `module:name` of a module-level function `(task, progress) -> result`; its annotations
 say what the JSON is decoded to. CONFINEMENT is a Confinement as JSON. REPORTS is a file descriptor for one JSON line a
@@ -29,9 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     name, confinement, descriptor = arguments
     msgspec.json.decode(confinement, type=Confinement).apply()
     data = sys.stdin.buffer.read()
-    if descriptor == "-":
-        descriptor = str(os.open(os.devnull, os.O_WRONLY))
-    with os.fdopen(int(descriptor), "wb") as reports:
+    return call_function(name, data, os.open(os.devnull, os.O_WRONLY) if descriptor == "-" else int(descriptor))
+
+
+def call_function(name: str, data: bytes, descriptor: int) -> int:
+    """Call `module:name` with a task as JSON, and report to a descriptor. Returns 0 when the function returned."""
+    with os.fdopen(descriptor, "wb") as reports:
         os.set_inheritable(reports.fileno(), False)
         last = _run(name, data, reports)
         _send(reports, last)

@@ -24,6 +24,7 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGE_FOLDER = 0x1FF0  # remove, and make anything, in a folder
 _REFER, _TRUNCATE, _DEVICE_IOCTL = 1 << 13, 1 << 14, 1 << 15
+_REFERS_SINCE = 2
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _DEVICE_IOCTL
 """All other rights are those of folders; the kernel refuses them for a file."""
 
@@ -78,18 +79,22 @@ def restrict(reads: Iterable[str] | None, writes: Iterable[str], *, has_network:
     no process that was not restricted with it or by it.
     """
     version = landlock_version()
-    files = 0 if reads is None else _handled(version)
     network = 0 if version < 4 or has_network else _TCP
     scopes = 0 if version < 6 else _SCOPES & (0b10 if has_network else 0b11)
+    files = 0 if reads is None else _handled(version)
     if not (files or network or scopes):
         return
+    rules = _rules(reads or (), writes)
+    if reads is None and version >= _REFERS_SINCE:
+        # Any rules at all refuse moves between folders, to this process and to those that confine themselves further.
+        files, rules = _REFER, iter([("/", _REFER)])
     libc = _libc()
     attributes = struct.pack("=QQQ", files, network, scopes)
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "the kernel refused the rules of Landlock")
     try:
-        for path, rights in _rules(reads or (), writes) if files else ():
+        for path, rights in rules if files else ():
             _allow(libc, ruleset, path, rights & files)
         if libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) < 0:
             raise OSError(ctypes.get_errno(), "the kernel refused to restrict a child by Landlock")
@@ -111,7 +116,9 @@ def _handled(version: int) -> int:
     if version < 1:
         return 0
     rights = _EXECUTE | _WRITE_FILE | _READ | _CHANGE_FOLDER
-    return rights | sum(right for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _DEVICE_IOCTL)) if version >= since)
+    return rights | sum(
+        right for since, right in ((_REFERS_SINCE, _REFER), (3, _TRUNCATE), (5, _DEVICE_IOCTL)) if version >= since
+    )
 
 
 def _rules(reads: Iterable[str], writes: Iterable[str]) -> Iterator[tuple[str, int]]:

@@ -12,16 +12,17 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotBuiltYet, StorageFailed
-from edge_runtime.sandbox.child import ChildFunction, run_child
-from edge_runtime.sandbox.ending import Cause, Ending
+from edge_runtime.sandbox.child import ChildFunction, TaskT, run_child
+from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ResultT
 from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache, Conversion
 from edge_runtime.serving.conversions import ConversionBuilds, ConversionPlan, ConvertTask, convert_in_child
 from edge_runtime.serving.engine_builds import EngineBuilds, EngineTask, build_in_child
@@ -72,7 +73,10 @@ class BuildKind(Protocol):
         ...
 
     def build(self, plan: Any, key: str, run: Callable[..., Ending[Any]]) -> Ending[Any]:
-        """Build and keep it. run: `run_child` with limits. Raises StorageFailed, LoadFailed, OSError (no process)."""
+        """Build and keep it. run: `run_child` with limits, which takes `prepare` and `what` of `Hosts.call` too.
+
+        Raises StorageFailed, LoadFailed, OSError (no process).
+        """
         ...
 
 
@@ -123,8 +127,9 @@ class BuildStore:
 
     folder: the state folder; None keeps what is built until this process ends. usable_bytes: memory that this process
     may use; None does not limit builds. limit_s: of a build, None for its kind's own. limit_bytes: of each kind's
-    folder. in_use: folders of conversions that are served now. build_engine, convert: the functions that child
-    processes call. news: progress and ends of builds, for the loader.
+    folder. in_use: folders of conversions that are served now. hosts: whose prepared parents fork builds that want one;
+    None starts each anew. build_engine, convert: the functions that child processes call. news: progress and ends of
+    builds, for the loader.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class BuildStore:
         limit_s: float | None = None,
         limit_bytes: int = LIMIT_BYTES,
         in_use: Callable[[], Collection[Path]] = tuple,
+        hosts: Hosts | None = None,
         build_engine: ChildFunction[EngineTask, None] = build_in_child,
         convert: ChildFunction[ConvertTask, dict[str, Any]] = convert_in_child,
     ) -> None:
@@ -144,6 +150,7 @@ class BuildStore:
         self._memory_bytes = None if usable_bytes is None else int(usable_bytes * MEMORY_SHARE)
         self._limit_s = limit_s
         self._in_use = in_use
+        self._hosts = hosts
         self._build_engine = build_engine
         self._convert = convert
         self._lock = threading.Lock()
@@ -257,16 +264,8 @@ class BuildStore:
             return
         log.info(kind.doing, extra={"artifact": build.plan.artifact})
         began_s = time.monotonic()
-        run = partial(
-            run_child,
-            limit_s=self._limit_s or kind.limit_s,
-            memory_bytes=self._memory_bytes,
-            niceness=NICENESS,
-            stop=self._stop,
-            show=partial(self._show, build),
-        )
         try:
-            ending = kind.build(build.plan, build.key, run)
+            ending = kind.build(build.plan, build.key, partial(self._run_child, build))
         except EdgeRuntimeError as error:
             fault, is_final = error.message, not isinstance(error, StorageFailed)
         except OSError as error:
@@ -282,6 +281,50 @@ class BuildStore:
             took_s = round(time.monotonic() - began_s, 1)
             log.info(kind.done, extra={"artifact": build.plan.artifact, "took_s": took_s})
         self._end(build, fault)
+
+    def _run_child(
+        self,
+        build: _Build,
+        function: ChildFunction[TaskT, ResultT],
+        task: TaskT,
+        *,
+        reads: Sequence[Path],
+        writes: Sequence[Path],
+        prepare: Callable[[str], None] | None = None,
+        what: str = "",
+    ) -> Ending[ResultT]:
+        """Call a function in a child within a build's limits. prepare, what: as of `Hosts.call`. Raises OSError."""
+        limits = ChildLimits(self._limit_s or build.kind.limit_s, self._memory_bytes)
+        show = partial(self._show, build)
+        if self._hosts is not None and prepare is not None:
+            try:
+                return self._hosts.call(
+                    function,
+                    task,
+                    prepare=prepare,
+                    what=what,
+                    limits=limits,
+                    niceness=NICENESS,
+                    reads=reads,
+                    writes=writes,
+                    stop=self._stop,
+                    show=show,
+                )
+            except LoadFailed as error:
+                if self._stop.is_set():
+                    return Ending(Cause.STOPPED)
+                log.warning("no prepared process: %s", error.message, extra={"artifact": build.plan.artifact})
+        return run_child(
+            function,
+            task,
+            limit_s=limits.limit_s,
+            memory_bytes=limits.memory_bytes,
+            niceness=NICENESS,
+            reads=reads,
+            writes=writes,
+            stop=self._stop,
+            show=show,
+        )
 
     def _fail(self, kind: BuildKind, key: str, reason: str, *, is_final: bool) -> None:
         with self._lock:

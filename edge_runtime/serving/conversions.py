@@ -1,8 +1,9 @@
 """Conversions as a kind of build: a model's file that no backend here reads, turned into one that a backend does.
 
 Owns: which file of a version is converted, what the result depends on (the key), and the child process that converts
-it: it sees the file alone and its work folder. What is made must answer as its source does, or it is refused. Knows the
-converters by name only: they import this package, never the other way. Called by loading.py and build_store.py.
+it, forked where its libraries are imported already: it sees the file alone and its work folder. What is made must
+answer as its source does, or it is refused. Knows the converters by name only: they import this package, never the
+other way. Called by loading.py and build_store.py.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _FULL_BYTES = 1 << 16
 class ConversionPlan(Struct, frozen=True):
     """What is converted, into what. artifact: the file, or the folder that is one model. libraries: name and version.
 
-    shapes: of inputs that the file leaves out, as `edge-runtime convert --shapes` takes them.
+    shapes: of inputs that the file leaves out, as `edge-runtime convert --shapes` takes them. extra: that brings the
+    libraries.
     """
 
     artifact: str
@@ -70,6 +72,7 @@ class ConversionPlan(Struct, frozen=True):
     target: str
     libraries: tuple[tuple[str, str], ...]
     shapes: tuple[str, ...] = ()
+    extra: str = ""
 
     def missing(self) -> list[str]:
         """Return the modules that converting takes and that are not installed."""
@@ -121,8 +124,13 @@ def plan_conversion(
             for name, shape in settings.warmup.shapes.items()  # in their order
         )
         libraries = tuple((name, _version_of(name)) for name in modules)
-        return ConversionPlan(str(path.absolute()), kind.name, kind.converts_to, libraries, shapes)
+        return ConversionPlan(str(path.absolute()), kind.name, kind.converts_to, libraries, shapes, kind.extra)
     return None
+
+
+def prepare(extra: str) -> None:
+    """Import what conversions by the libraries of an extra need, in the process that forks them. Runs no model."""
+    importlib.import_module(f"{CONVERTERS}.preparation").prepare(extra)
 
 
 def convert_in_child(task: ConvertTask, progress: ShowProgress) -> dict[str, Any]:
@@ -177,7 +185,9 @@ class ConversionBuilds:
             made = work / "out"
             made.mkdir()
             task = ConvertTask(plan, str(work), self._memory_bytes, self.cache.limit_bytes)
-            ending = run(self._child, task, reads=[Path(plan.artifact)], writes=[work])
+            ending = run(
+                self._child, task, reads=[Path(plan.artifact)], writes=[work], prepare=prepare, what=plan.extra
+            )
             if ending.cause is not Cause.STOPPED and not _is_as_before(plan, key):
                 raise StorageFailed(f"{plan.artifact} changed while it was converted; it is read again")
             if ending.result is not None:

@@ -20,7 +20,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.sandbox.confinement import Confinement
-from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.ending import Cause, ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory
 
 
@@ -81,6 +81,17 @@ def misbehave(task: Work, _: ShowProgress) -> Sum:
         case "large":
             raise LoadFailed("x" * (4 << 20))
     return Sum(1)
+
+
+WAYS_TO_FAIL = [
+    ("crash", Cause.CRASHED, "its process was ended by SIGSEGV: double free"),
+    ("kill", Cause.KILLED, "its process was killed (SIGKILL); is the device out of memory?"),
+    ("exit", Cause.SILENT, "its process ended with exit status 3 and no result: half an installation"),
+    ("raise", Cause.RAISED, "no such operator"),
+    ("surprise", Cause.RAISED, "KeyError: 'unknown operator'"),
+    ("limited", Cause.RAISED, f"it needs more memory than the {64 << 20} bytes that it may have"),
+]
+"""Of `misbehave`: its name, and the cause and the reason that its parent is told."""
 
 
 def describe(task: Work, _: ShowProgress) -> dict[str, str]:
@@ -171,6 +182,8 @@ def _try(name: str, place: str) -> None:
             path.mkdir()
         case "remove":
             path.unlink()
+        case "move":
+            path.rename(path.parents[1] / path.name)
         case "rename":
             path.rename(path.with_name("renamed"))
         case "connect":
@@ -200,3 +213,23 @@ def _try(name: str, place: str) -> None:
 def _checked(result: int) -> None:
     if result < 0:
         raise OSError(ctypes.get_errno(), "")
+
+
+PREPARED: list[str] = []
+"""What this process imported before it was forked."""
+
+
+def prepare(what: str) -> None:
+    """Stand for an import: keep what was asked for, or misbehave."""
+    if what == "crash":
+        ctypes.string_at(0)
+    if what == "surprise":
+        raise KeyError("half an installation")
+    if what == "hang":
+        time.sleep(600)
+    PREPARED.append(what)
+
+
+def tell_prepared(task: Work, progress: ShowProgress) -> dict[str, str]:
+    """What a forked process sees of itself, and what its parent had imported."""
+    return {**describe(task, progress), "prepared": " ".join(PREPARED)}

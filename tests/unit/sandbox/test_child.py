@@ -14,7 +14,7 @@ import pytest
 from edge_runtime.sandbox.child import end_child, is_alive, run_child, start_child
 from edge_runtime.sandbox.ending import Cause, judge_ending
 from tests.conftest import children_now
-from tests.fakes.sandboxed_work import Sum, Work, add, count_lines, describe, misbehave
+from tests.fakes.sandboxed_work import WAYS_TO_FAIL, Sum, Work, add, count_lines, describe, misbehave
 
 LIMIT_S = 60.0
 """Far more than any of these needs."""
@@ -27,17 +27,7 @@ def test_a_task_goes_in_and_stages_and_a_result_come_out() -> None:
     assert stages == [("adding", 0.0), ("adding", 0.25), ("adding", 0.5), ("adding", 0.75), ("resting", None)]
 
 
-@pytest.mark.parametrize(
-    ("name", "cause", "reason"),
-    [
-        ("crash", Cause.CRASHED, "its process was ended by SIGSEGV: double free"),
-        ("kill", Cause.KILLED, "its process was killed (SIGKILL); is the device out of memory?"),
-        ("exit", Cause.SILENT, "its process ended with exit status 3 and no result: half an installation"),
-        ("raise", Cause.RAISED, "no such operator"),
-        ("surprise", Cause.RAISED, "KeyError: 'unknown operator'"),
-        ("limited", Cause.RAISED, f"it needs more memory than the {64 << 20} bytes that it may have"),
-    ],
-)
+@pytest.mark.parametrize(("name", "cause", "reason"), WAYS_TO_FAIL)
 def test_what_goes_wrong_in_a_child_is_a_cause_and_a_reason(name: str, cause: Cause, reason: str) -> None:
     ending = run_child(misbehave, Work(name), limit_s=LIMIT_S)
     assert (ending.cause, ending.reason, ending.result) == (cause, reason, None)
