@@ -217,7 +217,7 @@ class Hosts:
         self._fork_timeout_s = fork_timeout_s
         self._parent_idle_s = parent_idle_s
         self._lock = threading.Lock()
-        self._parents: dict[_Wanted, _PreparedParent] = {}
+        self._parents: dict[_Preparation, _PreparedParent] = {}
         self._keeper: _HostKeeper | None = None
         self._last = 0
         self._is_closed = False
@@ -393,7 +393,7 @@ class Hosts:
                 del self._parents[key]
 
 
-class _Wanted(NamedTuple):
+class _Preparation(NamedTuple):
     """What a prepared parent is for: processes that want the same share one. prepare: see CallTask, "" for hosts."""
 
     backend: str
@@ -402,14 +402,14 @@ class _Wanted(NamedTuple):
     niceness: int = 0
 
 
-def _wanted_by(task: HostTask | CallTask) -> _Wanted:
+def _wanted_by(task: HostTask | CallTask) -> _Preparation:
     if isinstance(task, CallTask):
-        return _Wanted(task.backend, 1, task.prepare, task.niceness)
-    return _Wanted(task.backend, task.options.threads if task.backend == "python" else 1)
+        return _Preparation(task.backend, 1, task.prepare, task.niceness)
+    return _Preparation(task.backend, task.options.threads if task.backend == "python" else 1)
 
 
 class _Call:
-    """A forked process that calls a function. A Followed."""
+    """A forked process that calls a function. A WatchedChild."""
 
     def __init__(self, host: HostProcess) -> None:
         self._host = host
@@ -446,7 +446,7 @@ def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event 
 class _PreparedParent:
     """One prepared parent. Thread: the keeper's, but `send` and what is read of it."""
 
-    def __init__(self, keeper: _HostKeeper, wanted: _Wanted) -> None:
+    def __init__(self, keeper: _HostKeeper, wanted: _Preparation) -> None:
         self.keeper = keeper
         self.backend = wanted.backend
         self.is_prepared = threading.Event()  # or it has ended

@@ -102,7 +102,7 @@ def run_child(
             return follow_child(_Started(child), function, pipes, limits=limits, stop=stop, show=show)
 
 
-class Followed(Protocol):
+class WatchedChild(Protocol):
     """A child process at work on a function, whichever process made it."""
 
     @property
@@ -124,7 +124,7 @@ class Followed(Protocol):
 
 
 def follow_child(
-    child: Followed,
+    child: WatchedChild,
     function: ChildFunction[Any, ResultT],
     pipes: tuple[int, int],
     *,
@@ -212,7 +212,7 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 class _Started:
-    """A child of this process. A Followed."""
+    """A child of this process. A WatchedChild."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._child = child
@@ -268,7 +268,7 @@ class _Output:
             self._show(report.stage[:SHOWN_CHARACTERS], share)
 
 
-def _watch(child: Followed, output: _Output, limits: ChildLimits, stop: threading.Event) -> Cause | None:
+def _watch(child: WatchedChild, output: _Output, limits: ChildLimits, stop: threading.Event) -> Cause | None:
     """Read until the child ended or has to be; returns why it has to be ended, None where it ended by itself."""
     deadline_s = time.monotonic() + limits.limit_s
     ended_for: Cause | None = None
