@@ -162,7 +162,8 @@ def start_daemon(folder: Path) -> subprocess.Popen[bytes]:
         "--state", str(folder / "state"), "--zmq", f"ipc://{folder}/i.sock", "--config", str(folder / "config.toml"),
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}
+        paths = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "converters")))  # these, not installed ones
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder), "PYTHONPATH": paths}
         return subprocess.Popen(command, cwd=folder, stderr=log, env=environment)
 
 
