@@ -201,6 +201,10 @@ def _tune_bars() -> list[Bar]:
             Bar(f"{key}.distinct", f"tune, {name}: answers of f32 to noise (random weights; 1: agreement is no news)")
         )
         bars.append(Bar(f"{key}.agreement", f"tune, {name}: agrees with f32 (random weights, noise)"))
+    what = "tune, mobilenetv2 beside 30 % of other work"
+    bars.append(Bar("tune.choice.found", f"{what}: tries that wrote the best way, or one within 3 %", "≥", 0.9))
+    bars.append(Bar("tune.choice.least", f"{what}: the worst choice ÷ the best way", "≥", 0.9))
+    bars.append(Bar("tune.choice.took_s", f"{what}: a try", "≤", 600, None, "s"))
     bars.append(Bar("tune.small5ms.served_ratio", "tune, small input, 16 in flight: served ÷ raw", "≥", 0.95))
     bars.append(Bar("tune.digits.drop", "tune, digits, 0.5 % allowed: labels given up", "≤", 0.005))
     bars.append(Bar("tune.digits.int8_drop", "tune, digits: labels that int8 gives up on held-out images", "≤", 0.005))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,11 @@ from bench.raw import Layout
 from bench.scenarios import Bench, say
 from bench.servers import REPOSITORY, BenchError, Daemon
 from demo.digits import load_held_out
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.assemble import effective_profile
+from edge_runtime.profiles.detect import detect
+from edge_runtime.tuning.candidates import Offer, thread_layouts, ways
+from edge_runtime.tuning.race import TIE
 
 SLO_MS = 500
 """As the deadline of the other scenarios with images: wide, so that a rate is near capacity on a busy machine too."""
@@ -37,6 +44,19 @@ F32_LAYOUTS = {
     "all": "threads = {cores}\ninstances = 1\n",
 }
 """ONNX Runtime in f32, as it is served without tuning and by hand."""
+
+CHOICE_SETTINGS = "batch = false\n"
+"""Without batch limits the ways are as many as can be served side by side: four or five, in three layouts."""
+
+OTHER_SHARE, OTHER_BURST_S = 0.3, 1.0
+"""Of each core, in bursts that spoil some slices of a race wholly and others not at all."""
+
+TRUTH_ROUNDS = 12
+CALIBRATED_S = 15.0
+"""All daemons measure their layouts after their start, one beside the other."""
+
+Way = tuple[str, str, int | None, int | None]
+"""Backend, precision, threads and instances, as a tune tells its choice."""
 
 RAW_LAYOUTS: tuple[Layout, ...] = ("all", "all-quiet", "callers")
 SMALL_DROP = "0.5%"
@@ -78,7 +98,42 @@ def tune_digits(bench: Bench) -> None:
     bench.figures.add("tune.digits.exact_gain", exact["gain"] or 0.0)
 
 
+def tune_choice(bench: Bench) -> None:
+    """Whether a tune finds the truly best way beside 30 % of other work; a try a round, in its default time.
+
+    The truth: all ways served side by side under the same load and asked by turns, half before the tries, half after.
+    """
+    model = makers.mobilenetv2()
+    served = bench.children.folder / bench.children.new_name("choice") / model.name
+    (served / "1").mkdir(parents=True)
+    shutil.copyfile(model.path, served / "1" / "model.onnx")
+    shutil.copyfile(makers.int8_mobilenetv2().path, served / "1" / "model.int8.onnx")
+    (served / "model.toml").write_text(CHOICE_SETTINGS)
+    command = [sys.executable, str(REPOSITORY / "bench" / "other_load.py"), str(OTHER_SHARE), str(OTHER_BURST_S)]
+    load = bench.children.start(command, "load")
+    rates: dict[Way, list[float]] = {}
+    _ask_by_turns(bench, model, served, rates)
+    tries = [_choice(bench, served) for _ in bench.rounds("tune_choice")]
+    _ask_by_turns(bench, model, served, rates)
+    bench.children.stop(load)
+    middle = {way: statistics.median(found) for way, found in rates.items()}
+    best = max(middle, key=lambda way: middle[way])
+    bench.figures.add("tune.choice.ways", len(middle))
+    for way, took_s in tries:
+        share = 0.0 if way is None else middle[way] / middle[best]
+        bench.figures.add("tune.choice.share", share)
+        bench.figures.add("tune.choice.took_s", took_s)
+        told = "nothing was written" if way is None else f"{_way_text(way)}, {share:.3f} of the best"
+        bench.figures.note("tune_choice", f"{told}, after {took_s:.0f} s")
+    shares = bench.figures.values["tune.choice.share"]
+    bench.figures.add("tune.choice.found", sum(each >= 1 - TIE for each in shares) / len(shares))
+    bench.figures.add("tune.choice.least", min((each for each in shares if each), default=1.0))
+    ranks = sorted(middle, key=lambda way: -middle[way])
+    bench.figures.note("tune_choice", "; ".join(f"{_way_text(way)} {middle[way]:.0f}/s" for way in ranks))
+
+
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
+    "tune_choice": tune_choice,
     "tune_images": tune_images,
     "tune_small": tune_small,
     "tune_digits": tune_digits,
@@ -86,6 +141,73 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _ways() -> list[Way]:
+    """Every way that a tune of an ONNX model with an int8 file may choose on this machine."""
+    config, facts = Config(), detect()
+    profile = effective_profile(config, facts)
+    offers = {name: Offer(True, frozenset(("int8",))) for name in ("onnxruntime", "openvino")}
+    found = ways(profile.backends, offers, facts)
+    cores = profile.limits.cores
+    return [
+        (way.backend, way.precision or "f32", layout.threads, layout.instances)
+        for way in found
+        for layout in thread_layouts(cores)
+    ]
+
+
+def _way_text(way: Way) -> str:
+    backend, precision, threads, instances = way
+    return f"{backend} {precision} " + (f"{threads} x {instances}" if threads else "measured layout")
+
+
+def _ask_by_turns(bench: Bench, model: BenchModel, served: Path, rates: dict[Way, list[float]]) -> None:
+    """Serve all ways side by side, and add the rates of half the rounds of the truth."""
+    request, daemons = bench.request(model), {}
+    for way in _ways():
+        backend, precision, threads, instances = way
+        daemon = bench.daemon(model)
+        shutil.rmtree(daemon.models)
+        shutil.copytree(served, daemon.models / model.name)
+        layout = f"threads = {threads}\ninstances = {instances}\n" if threads else ""
+        said = f'backend = "{backend}"\nprecision = "{precision}"\n{layout}{CHOICE_SETTINGS}'
+        (daemon.models / model.name / "model.toml").write_text(said)
+        daemon.start()
+        daemon.wait_for_answer(request)
+        daemons[way] = daemon
+    say(f"{len(daemons)} ways are served side by side")
+    time.sleep(0 if bench.is_quick else CALIBRATED_S)
+    for number in range(1 if bench.is_quick else TRUTH_ROUNDS // 2):
+        for way in list(daemons)[:: -1 if number % 2 else 1]:
+            rates.setdefault(way, []).append(bench.rate(daemons[way].endpoint, request, 16, 0.5).rate)
+    for daemon in daemons.values():
+        daemon.stop()
+
+
+def _choice(bench: Bench, served: Path) -> tuple[Way | None, float]:
+    """Tune once, anew; the way that it wrote, None where it wrote none, and the seconds that it took."""
+    home = bench.children.folder / bench.children.new_name("try")
+    shutil.copytree(served, home / "models" / served.name)
+    places = ("--models", str(home / "models"), "--state", str(home / "state"))
+    command = [sys.executable, "-m", "edge_runtime", "tune", served.name, "--slo", f"p99={SLO_MS}ms", *places]
+    # In full it takes the default time.
+    words = ("--accuracy-drop", "100%", "--force", "--json", *(("--time", "20s") if bench.is_quick else ()))
+    began_s = time.monotonic()
+    found = subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=1200, check=False, cwd=REPOSITORY
+    )
+    took_s = time.monotonic() - began_s
+    try:
+        said = json.loads(found.stdout)
+    except ValueError:
+        raise BenchError(f"tune {served.name} failed: {found.stderr.strip()[-500:]}") from None
+    if "error" in said:
+        raise BenchError(f"tune {served.name} failed: {said['error']['message']}")
+    choice = said["choice"]
+    if not said["written"] or choice is None:
+        return None, took_s
+    return (choice["backend"], choice["precision"] or "f32", choice["threads"], choice["instances"]), took_s
 
 
 def _tuned(bench: Bench, model: BenchModel, *words: str) -> dict[str, Any]:

@@ -6,8 +6,10 @@ unchanged model, where the inputs can tell: one and the same answer to all of th
 chooses all the same). Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
 installed (pip install 'edge-runtime[convert]'), int8 models are made and tried too.
 
-Writes the choice with its reasons into model.toml, the variant beside the model, and a picture of rate against p99.
-Results are kept: an interrupted tune goes on where it was.
+Candidates meet by turns until the difference is settled, or the time is over; one that differs by less than three per
+cent is equal. Writes a settled choice with its reasons into model.toml, the variant beside the model, and a picture of
+rate against p99. What is not settled is written with --write-anyway only, and never what serves less than model.toml
+does now. Results are kept: an interrupted tune goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from edge_runtime.repository.folder import ModelFolder, VersionFolder, select_ve
 from edge_runtime.repository.walk import scan
 from edge_runtime.tuning.candidates import MEASURED, Candidate
 from edge_runtime.tuning.options import TunedDevice, TuneOptions, parse_duration, parse_objective, parse_share
-from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, reasons, summarise
+from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, confidence_text, reasons, summarise
 from edge_runtime.tuning.tune import Tune, open_tune
 
 EXIT_FAILED = 1
@@ -39,10 +41,11 @@ DEFAULT_DROP = 0.005
 """With given inputs: half a percent, which int8 keeps for most networks of images."""
 
 COLUMNS = (
-    "backend", "precision", "threads", "instances", "rows", "requests/s", "p50 ms", "p99 ms", "memory", "accuracy", "",
+    "backend", "precision", "threads", "instances", "rows", "requests/s", "p50 ms", "p99 ms", "of choice", "memory",
+    "accuracy", "",
 )  # fmt: skip
 SHOWN_LOOKS = 6
-"""Quick looks in the table; --json has all."""
+"""Candidates of the race in the table, besides the best of each precision and what serves now; --json has all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", metavar="T", default="10m", help="the time it may take (default 10m)")
     parser.add_argument("--version", metavar="N", type=positive, help="the version (default: the one served)")
     parser.add_argument("--output", metavar="F", type=Path, help="the picture (default: tune.svg beside model.toml)")
+    parser.add_argument("--write-anyway", action="store_true", help="write the best so far where the search is not "
+                        "settled, and a slower one where what serves now gives up too much")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     parser.add_argument("--fresh", action="store_true", help="ignore kept results")
     parser.add_argument("--force", action="store_true", help="run even while a daemon serves on this device")
@@ -181,12 +186,13 @@ def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, scr
     assert tune.space is not None
     summary = summarise(tune.space, tune.results)
     written: list[Path] = []
+    is_written = summary.choice is not None and not summary.is_worse and (arguments.write_anyway or not summary.doubt())
     try:
-        if summary.choice is not None and not arguments.dry_run:
+        if summary.choice is not None and is_written and not arguments.dry_run:
             about = {"device": _device_text(tune), "data": _data_text(tune), "date": _today()}
             why = reasons(summary, tune.results, tune.options.objective, **about)
             written += tune.apply(summary.choice, why)
-        picture = arguments.output or (None if arguments.dry_run else model.path / "tune.svg")
+        picture = arguments.output or (model.path / "tune.svg" if is_written and not arguments.dry_run else None)
         if picture is not None and tune.results.full:
             write_picture(picture, _picture(tune, summary))
             written.append(picture)
@@ -195,7 +201,7 @@ def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, scr
             _print_table(summary, screen)
         raise
     _print(tune, summary, written, screen)
-    return 0 if summary.choice is not None else EXIT_FAILED
+    return 0 if is_written or (summary.choice is not None and arguments.dry_run) else EXIT_FAILED
 
 
 def _picture(tune: Tune, summary: Summary) -> str:
@@ -235,15 +241,35 @@ def _print(tune: Tune, summary: Summary, written: list[Path], screen: Screen) ->
 
 def _print_table(summary: Summary, screen: Screen) -> None:
     full = [row for row in summary.rows if row.is_full]
-    looks = [row for row in summary.rows if not row.is_full and row.rate][:SHOWN_LOOKS]
+    looks = _shown_looks(summary, full)
     failed = [row for row in summary.rows if not row.is_full and not row.rate]
-    screen.table(COLUMNS, [_cells(row, summary) for row in (*full, *looks, *failed)], right=COLUMNS[2:9])
+    screen.table(COLUMNS, [_cells(row, summary) for row in (*full, *looks, *failed)], right=COLUMNS[2:10])
     if looks:
-        screen.line("~ a quick look, 16 requests in flight; p50 one at a time; compare looks with one another only")
+        screen.line("~ by turns, up to 16 requests in flight; p50 one at a time; compare by the column of choice")
     if any(row.is_cut and row.rate for row in full):
         screen.line("> the time was over before its highest rate was found; the same command with more --time finds it")
     if any(row.candidate.layout == MEASURED for row in (*full, *looks)):
         screen.line("- left to the daemon, which measures the best value")
+
+
+def _shown_looks(summary: Summary, full: list[Row]) -> list[Row]:
+    """The first few candidates of the race, with the best of each precision and what serves now."""
+    looks = [row for row in summary.rows if not row.is_full and row.rate]
+    shown = {row.runs_in for row in full}
+    found: list[Row] = []
+    for row in looks:
+        if len(found) < SHOWN_LOOKS or row.runs_in not in shown or row.is_now:
+            found.append(row)
+        shown.add(row.runs_in)
+    return found
+
+
+def _of_choice_text(row: Row) -> str:
+    """A candidate's rate as a share of the choice's: the likely bounds."""
+    if row.of_choice is None:
+        return "-"
+    low, high = row.of_choice
+    return f"{low:.0%} to {high:.0%}"
 
 
 def _cells(row: Row, summary: Summary) -> list[str]:
@@ -257,10 +283,15 @@ def _cells(row: Row, summary: Summary) -> list[str]:
         (">" if row.is_cut else "" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
         ms_text(row.p50_s * 1e3) if is_known else "-",
         ms_text(row.p99_s * 1e3) if is_known else "-",
+        _of_choice_text(row),
         size_text(row.memory_bytes) if row.memory_bytes else "-",
         accuracy_text(row.accuracy),
-        summary.merits_of(row) if row.verdict == "front" else row.verdict,
+        ", ".join(filter(None, (_merits(row, summary), "now" if row.is_now else ""))),
     ]
+
+
+def _merits(row: Row, summary: Summary) -> str:
+    return summary.merits_of(row) if row.verdict == "front" else row.verdict
 
 
 def _print_words(tune: Tune, summary: Summary, written: list[Path], screen: Screen) -> None:
@@ -275,7 +306,11 @@ def _print_words(tune: Tune, summary: Summary, written: list[Path], screen: Scre
         return
     gain = "" if summary.gain is None else f", {summary.gain:.2f} times the rate without tuning"
     rate = f"{'at least ' if choice.is_cut else ''}{rate_text(choice.rate)} requests/s within {tune.options.objective}"
-    screen.line(f"{_label(tune, choice.candidate)}: {rate}{gain}")
+    screen.line(f"{_label(tune, choice.candidate)}: {rate}{gain}; {confidence_text(summary)}")
+    if summary.is_worse:
+        screen.note("what model.toml says now serves more: nothing is written")
+    elif not written and (doubt := summary.doubt()):
+        screen.note(doubt)
     if summary.left_out:
         with_data = "" if tune.options.data is not None else " and --data DIR"
         screen.note(f"{', '.join(summary.left_out)} looked quicker; --accuracy-drop 0.5%{with_data} lets it be chosen")

@@ -247,27 +247,31 @@ class Generator:
         return found
 
 
+def measure_here(plan: Plan, frames: Sequence[bytes]) -> Measured:
+    """Run a plan in this process, which must do nothing else meanwhile. Raises ConnectionError."""
+    channel = Channel(plan.endpoint, CurveKeys(**plan.curve) if plan.curve else None)
+    if (missing := channel.missing()) is not None:
+        raise missing
+    channel.open(comes_back=True)
+    try:
+        if not channel.wait_connected(CONNECT_LIMIT_S):
+            raise channel.no_handshake()
+        return Generator(channel.socket, plan, frames).run()
+    finally:
+        channel.close()
+
+
 def main() -> int:
     """Run the child: read a plan and frames on stdin, write one line of JSON on stdout."""
     stdin = sys.stdin.buffer
     head = json.loads(stdin.readline())
     plan = Plan(**head["plan"])
     frames = [stdin.read(length) for length in head["lengths"]]
-    channel = Channel(plan.endpoint, CurveKeys(**plan.curve) if plan.curve else None)
-    missing = channel.missing()
-    if missing is None:
-        channel.open(comes_back=True)
-        if not channel.wait_connected(CONNECT_LIMIT_S):
-            missing = channel.no_handshake()
-    if missing is not None:
-        channel.close()
-        sys.stdout.write(json.dumps({"error": str(missing)}))
-        return 0
     try:
-        measured = Generator(channel.socket, plan, frames).run()
-    finally:
-        channel.close()
-    sys.stdout.write(json.dumps(asdict(measured)))
+        said = asdict(measure_here(plan, frames))
+    except ConnectionError as error:
+        said = {"error": str(error)}
+    sys.stdout.write(json.dumps(said))
     return 0
 
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.load_generator import Measured, Plan, measure, quantile
+from edge_runtime.client.load_generator import Measured, Plan, measure, measure_here, quantile
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
 from edge_runtime.errors import EdgeRuntimeError
@@ -30,8 +30,9 @@ from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Candidate
 from edge_runtime.tuning.folders import temporary_folder
 from edge_runtime.tuning.options import Objective
+from edge_runtime.tuning.other_work import OtherWork
 from edge_runtime.tuning.plan import RateSearch
-from edge_runtime.tuning.results import FullMeasurement, QuickLook, RateProbe
+from edge_runtime.tuning.results import FullMeasurement, QuickLook, RateProbe, Slice
 
 READY_S = 600.0
 """As for a way's first load: TensorRT builds for minutes."""
@@ -45,10 +46,18 @@ STOP_S = 5.0
 SHOWN_CHARACTERS = 300
 
 IN_FLIGHT = 16
-"""Of a quick look: enough to fill batches and all cores."""
+"""Of a look: enough to fill batches and all cores. Fewer where so many would wait longer than the objective."""
 
-QUICK_S, ALONE_S = 1.5, 0.5
+ALONE_S, FIRST_S = 0.5, 0.5
 WARM_UP_S = 0.3
+
+SLICE_S, MAX_SLICE_S = 1.0, 4.0
+"""Of the race: long enough for the ticks of 10 ms that other work is counted in, short enough for many rounds."""
+
+SLICE_TURNS = 4
+"""Answers of a slice by requests in flight."""
+
+SLICE_WARM_UP_S = 0.15
 
 MIN_PROBE_S, MAX_PROBE_S = 1.5, 6.0
 PROBE_ANSWERS = 300
@@ -78,6 +87,7 @@ class TrialDaemon:
         self._log = log
         self._model = model
         self._socket = Path(endpoint.removeprefix("ipc://"))
+        self._status: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Raise ServingFailed with the reason where the daemon ended."""
@@ -88,7 +98,10 @@ class TrialDaemon:
         raise ServingFailed(f"the daemon that served it ended: {ending.reason}")
 
     def wait_ready(self, limit_s: float = READY_S) -> dict[str, Any]:
-        """Wait until the model is ready and its curve is measured; returns its status. Raises ServingFailed."""
+        """Wait until the model is ready and its curve is measured; returns its status then. Raises ServingFailed."""
+        if self._status is not None:
+            self.check()
+            return self._status
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             self.check()
@@ -97,6 +110,7 @@ class TrialDaemon:
                     if status["name"] == self._model and status["state"] == "ready" and self._socket.exists():
                         if status["mode"] == "workers":
                             self._wait_calibrated()
+                        self._status = status
                         return status
                     if status["name"] == self._model and status["state"] == "failed":
                         raise ServingFailed(str(status["reason"])[:SHOWN_CHARACTERS])
@@ -179,26 +193,43 @@ def frames_of(model: str, inputs: Mapping[str, Array]) -> list[bytes]:
     return [header, *(bytes(frame) for frame in data)]
 
 
-def look_quickly(candidate: Candidate, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective) -> QuickLook:
-    """Requests one at a time, then many. Raises ServingFailed."""
+def look_first(candidate: Candidate, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective) -> QuickLook:
+    """Requests one at a time, then many for a moment, which warms up. Raises ServingFailed."""
     status = daemon.wait_ready()
-    alone = _load(daemon, frames, _plan(daemon, objective, in_flight=1, seconds=ALONE_S))
+    alone = _load(daemon, frames, _plan(daemon, objective, in_flight=1, seconds=ALONE_S), measure_here)
     alone_s = quantile(alone.latencies_s, 0.5)
     if alone_s is None:
         raise ServingFailed(_no_answer(alone))
-    if alone_s > objective.limit_s:
-        # A search can only fail, and many slow requests at a time take long.
-        return QuickLook(candidate, "", alone_s, 1 / alone_s, alone_s, daemon.memory_bytes(), str(status["mode"]))
-    seconds = min(max(QUICK_S, alone_s * IN_FLIGHT * 2), MAX_PROBE_S)
-    many = _load(daemon, frames, _plan(daemon, objective, in_flight=IN_FLIGHT, seconds=seconds))
-    return QuickLook(
-        candidate,
-        alone_s=alone_s,
-        rate=many.answered / many.seconds,
-        p99_s=quantile(many.latencies_s, 0.99) or 0.0,
-        memory_bytes=daemon.memory_bytes(),
-        mode=str(status["mode"]),
-    )
+    rate = 1 / alone_s
+    if alone_s <= objective.limit_s:  # else many slow requests at a time take long, for nothing
+        many = _load(daemon, frames, _plan(daemon, objective, in_flight=IN_FLIGHT, seconds=FIRST_S), measure_here)
+        rate = max(rate, len(many.latencies_s) / many.seconds)
+    return QuickLook(candidate, "", alone_s, rate, daemon.memory_bytes(), str(status["mode"]))
+
+
+def take_slice(
+    look: QuickLook, number: int, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective
+) -> Slice:
+    """One slice of the race: a closed loop, with what other work took meanwhile. Raises ServingFailed.
+
+    look: the candidate's looks so far. number: of the round. The rate is the requests in flight by their mean latency
+    (Little's law), since a count in a short time scatters by whole batches; times the share answered in time.
+    """
+    daemon.wait_ready()
+    rate = max([look.first_rate, *(each.rate for each in look.slices)])
+    in_flight = min(max(int(objective.limit_s * rate / 2), 1), IN_FLIGHT)
+    turn_s = in_flight / rate
+    seconds = min(max(SLICE_TURNS * turn_s, SLICE_S), MAX_SLICE_S)
+    warmup_s = min(max(turn_s, SLICE_WARM_UP_S), 1.0)
+    plan = _plan(daemon, objective, in_flight=in_flight, seconds=seconds, warmup_s=warmup_s)
+    others = OtherWork()
+    measured = _load(daemon, frames, plan, measure_here)
+    share, latencies_s = others.share(), measured.latencies_s
+    if not latencies_s:
+        return Slice(number, 0.0, 0.0, share)
+    in_time = sum(each <= objective.limit_s for each in latencies_s) / max(measured.sent, 1)
+    mean_s = sum(latencies_s) / len(latencies_s)
+    return Slice(number, in_flight / mean_s * in_time, quantile(latencies_s, 0.99) or 0.0, share)
 
 
 def measure_fully(
@@ -250,21 +281,32 @@ def _better(one: RateProbe, other: RateProbe) -> RateProbe:
 
 
 def _plan(
-    daemon: TrialDaemon, objective: Objective, *, in_flight: int = 1, rate: float | None = None, seconds: float
+    daemon: TrialDaemon,
+    objective: Objective,
+    *,
+    in_flight: int = 1,
+    rate: float | None = None,
+    seconds: float,
+    warmup_s: float = WARM_UP_S,
 ) -> Plan:
     return Plan(
         daemon.endpoint,
         in_flight=in_flight,
         rate=rate,
         seconds=seconds,
-        warmup_s=WARM_UP_S,
+        warmup_s=warmup_s,
         timeout_s=max(objective.limit_s * PATIENCE, 2.0),
     )
 
 
-def _load(daemon: TrialDaemon, frames: Sequence[bytes], plan: Plan) -> Measured:
+def _load(
+    daemon: TrialDaemon,
+    frames: Sequence[bytes],
+    plan: Plan,
+    run: Callable[[Plan, Sequence[bytes]], Measured] = measure,
+) -> Measured:
     try:
-        return measure(plan, frames)
+        return run(plan, frames)
     except (EdgeRuntimeError, ConnectionError, OSError) as error:
         daemon.check()
         raise ServingFailed(str(error)) from error

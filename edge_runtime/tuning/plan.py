@@ -1,27 +1,35 @@
 """What a tune measures next, at which rates, and what it chooses: the pure part of a tune.
 
-Successive halving: load, compare and quickly look at every way with the daemon's own layout; look at other layouts of
-the quicker half, and at other batch limits of the best of each; then measure the best few at the objective. A tune cut
-short at any step has the best answer that was possible by then.
+All ways meet in a race (race.py) with the daemon's own layout; the other layouts of those that could still lead join
+it, then other batch limits of the best. The race ends when its answer is sure enough, and the best few are measured at
+the objective. A tune cut short at any step has the best answer that was possible by then, and knows that it is none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from edge_runtime.tuning.candidates import PLAIN, Candidate, Way, row_layouts, thread_layouts
 from edge_runtime.tuning.options import Objective
-from edge_runtime.tuning.results import FullMeasurement, QuickLook, TuneResults, WayResult
+from edge_runtime.tuning.race import MIN_ROUNDS, Lead, equals_of, find_lead, may_reach, next_slice
+from edge_runtime.tuning.results import FullMeasurement, QuickLook, Slice, TuneResults, WayResult
 
 FINALISTS = 3
-"""Candidates measured at the objective, besides the baseline: quick looks are right within a few per cent, and the
-third and the fourth are farther apart."""
+"""Candidates measured at the objective, besides what serves now: the choice, and two to choose in its place where it
+misses the objective."""
 
-SURVIVORS = 2
-"""The least number of ways whose layouts are tried."""
+LAYOUT_GAIN = 1.5
+"""How much quicker another layout may make a way than the daemon's own, which it measures: with room to spare."""
+
+ROWS_GAIN = 1.1
+"""How much quicker a batch limit may make a layout than the limit that the daemon measures."""
+
+VETO = 2 / 3
+"""A candidate whose rate at the objective is below this share of another finalist's has a tail that the race does not
+see. Above it the race decides: a rate at the objective is measured once, and other work moves it by a fifth."""
 
 UP, DOWN = 1.2, 0.75
 """Steps of a rate search's bracket: a quick look is right within a fifth more often than not. Each step enlarges the
@@ -33,19 +41,25 @@ PRECISION = 1.05
 MAX_PROBES = 12
 """Enough to come down from the first guess to a hundredth of it and to close in from there."""
 
-TIE = 1 / PRECISION
-"""Rates above this share of the highest are equal; then the more exact or simpler candidate is chosen."""
-
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All that may be tried. max_rows: hard limit of a batch, 1 without batching. drop: accuracy that may be lost."""
+    """All that may be tried. max_rows: hard limit of a batch, 1 without batching. drop: accuracy that may be lost.
+
+    said: the candidate that `model.toml` says now; None where it says nothing, or nothing that can be tried.
+    """
 
     ways: tuple[Way, ...]
     cores: int
     max_rows: int
     objective: Objective
     drop: float
+    said: Candidate | None = None
+
+    @property
+    def now(self) -> Candidate:
+        """The candidate that serves now, which always takes part."""
+        return self.said or self.baseline
 
     @property
     def baseline(self) -> Candidate:
@@ -55,10 +69,14 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class TuneStep:
-    """One measurement: of a way (load and compare it), or of a candidate, quickly or in full."""
+    """One measurement: of a way (load and compare it), or of a candidate: a first look, a slice of the race, in full.
 
-    kind: Literal["way", "quick", "full"]
+    round: of a slice, counted from 1.
+    """
+
+    kind: Literal["way", "quick", "slice", "full"]
     candidate: Candidate
+    round: int = 0
 
 
 # ---- what comes next ------------------------------------------------------------------------------------------------
@@ -68,7 +86,25 @@ def next_step(space: Space, known: TuneResults, *, is_hurried: bool = False) -> 
     """The next measurement; None when all are done. is_hurried: time is nearly over, so finish the best so far."""
     if is_hurried:
         return _hurried_step(space, known)
-    return _way_step(space, known) or _layout_step(space, known) or _final_step(space, known)
+    return _way_step(space, known) or _race_step(space, known) or _final_step(space, known)
+
+
+def is_settled(space: Space, known: TuneResults) -> bool:
+    """Whether all that could lead took part in the race, and its answer is sure enough."""
+    return _way_step(space, known) is None and _race_step(space, known) is None
+
+
+def confidence(space: Space, known: TuneResults) -> float:
+    """The probability, at least, that nothing is more than TIE quicker than the leader; 0 before all have joined."""
+    if _way_step(space, known) is not None:
+        return 0.0
+    for entrants, rounds in _races(space, known):
+        running = [each for each in entrants if each in known.quick and _can_keep(space, known.quick[each])]
+        if any(each not in known.quick for each in entrants) or (
+            rounds is not None and next_slice(running, slices_of(known), rounds=rounds) is not None
+        ):
+            return 0.0
+    return eligible_lead(space, known).confidence
 
 
 def is_eligible(result: WayResult | None, drop: float) -> bool:
@@ -99,41 +135,73 @@ def _way_step(space: Space, known: TuneResults) -> TuneStep | None:
     return None
 
 
-def _layout_step(space: Space, known: TuneResults) -> TuneStep | None:
-    for way in _survivors(space, known):
-        for layout in thread_layouts(space.cores):
-            if Candidate(way, layout) not in known.quick:
-                return TuneStep("quick", Candidate(way, layout))
-        if space.max_rows == 1:
-            continue
-        ranked = _ranked([known.quick[Candidate(way, layout)] for layout in thread_layouts(space.cores)])
-        if not ranked:
-            continue
-        for layout in row_layouts(ranked[0].candidate.layout, space.max_rows):
-            if Candidate(way, layout) not in known.quick:
-                return TuneStep("quick", Candidate(way, layout))
+def _race_step(space: Space, known: TuneResults) -> TuneStep | None:
+    for entrants, rounds in _races(space, known):
+        for each in entrants:
+            if each not in known.quick:
+                return TuneStep("quick", each)
+        running = [each for each in entrants if _can_keep(space, known.quick[each])]
+        found = next_slice(running, slices_of(known), rounds=rounds)
+        if found is not None:
+            return TuneStep("slice", *found)
     return None
 
 
+def _races(space: Space, known: TuneResults) -> Iterator[tuple[list[Candidate], int | None]]:
+    """The entrants of each part of the race with its number of rounds: ways, then layouts, then batch limits.
+
+    Each part is asked for when the one before is over. Invariant: which candidates join depends on slices up to then
+    only, so that it does not change while the race goes on.
+    """
+    # Those that may not be chosen take part at first, so that what they would gain is told fairly.
+    entrants = _working([*(Candidate(way) for way in space.ways), space.now], known)
+    yield entrants, MIN_ROUNDS
+    entrants = [each for each in entrants if _may_be_measured(space, known, each)]
+    at_first = _lead_at(entrants, known)
+    hopeful = dict.fromkeys(e.way for e in entrants if e == at_first.leader or may_reach(e, at_first, LAYOUT_GAIN))
+    layouts = [Candidate(way, layout) for way in hopeful for layout in thread_layouts(space.cores)]
+    entrants = _working([*entrants, *layouts], known)
+    if space.max_rows > 1:
+        yield entrants, MIN_ROUNDS
+        by_then = _lead_at(entrants, known)
+        best = [_lead_at([each for each in entrants if each.way == way], known).leader for way in hopeful]
+        bases = [e for e in best if e is not None and (e == by_then.leader or may_reach(e, by_then, ROWS_GAIN))]
+        rows = [Candidate(each.way, layout) for each in bases for layout in row_layouts(each.layout, space.max_rows)]
+        entrants = _working([*entrants, *rows], known)
+    yield entrants, None
+
+
+def _working(candidates: Sequence[Candidate], known: TuneResults) -> list[Candidate]:
+    """Those of ways that work, each once."""
+    return [each for each in dict.fromkeys(candidates) if each.way in known.ways and not known.ways[each.way].reason]
+
+
+def _lead_at(entrants: Sequence[Candidate], known: TuneResults) -> Lead:
+    """The lead in the round when all entrants had run often enough."""
+    every = slices_of(known)
+    slices = {each: every[each] for each in entrants if each in every}
+    last = max((each[MIN_ROUNDS - 1].round for each in slices.values() if len(each) >= MIN_ROUNDS), default=0)
+    return find_lead(list(slices), {one: [e for e in each if e.round <= last] for one, each in slices.items()})
+
+
 def _final_step(space: Space, known: TuneResults) -> TuneStep | None:
-    return _first_full([*_finalists(space, known), *_baseline(space, known)], known)
+    return _first_full([*_finalists(space, known), *_now(space, known)], known)
 
 
 def _hurried_step(space: Space, known: TuneResults) -> TuneStep | None:
-    """Measure the best so far in full, unless one is; then the baseline, which tells what was gained."""
+    """Measure the best so far in full, unless one is; then what serves now, which tells what was gained."""
     finalists = _finalists(space, known)
     if not finalists:
         return _way_step(space, known)
-    return _first_full([*([] if has_answer(known) else finalists), *_baseline(space, known)], known)
+    return _first_full([*([] if has_answer(known) else finalists), *_now(space, known)], known)
 
 
 def _finalists(space: Space, known: TuneResults) -> list[Candidate]:
-    usable = [each for each in known.quick.values() if _may_be_measured(space, known, each.candidate)]
-    return [each.candidate for each in _ranked(usable)[:FINALISTS]]
+    return ranked(space, known)[:FINALISTS]
 
 
-def _baseline(space: Space, known: TuneResults) -> list[Candidate]:
-    return [space.baseline] if _may_be_measured(space, known, space.baseline) else []
+def _now(space: Space, known: TuneResults) -> list[Candidate]:
+    return [space.now] if _may_be_measured(space, known, space.now) else []
 
 
 def _first_full(candidates: Sequence[Candidate], known: TuneResults) -> TuneStep | None:
@@ -142,26 +210,13 @@ def _first_full(candidates: Sequence[Candidate], known: TuneResults) -> TuneStep
 
 def _may_be_measured(space: Space, known: TuneResults, candidate: Candidate) -> bool:
     """Whether a full measurement can lead to a choice: it is eligible, works, and answers one request in time."""
-    quick = known.quick.get(candidate)
-    return (
-        is_eligible(known.ways.get(candidate.way), space.drop)
-        and quick is not None
-        and not quick.reason
-        and quick.alone_s <= space.objective.limit_s
-    )
+    look = known.quick.get(candidate)
+    return is_eligible(known.ways.get(candidate.way), space.drop) and look is not None and _can_keep(space, look)
 
 
-def _survivors(space: Space, known: TuneResults) -> list[Way]:
-    """The quicker half of the eligible ways, quickest first."""
-    looks = [known.quick[Candidate(way)] for way in space.ways if Candidate(way) in known.quick]
-    usable = _ranked([each for each in looks if is_eligible(known.ways.get(each.candidate.way), space.drop)])
-    kept = max(-(-len(usable) // 2), SURVIVORS)
-    return [each.candidate.way for each in usable[:kept]]
-
-
-def _ranked(looks: Sequence[QuickLook]) -> list[QuickLook]:
-    """Those that worked, quickest first; of equals, the one tried first."""
-    return sorted((each for each in looks if not each.reason), key=lambda each: -each.rate)
+def _can_keep(space: Space, look: QuickLook) -> bool:
+    """Whether it works, and answers one request in time."""
+    return not look.reason and look.alone_s <= space.objective.limit_s
 
 
 # ---- which rate comes next ------------------------------------------------------------------------------------------
@@ -239,21 +294,38 @@ def front_of(fulls: Iterable[FullMeasurement], known: TuneResults) -> set[str]:
     return {usable[index].candidate.key for index in indices}
 
 
-def choose(space: Space, known: TuneResults) -> FullMeasurement | None:
-    """The highest rate at the objective among the eligible candidates; None where none keeps the objective.
+def slices_of(known: TuneResults) -> dict[Candidate, tuple[Slice, ...]]:
+    """The slices of all candidates that work."""
+    return {one: look.slices for one, look in known.quick.items() if look.slices and not look.reason}
 
-    Of nearly equal rates: the one that gives up least accuracy, then sets fewest keys, then takes least memory.
+
+def eligible_lead(space: Space, known: TuneResults) -> Lead:
+    """The race's lead among the candidates that may be chosen."""
+    return find_lead([each for each in known.quick if _may_be_measured(space, known, each)], slices_of(known))
+
+
+def ranked(space: Space, known: TuneResults) -> list[Candidate]:
+    """The candidates that may be chosen, best first, by the race; by their first looks where they did not run.
+
+    Of those that are surely equal: what serves now, else the one that gives up least accuracy, then sets fewest keys,
+    then takes least memory.
     """
-    usable = [
-        each
-        for each in known.full.values()
-        if not each.reason and each.rate > 0 and is_eligible(known.ways.get(each.candidate.way), space.drop)
-    ]
-    if not usable:
-        return None
-    highest = max(each.rate for each in usable)
-    near = [each for each in usable if each.rate >= highest * TIE]
-    return min(near, key=lambda each: _cost(space, each, known))
+    found = eligible_lead(space, known)
+    equal = sorted(equals_of(found), key=lambda each: _cost(space, each, known))
+    behind = {one: -math.inf if each is None else each.mean for one, each in found.behind.items()}
+    others = sorted((each for each in behind if each not in equal), key=lambda each: -behind[each])
+    usable = [each for each in known.quick if _may_be_measured(space, known, each)]
+    looks = sorted((e for e in usable if not known.quick[e].slices), key=lambda e: -known.quick[e].first_rate)
+    return [*equal[:1], *(each for each in (found.leader,) if each is not None and each not in equal[:1]),
+            *(each for each in equal[1:] if each != found.leader), *others, *looks]  # fmt: skip
+
+
+def choose(space: Space, known: TuneResults) -> FullMeasurement | None:
+    """The best of the race that keeps the objective; None where none does."""
+    found = [known.full[each] for each in ranked(space, known) if each in known.full]
+    usable = [each for each in found if not each.reason and each.rate > 0]
+    highest = max((each.rate for each in usable), default=0.0)
+    return next((each for each in usable if each.rate >= highest * VETO), None)
 
 
 def _merits_of(full: FullMeasurement, known: TuneResults) -> Merits:
@@ -261,8 +333,10 @@ def _merits_of(full: FullMeasurement, known: TuneResults) -> Merits:
     return Merits(full.rate, 1.0 if accuracy is None else accuracy.drop, full.memory_bytes)
 
 
-def _cost(space: Space, full: FullMeasurement, known: TuneResults) -> tuple[float, int, int, int]:
-    merits = _merits_of(full, known)
-    way, layout = full.candidate.way, full.candidate.layout
+def _cost(space: Space, candidate: Candidate, known: TuneResults) -> tuple[bool, float, int, int, int]:
+    way, layout = candidate.way, candidate.layout
+    accuracy = known.ways[way].accuracy
+    drop = -1.0 if way.precision == PLAIN or accuracy is None else accuracy.drop
     keys = sum(each is not None for each in (layout.threads, layout.instances, layout.max_batch_rows))
-    return (merits.drop if way.precision else -1.0, space.ways.index(way), keys, merits.memory_bytes)
+    memory_bytes = known.quick[candidate].memory_bytes
+    return (candidate != space.now, drop, space.ways.index(way), keys, memory_bytes)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_runtime.tuning.candidates import PLAIN, Candidate
 from edge_runtime.tuning.options import Objective
-from edge_runtime.tuning.plan import Space, choose, front_of, is_eligible
+from edge_runtime.tuning.plan import Space, choose, confidence, front_of, is_eligible, is_settled, slices_of
+from edge_runtime.tuning.race import TIE, Difference, difference, log_rates
 from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: a candidate. rate, p50_s, p99_s: at the objective where is_full, else of a quick look.
+    """One line of the table: a candidate. rate, p50_s, p99_s: at the objective where is_full, else of the race.
 
     verdict: "chosen", "front", or why it is not chosen. is_cut: the time ended before the search for the highest rate.
+    of_choice: its rate divided by the choice's, the likely bounds; None where they shared fewer than two rounds.
+    rounds: of the race. is_now: it serves now.
     """
 
     candidate: Candidate
@@ -29,28 +33,50 @@ class Row:
     accuracy: Accuracy | None
     verdict: str
     is_cut: bool = False
+    of_choice: tuple[float, float] | None = None
+    rounds: int = 0
+    is_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of a tune. choice None: nothing keeps the objective. baseline: the candidate without tuning.
+    """The result of a tune. choice None: nothing keeps the objective.
 
+    is_settled: all that could lead took part, and `confidence` that nothing is more than 3 % quicker is high enough.
+    gain: the chosen rate divided by the baseline's, by the race; None where they did not meet. over_now: the same by
+    what serves now. now_may_stay: what serves now may be chosen too.
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
     unjudged: why agreement tells nothing on these inputs, and what became of the other precisions; "" where it does.
     """
 
     rows: tuple[Row, ...]
     choice: FullMeasurement | None
-    baseline: FullMeasurement | None
+    is_settled: bool
+    confidence: float
+    gain: float | None = None
+    over_now: float | None = None
+    now_may_stay: bool = True
     left_out: tuple[str, ...] = ()
     unjudged: str = ""
 
     @property
-    def gain(self) -> float | None:
-        """The chosen rate divided by the baseline's; None where the baseline misses the objective."""
-        if self.choice is None or self.baseline is None or not self.baseline.rate or self.baseline.is_cut:
-            return None
-        return self.choice.rate / self.baseline.rate
+    def is_worse(self) -> bool:
+        """Whether what serves now served more, and may stay: then the choice is never written."""
+        return self.over_now is not None and self.over_now < 1 and self.now_may_stay
+
+    def doubt(self) -> str:
+        """One sentence on why the choice is not written unless asked; "" where nothing speaks against it."""
+        if not self.is_settled:
+            return (
+                f"the search is not settled (confidence {self.confidence:.0%}): nothing is written; the same command "
+                "goes on from here, and --write-anyway writes the best so far"
+            )
+        if self.over_now is not None and self.over_now < 1 and not self.now_may_stay:
+            return (
+                f"what model.toml says now serves {1 / self.over_now:.2f} times as much and gives up more accuracy "
+                "than allowed: nothing is written; allow it with --accuracy-drop, or the choice with --write-anyway"
+            )
+        return ""
 
     def merits_of(self, row: Row) -> str:
         """The merits that a row of the front has over the choice, in words."""
@@ -74,9 +100,20 @@ def summarise(space: Space, known: TuneResults) -> Summary:
     looks = [each for each in known.quick.values() if each.candidate not in known.full]
     quick = sorted((_quick_row(space, known, each) for each in looks), key=lambda row: -row.rate)
     failed = [_failed_row(each) for each in known.ways.values() if each.reason]
-    left_out = _left_out(space, known, choice)
-    baseline = known.full.get(space.baseline)
-    return Summary((*rows, *quick, *failed), choice, baseline, left_out, unjudged_text(known, space.drop))
+    met = _beside_choice(known, choice)
+    placed = [_placed(row, space, known, met.get(row.candidate)) for row in (*rows, *quick, *failed)]
+    now = known.full.get(space.now)
+    return Summary(
+        tuple(placed),
+        choice,
+        is_settled(space, known),
+        confidence(space, known),
+        gain=_times(space.baseline, choice, met),
+        over_now=_times(space.now, choice, met),
+        now_may_stay=is_eligible(known.ways.get(space.now.way), space.drop) and (now is None or now.rate > 0),
+        left_out=_left_out(space, known, choice),
+        unjudged=unjudged_text(known, space.drop),
+    )
 
 
 def reasons(
@@ -92,9 +129,15 @@ def reasons(
     gain = "" if summary.gain is None else f"; {summary.gain:.2f} times the rate without tuning"
     return (
         f"chosen on {date} by `edge-runtime tune` for {device}",
-        served + gain,
+        f"{served}{gain}; {confidence_text(summary)}",
         f"{accuracy_text(accuracy)} ({data}{', which cannot tell how much is given up' if is_blind else ''})",
     )
+
+
+def confidence_text(summary: Summary) -> str:
+    """How sure the choice is, in words."""
+    settled = "" if summary.is_settled else ", not settled"
+    return f"confidence {summary.confidence:.0%} that nothing tried serves over {TIE:.0%} more{settled}"
 
 
 def accuracy_text(accuracy: Accuracy | None) -> str:
@@ -144,7 +187,11 @@ def as_json(summary: Summary, space: Space) -> dict[str, Any]:
         "objective": str(space.objective),
         "accuracy_drop": space.drop,
         "choice": None if choice is None else _candidate_json(choice.candidate) | {"rate": round(choice.rate, 2)},
+        "settled": summary.is_settled,
+        "confidence": round(summary.confidence, 4),
+        "doubt": summary.doubt(),
         "gain": None if summary.gain is None else round(summary.gain, 3),
+        "gain_over_now": None if summary.over_now is None else round(summary.over_now, 3),
         "unjudged": summary.unjudged,
         "rows": [_row_json(row) for row in summary.rows],
     }
@@ -162,6 +209,33 @@ def _spread_text(accuracy: Accuracy) -> str:
     if accuracy.spread_error is None:
         return f"{accuracy.max_error:.2g}, no spread"
     return f"{accuracy.spread_error:.2g} of spread"
+
+
+def _beside_choice(known: TuneResults, choice: FullMeasurement | None) -> dict[Candidate, Difference]:
+    """How each candidate that met the choice in the race compares with it."""
+    rates = log_rates(slices_of(known))
+    if choice is None or choice.candidate not in rates:
+        return {}
+    found = {each: difference(rates[each], rates[choice.candidate]) for each in rates if each != choice.candidate}
+    return {each: compared for each, compared in found.items() if compared is not None}
+
+
+def _times(one: Candidate, choice: FullMeasurement | None, met: Mapping[Candidate, Difference]) -> float | None:
+    """The chosen rate divided by a candidate's."""
+    if choice is not None and choice.candidate == one:
+        return 1.0
+    return math.exp(-met[one].mean) if one in met else None
+
+
+def _placed(row: Row, space: Space, known: TuneResults, met: Difference | None) -> Row:
+    """The row with what the race says of it."""
+    look = known.quick.get(row.candidate)
+    return replace(
+        row,
+        of_choice=None if met is None else met.interval,
+        rounds=0 if look is None else len(look.slices),
+        is_now=row.candidate == space.now,
+    )
 
 
 def _drop_of(row: Row) -> float:
@@ -206,9 +280,7 @@ def _why_not(space: Space, known: TuneResults, quick: QuickLook) -> str:
         return "the inputs cannot tell" if is_blind else f"gives up {way.accuracy.drop:.2%}"
     if quick.alone_s > space.objective.limit_s:
         return "one request alone takes longer"
-    # Looks are compared with looks, because rates at an objective are lower.
-    measured = [look.rate for each in known.full if (look := known.quick.get(each)) is not None]
-    return "slower look" if any(rate >= quick.rate for rate in measured) else "not measured yet"
+    return "" if quick.slices else "not measured yet"
 
 
 def _left_out(space: Space, known: TuneResults, choice: FullMeasurement | None) -> tuple[str, ...]:
@@ -251,6 +323,9 @@ def _row_json(row: Row) -> Mapping[str, Any]:
         if accuracy is None
         else {name: getattr(accuracy, name) for name in (*accuracy.__struct_fields__, "drop")},
         "verdict": row.verdict,
+        "of_choice": None if row.of_choice is None else [round(each, 4) for each in row.of_choice],
+        "rounds": row.rounds,
+        "is_now": row.is_now,
         "is_cut": row.is_cut,
     }
 

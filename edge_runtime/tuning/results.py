@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +24,7 @@ from edge_runtime.tuning.candidates import Candidate, Way
 
 log = logging.getLogger(__name__)
 
-FORMAT = "4"
+FORMAT = "5"
 """Part of every file's name: a release that measures differently begins anew."""
 
 T = TypeVar("T", bound=Struct)
@@ -89,16 +90,42 @@ class WayResult(Struct, frozen=True):
     accuracy: Accuracy | None = None
 
 
+class Slice(Struct, frozen=True):
+    """One short look at a candidate in a round of the race. rate: answers within the objective, a second.
+
+    others: the share of the machine that other work took meanwhile. takes: how often it was looked at in this round.
+    """
+
+    round: int
+    rate: float
+    p99_s: float = 0.0
+    others: float = 0.0
+    takes: int = 1
+
+
 class QuickLook(Struct, frozen=True):
-    """A quick look at a candidate. alone_s: median latency of one request at a time. rate: of many at a time."""
+    """A candidate's looks. alone_s: median latency of one request at a time. first_rate: of the first look at many.
+
+    slices: of the race, by round.
+    """
 
     candidate: Candidate
     reason: str = ""
     alone_s: float = 0.0
-    rate: float = 0.0
-    p99_s: float = 0.0
+    first_rate: float = 0.0
     memory_bytes: int = 0
     mode: str = ""
+    slices: tuple[Slice, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """The median rate of the slices; of the first look where there are none."""
+        return statistics.median([each.rate for each in self.slices] or [self.first_rate])
+
+    @property
+    def p99_s(self) -> float:
+        """The median of the slices' 99th percentiles."""
+        return statistics.median([each.p99_s for each in self.slices] or [0.0])
 
 
 class RateProbe(Struct, frozen=True):

@@ -36,26 +36,29 @@ from edge_runtime.tuning.artifacts import (
     package_versions,
     settings_precision,
 )
-from edge_runtime.tuning.candidates import PLAIN, Candidate, Way, ways
+from edge_runtime.tuning.candidates import PLAIN, Candidate, ThreadLayout, Way, ways
 from edge_runtime.tuning.comparison import JudgingInputs, WayComparison
 from edge_runtime.tuning.folders import ModelCopy, tune_folder
 from edge_runtime.tuning.measurement import (
     ServingFailed,
     TrialDaemon,
     frames_of,
-    look_quickly,
+    look_first,
     measure_fully,
     running_daemon,
+    take_slice,
 )
 from edge_runtime.tuning.options import TunedDevice, TuneOptions
 from edge_runtime.tuning.plan import Space, TuneStep, has_answer, next_step
+from edge_runtime.tuning.pool import DaemonPool
+from edge_runtime.tuning.race import with_slice
 from edge_runtime.tuning.results import FullMeasurement, KeptResults, QuickLook, TuneResults, WayResult, digest_of
 from edge_runtime.tuning.samples import Samples, make_samples, read_samples
 from edge_runtime.tuning.trial import WayFinding, WayTrials, write_arrays
 from edge_runtime.typed_toml import parse_toml
 
-RESERVE_S = 40.0
-"""Time reserved for the last measurement: a search at the objective takes 20 to 40 s."""
+RESERVE_S = 80.0
+"""Time reserved for the last measurements, of the choice and of what serves now: each takes 20 to 40 s."""
 
 RESERVE_SHARE = 0.3
 """The reserve of a short tune, as a share of its time."""
@@ -100,6 +103,8 @@ class Tune:
         self._show: Show
         self._settings_text = _settings_text(model)
         self._copy = ModelCopy(root / "model", version)
+        self._pool = DaemonPool(self._serving)
+        self._numbers: dict[Candidate, int] = {}
         self._began_s = 0.0
 
     def run(self, show: Show) -> None:
@@ -110,9 +115,12 @@ class Tune:
         space = self._prepare()
         while (known := next_step(space, self.results)) is not None and self._recall(known):
             pass
-        while (step := self._next_step(space)) is not None:
-            if not self._recall(step):
-                self._take(step)
+        try:
+            while (step := self._next_step(space)) is not None:
+                if not self._recall(step):
+                    self._take(step)
+        finally:
+            self._pool.close()
 
     def apply(self, choice: FullMeasurement, why: Sequence[str]) -> list[Path]:
         """Write a choice with its reasons, and return the written files. Raises StorageFailed, ConfigError."""
@@ -164,8 +172,22 @@ class Tune:
         self._kept = KeptResults(None if kept is None else kept / "results", self._about(source, data))
         rows = self.device.profile.batching.max_batch_rows if described.batches else 1
         cores = self.device.profile.limits.cores
-        self.space = Space(tuple(found), cores, rows, self.options.objective, self.options.drop)
+        said = self._said(found)
+        every = tuple(dict.fromkeys([*found, *(() if said is None else (said.way,))]))
+        self.space = Space(every, cores, rows, self.options.objective, self.options.drop, said)
         return self.space
+
+    def _said(self, found: Sequence[Way]) -> Candidate | None:
+        """The candidate that `model.toml` and the profile make of the model now; None where no way is like it."""
+        settings, choices = self._model.settings, self.device.profile.backends
+        name = settings.backend or found[0].backend
+        choice = next((each for each in choices if each.name == name), None)
+        if choice is None or name not in {way.backend for way in found}:
+            return None
+        precision = settings.precision or choice.precision
+        way = Way(name, settings.device or choice.device, PLAIN if precision == "f32" else precision)
+        threads = settings.threads or choice.threads
+        return Candidate(way, ThreadLayout(threads, settings.instances, settings.max_batch_rows))
 
     def _note_load(self) -> None:
         cores, load = self.device.profile.limits.cores, os.getloadavg()[0]
@@ -287,7 +309,11 @@ class Tune:
             self._keep(compared, way, way.key)
         elif step.kind == "quick":
             self._show(f"looking at {_told(way)}", candidate.layout.key, share)
-            known.quick[candidate] = look = self._look_quickly(candidate)
+            known.quick[candidate] = look = self._look_first(candidate)
+            self._keep(look, way, candidate.key)
+        elif step.kind == "slice":
+            self._show("comparing by turns", f"round {step.round}: {_told(way)} {candidate.layout.key}", share)
+            known.quick[candidate] = look = self._take_slice(known.quick[candidate], step.round)
             self._keep(look, way, candidate.key)
         else:
             self._show(f"measuring {_told(way)}", candidate.layout.key, share)
@@ -315,12 +341,23 @@ class Tune:
         if not result.reason:
             self._kept.write(result, subject, self._files.digest_of(way))
 
-    def _look_quickly(self, candidate: Candidate) -> QuickLook:
+    def _look_first(self, candidate: Candidate) -> QuickLook:
         try:
-            with self._serving(candidate) as (daemon, frames):
-                return look_quickly(candidate, daemon, frames, self.options.objective)
+            daemon = self._pool.daemon(candidate)
+            return look_first(candidate, daemon, self._frames(), self.options.objective)
         except (ServingFailed, EdgeRuntimeError) as error:
+            self._pool.stop(candidate)
             return QuickLook(candidate, str(error))
+
+    def _take_slice(self, look: QuickLook, number: int) -> QuickLook:
+        candidate = look.candidate
+        try:
+            daemon = self._pool.daemon(candidate)
+            taken = take_slice(look, number, daemon, self._frames(), self.options.objective)
+        except (ServingFailed, EdgeRuntimeError) as error:
+            self._pool.stop(candidate)
+            return QuickLook(candidate, str(error))
+        return msgspec.structs.replace(look, slices=with_slice(look.slices, taken))
 
     def _measure_fully(self, candidate: Candidate) -> FullMeasurement:
         look = self.results.quick[candidate]
@@ -328,27 +365,38 @@ class Tune:
         guess = max(look.rate, 0.5 / look.alone_s) if look.alone_s else look.rate
         until_s = self._began_s + self.options.time_s
         try:
-            with self._serving(candidate) as (daemon, frames):
-                return measure_fully(candidate, daemon, frames, self.options.objective, guess=guess, until_s=until_s)
+            daemon = self._pool.daemon(candidate, alone=True)
+            objective = self.options.objective
+            return measure_fully(candidate, daemon, self._frames(), objective, guess=guess, until_s=until_s)
         except (ServingFailed, EdgeRuntimeError) as error:
+            self._pool.stop(candidate)
             return FullMeasurement(candidate, str(error))
 
-    @contextmanager
-    def _serving(self, candidate: Candidate) -> Iterator[tuple[TrialDaemon, list[bytes]]]:
+    def _frames(self) -> list[bytes]:
         assert self.samples is not None
+        return frames_of(self._model.name, self.samples.inputs[0])
+
+    @contextmanager
+    def _serving(self, candidate: Candidate) -> Iterator[TrialDaemon]:
+        """A daemon that serves a candidate, ready. It reads the copied model once, at its start."""
         self._files.graph_of(candidate.way)  # makes and copies it
         values = {**self._values_of(candidate), "on_demand": None, "pinned": None}
         self._copy.write_settings(with_choice(self._settings_text, values, (), "model.toml"))
-        name = self._model.name
-        with running_daemon(self._config(), name, self._root / "daemon.log") as daemon:
-            yield daemon, frames_of(name, self.samples.inputs[0])
+        name, place = self._model.name, self._root / f"daemon-{self._number_of(candidate)}"
+        place.mkdir(exist_ok=True)
+        with running_daemon(self._config(place / "state"), name, place / "log") as daemon:
+            daemon.wait_ready()
+            yield daemon
 
-    def _config(self) -> Config:
+    def _number_of(self, candidate: Candidate) -> int:
+        return self._numbers.setdefault(candidate, len(self._numbers))
+
+    def _config(self, state: Path) -> Config:
         """The owner's configuration, as far as it decides how models run; the daemon publishes and fetches nothing."""
         own, limits = self.device.config, self.device.profile.limits
         return Config(
             models=str(self._copy.models),
-            state=str(self._root / "state"),
+            state=str(state),
             profile=self.device.profile.name,
             backends=own.backends,
             python_models=own.python_models,

@@ -382,7 +382,7 @@ def test_values_without_classes_are_judged_by_the_variance_that_is_lost() -> Non
 
 # ---- the journal ----------------------------------------------------------------------------------------------------
 
-LOOK = QuickLook(Candidate(Way("openvino", "CPU", "int8")), alone_s=0.002, rate=250.0)
+LOOK = QuickLook(Candidate(Way("openvino", "CPU", "int8")), alone_s=0.002, first_rate=250.0)
 
 
 def test_what_was_kept_is_found_under_the_same_facts_only(tmp_path: Path) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.tuning.candidates import PLAIN, Candidate, Way
+from edge_runtime.tuning.candidates import MEASURED, PLAIN, Candidate, ThreadLayout, Way
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.plan import Space
-from edge_runtime.tuning.report import Summary, accuracy_text, reasons, summarise
-from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
+from edge_runtime.tuning.report import Summary, accuracy_text, confidence_text, reasons, summarise
+from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, Slice, TuneResults, WayResult
 
 AS_IT_IS, INT8 = Way("onnxruntime", "CPU", PLAIN), Way("openvino", "CPU", "int8")
+
+
+def look_of(candidate: Candidate, rate: float, rounds: int = 10) -> QuickLook:
+    """A candidate after so many calm rounds of the race."""
+    slices = tuple(Slice(number, rate) for number in range(1, rounds + 1))
+    return QuickLook(candidate, "", 0.001, rate, slices=slices)
 
 
 def told(look: float, int8_look: float, *, drop: float, measured: Way | None = AS_IT_IS) -> Summary:
@@ -19,24 +25,61 @@ def told(look: float, int8_look: float, *, drop: float, measured: Way | None = A
     for way, rate in ((AS_IT_IS, look), (INT8, int8_look)):
         accuracy = Accuracy(100, 0.01, 0.001, agreement=0.999 if way is INT8 else 1.0)
         known.ways[way] = WayResult(way, "", way.precision or "f32", "", accuracy)
-        known.quick[Candidate(way)] = QuickLook(Candidate(way), "", 0.001, rate)
+        known.quick[Candidate(way)] = look_of(Candidate(way), rate)
     if measured is not None:
         candidate = Candidate(measured)
         known.full[candidate] = FullMeasurement(candidate, "", 0.5 * known.quick[candidate].rate, 0.01, 0.02, 1)
     return summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), drop), known)
 
 
-@pytest.mark.parametrize(
-    ("looks", "measured", "verdict"),
-    [
-        ((3000.0, 2000.0), AS_IT_IS, "slower look"),  # though 2000 is above the 1500 that it serves at the objective
-        ((2000.0, 3000.0), AS_IT_IS, "not measured yet"),
-        ((2000.0, 3000.0), None, "not measured yet"),
-    ],
-)
-def test_a_look_is_compared_with_looks(looks: tuple[float, float], measured: Way | None, verdict: str) -> None:
-    rows = told(*looks, drop=0.01, measured=measured).rows
-    assert [row.verdict for row in rows if row.candidate.way is INT8] == [verdict]
+def test_a_row_says_how_it_compares_with_the_choice_and_after_how_many_rounds() -> None:
+    (chosen, other) = told(3000.0, 2000.0, drop=0.01).rows
+    assert (chosen.verdict, chosen.of_choice, chosen.is_now) == ("chosen", None, True)
+    low, high = other.of_choice or (0.0, 0.0)
+    assert low < 2 / 3 < high
+    assert high - low < 0.1
+    assert other.rounds == 10
+
+
+def test_a_settled_choice_is_written_and_says_how_sure_it_is() -> None:
+    known = TuneResults({}, {}, {})
+    known.ways[AS_IT_IS] = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0, 0, agreement=1.0))
+    for layout, rate in ((MEASURED, 3000.0), (ThreadLayout(1, 1), 2000.0)):
+        known.quick[Candidate(AS_IT_IS, layout)] = look_of(Candidate(AS_IT_IS, layout), rate)
+    known.full[Candidate(AS_IT_IS)] = FullMeasurement(Candidate(AS_IT_IS), "", 2500.0, 0.01, 0.02, 1)
+    summary = summarise(Space((AS_IT_IS,), 1, 1, Objective(0.99, 0.05), 0.0), known)
+    assert summary.is_settled
+    assert summary.doubt() == ""
+    assert summary.confidence > 0.9
+    assert confidence_text(summary).startswith("confidence 100% that nothing tried serves over 3% more")
+
+
+def test_a_search_that_is_not_over_is_not_written_unless_asked() -> None:
+    known = TuneResults({}, {}, {})
+    candidate = Candidate(AS_IT_IS)
+    known.ways[AS_IT_IS] = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0, 0, agreement=1.0))
+    known.quick[candidate] = look_of(candidate, 100.0, rounds=1)
+    known.full[candidate] = FullMeasurement(candidate, "", 90.0, 0.01, 0.02, 1)
+    summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.01), known)
+    assert summary.choice is not None
+    assert (summary.is_settled, summary.confidence) == (False, 0.0)
+    assert "--write-anyway" in summary.doubt()
+    assert "not settled" in confidence_text(summary)
+
+
+def test_a_choice_that_serves_less_than_what_may_stay_is_worse() -> None:
+    """As a search cut short has it: what serves now was not measured at the objective."""
+    known = TuneResults({}, {}, {})
+    for way, rate in ((AS_IT_IS, 100.0), (INT8, 300.0)):
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", Accuracy(100, 0.01, 0.001, agreement=1.0))
+        known.quick[Candidate(way)] = look_of(Candidate(way), rate)
+    known.full[Candidate(AS_IT_IS)] = FullMeasurement(Candidate(AS_IT_IS), "", 90.0, 0.01, 0.02, 1)
+    for drop, is_worse in ((1.0, True), (0.0, False)):
+        summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), drop, Candidate(INT8)), known)
+        assert summary.is_worse is is_worse
+        assert summary.over_now == pytest.approx(1 / 3)
+        assert summary.doubt()
+        assert ("gives up more accuracy" in summary.doubt() or not summary.is_settled) is True
 
 
 def test_a_precision_that_looked_quicker_and_could_not_be_chosen_is_named() -> None:
@@ -52,7 +95,8 @@ def test_what_looked_slower_or_could_be_chosen_is_not_named_as_left_out(int8_loo
 def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, told_as: str) -> None:
     way = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0.0, 0.0, agreement=1.0))
     full = FullMeasurement(Candidate(AS_IT_IS), "", 1000.0, 0.01, 0.02, 1, is_cut=is_cut)
-    known = TuneResults({AS_IT_IS: way}, {}, {Candidate(AS_IT_IS): full})
+    candidate = Candidate(AS_IT_IS)
+    known = TuneResults({AS_IT_IS: way}, {candidate: look_of(candidate, 1000.0)}, {candidate: full})
     summary = summarise(Space((AS_IT_IS,), 2, 1, Objective(0.99, 0.05), 0.0), known)
     words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
     assert words[1].startswith(f"{told_as} within p99=50ms")
@@ -66,7 +110,7 @@ def blind(*, is_accepted: bool, error: float = 0.77) -> tuple[Summary, TuneResul
     )
     for way, rate in ((AS_IT_IS, 100.0), (INT8, 300.0)):
         known.ways[way] = WayResult(way, "", way.precision or "f32", "", accuracy)
-        known.quick[Candidate(way)] = QuickLook(Candidate(way), "", 0.001, rate)
+        known.quick[Candidate(way)] = look_of(Candidate(way), rate)
     chosen = Candidate(INT8 if is_accepted else AS_IT_IS)
     known.full[chosen] = FullMeasurement(chosen, "", 90.0, 0.01, 0.02, 1)
     return summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known), known
@@ -107,6 +151,7 @@ def test_a_row_of_the_front_says_what_it_has_over_the_choice() -> None:
     for way, drop, memory in ((AS_IT_IS, 0.0, 5), (INT8, 0.004, 9)):
         known.ways[way] = WayResult(way, "", way.precision, "", Accuracy(100, 0, 0, agreement=1 - drop))
         rate = 200.0 if way is INT8 else 100.0
+        known.quick[Candidate(way)] = look_of(Candidate(way), rate)
         known.full[Candidate(way)] = FullMeasurement(Candidate(way), "", rate, 0.01, 0.02, memory)
     summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known)
     assert [row.verdict for row in summary.rows] == ["chosen", "front"]
