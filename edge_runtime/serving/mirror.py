@@ -38,7 +38,8 @@ class Mirrored:
 
     requests: copies that were run. failures: of them, those that the candidate could not run. different: those whose
     outputs were too far from the current version's. top1_rows: rows of scores (float outputs of two columns or more),
-    and top1_agreements how many of them have the same highest one. p95 and median of run times, None where there is
+    and top1_agreements how many of them have the same highest one; top1_distinct: how many different ones the current
+    version's rows have, of the output with the most. p95 and median of run times, None where there is
     none: the current version's of those that ran alone, as a copy does. dropped: answers of which no copy was run.
     """
 
@@ -47,6 +48,7 @@ class Mirrored:
     different: int = 0
     top1_rows: int = 0
     top1_agreements: int = 0
+    top1_distinct: int = 0
     dropped: int = 0
     current_p95_s: float | None = None
     current_median_s: float | None = None
@@ -92,6 +94,7 @@ class Mirror:
         self._outputs = [TensorForm(spec.name, spec.datatype, spec.shape) for spec in current.spec.outputs]
         self._lock = threading.Lock()
         self._counts = Mirrored()
+        self._answers: dict[str, set[int]] = {}
         self._current_times = Histogram()
         self._candidate_times = Histogram()
         self._has_copy = False
@@ -164,6 +167,7 @@ class Mirror:
                 different=known.different + is_different,
                 top1_rows=known.top1_rows + rows,
                 top1_agreements=known.top1_agreements + agreements,
+                top1_distinct=max(map(len, self._answers.values()), default=0),
             )
             if outputs is not None:
                 self._candidate_times.record(run_s)
@@ -181,8 +185,14 @@ class Mirror:
         names = [output.name for output in self._outputs]
         wanted, got = dict(zip(names, copy.outputs, strict=True)), dict(zip(names, outputs, strict=True))
         is_different = bool(differences(self._outputs, wanted, got, self._tolerance))
-        pairs = [_top1(output, wanted[output.name], got[output.name]) for output in self._outputs]
-        return is_different, sum(rows for rows, _ in pairs), sum(agreements for _, agreements in pairs)
+        rows = agreements = 0
+        for output in self._outputs:
+            first, second = _top1(output, wanted[output.name]), _top1(output, got[output.name])
+            if first is not None and second is not None and first.shape == second.shape:
+                rows += first.size
+                agreements += int(np.count_nonzero(first == second))
+                self._answers.setdefault(output.name, set()).update(np.unique(first).tolist())
+        return is_different, rows, agreements
 
     def _drop(self) -> None:
         """Under the lock."""
@@ -208,13 +218,13 @@ class MirroredReply:
         self._reply.refuse(error)
 
 
-def _top1(output: TensorForm, wanted: Array, got: Array) -> tuple[int, int]:
-    """Rows of scores in an output, and in how many both have the same highest one; none where it holds no scores."""
-    first, second = float_values(output.datatype, wanted), float_values(output.datatype, got)
-    if first is None or second is None or first.ndim < 2 or first.shape[-1] < 2 or first.shape != second.shape:
-        return 0, 0
-    equal = np.argmax(first, axis=-1) == np.argmax(second, axis=-1)
-    return int(equal.size), int(np.count_nonzero(equal))
+def _top1(output: TensorForm, array: Array) -> Array | None:
+    """The highest score of each row; None where an output holds no scores."""
+    values = float_values(output.datatype, array)
+    if values is None or values.ndim < 2 or values.shape[-1] < 2:
+        return None
+    found: Array = np.argmax(values, axis=-1)
+    return found
 
 
 def _own(array: Array) -> Array:

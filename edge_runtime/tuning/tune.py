@@ -155,6 +155,9 @@ class Tune:
         trials = WayTrials(self.device, self._model.settings, self._began_s + self.options.time_s)
         described = self._describe(trials, found[0])
         self.samples = samples = self._read_samples(described, self._own_graph(found[0]))
+        count, drop = len(samples.judging.inputs), self.options.drop
+        if 0 < count * drop < 1 and drop < 1:
+            self._note_once(f"{drop:.2%} of {count} inputs is less than one of them; more inputs tell a drop so small")
         inputs = self._root / "judging.npz"
         write_arrays(inputs, samples.judging.inputs)
         calibration = self._root / "calibration.npz"

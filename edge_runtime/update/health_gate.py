@@ -95,6 +95,9 @@ def judge_copies(
     counted = f"of {copies.requests} copies {copies.different} were answered differently and {copies.failures} failed"
     if copies.top1_rows:
         counted += f"; the highest score was the same in {copies.top1_agreements} of {copies.top1_rows} rows"
+        if copies.top1_distinct:
+            alike = ", which any release could give" if copies.top1_distinct == 1 else ""
+            counted += f" ({copies.top1_distinct} different{alike})"
     agreed, rows = copies.top1_agreements, copies.top1_rows
     if agreement is not None and rows >= LEAST_TO_JUDGE and agreed < agreement * rows:
         return Judgement(Verdict.REGRESSED, f"{counted}; wanted {agreement:.1%}")

@@ -65,7 +65,10 @@ def test_scores_whose_highest_changed_are_counted(tmp_path):
         mirror = rt.core.loader.swap(release_of(tmp_path / "r1", swapped, version=2)).mirror(1.0)
         until(lambda: mirror.read().requests >= 5, lambda: rt.infer("m", {"x": floats(3, 2)}))
         found = mirror.read()
-        assert (found.top1_rows, found.top1_agreements) == (3 * found.requests, 0)
+        assert (found.top1_rows, found.top1_agreements, found.top1_distinct) == (3 * found.requests, 0, 1)
+        both_ways = floats(2, 2)
+        both_ways[1] = both_ways[1, ::-1]
+        until(lambda: mirror.read().top1_distinct == 2, lambda: rt.infer("m", {"x": both_ways}))
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_the_answers_that_data_get_are_counted_and_what_they_cannot_tell_is_acce
     assert status == 0
     accuracy = found["rows"][0]["accuracy"]
     assert (accuracy["distinct"], accuracy["constant_drop"], accuracy["is_accepted"]) == (1, 0.0, True)
+    assert any("inputs is less than one of them; more inputs tell a drop so small" in note for note in found["notes"])
 
 
 def test_a_search_that_is_not_settled_writes_nothing_and_says_what_to_do(

@@ -90,6 +90,21 @@ def copies(**changes: float) -> Mirrored:
         (copies(candidate_p95_s=0.1), None, 1, Verdict.REGRESSED, "a run takes p95 100 ms"),
         # A classifier that was trained again answers differently, and means the same.
         (copies(different=100, top1_rows=200, top1_agreements=190), 0.9, 60, Verdict.HEALTHY, "in 190 of 200 rows"),
+        (
+            copies(top1_rows=9, top1_agreements=9, top1_distinct=7),
+            0.9,
+            60,
+            Verdict.HEALTHY,
+            "9 of 9 rows (7 different)",
+        ),
+        # A quiet camera: agreeing on one class says little, and holds no release up.
+        (
+            copies(top1_rows=99, top1_agreements=99, top1_distinct=1),
+            0.9,
+            60,
+            Verdict.HEALTHY,
+            "which any release could",
+        ),
         (copies(different=100, top1_rows=200, top1_agreements=179), 0.9, 1, Verdict.REGRESSED, "wanted 90.0%"),
         (copies(different=9, requests=10, top1_rows=10), 0.9, 1, Verdict.UNDECIDED, "1 of 60 s observed"),
     ],
