@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -57,6 +58,14 @@ def leaks(before: Held, after: Held) -> list[str]:
         *(f"socket {inode} is still open" for inode in sorted(sockets)),
         *(f"child process {child.pid} ({_command(child)}) is still there" for child in children),
     ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would every child that a test interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

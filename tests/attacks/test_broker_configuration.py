@@ -149,7 +149,7 @@ def deaf_device(fleet: Fleet, name: str) -> Iterator[None]:
     """A device that subscribes to its requests with QoS 0 and then never reads."""
     context = _context(fleet.device_tls(name))
     with (
-        socket.create_connection(("127.0.0.1", fleet.broker.ports[0]), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", fleet.broker.ports[0]), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
     ):
         connection.sendall(b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x01x")

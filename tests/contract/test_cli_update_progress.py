@@ -38,14 +38,6 @@ def _idle(updates: FakeUpdates) -> None:
     updates.told = STATUS
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would every child."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def at_work(**changed: Any) -> dict[str, Any]:
     """What the updater tells while a release is under way."""
     return {**STATUS, "under_way": {**STEP, **changed}}

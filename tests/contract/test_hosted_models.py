@@ -18,7 +18,7 @@ from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotReady
 from tests.models import harmful_models, onnx_models, python_models
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @contextmanager

@@ -251,7 +251,7 @@ def test_shared_memory_is_off_unless_it_is_allowed(tmp_path):
 def post(address, path, body) -> tuple[int, str, bytes]:
     request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read()
     except urllib.error.HTTPError as error:
         with error:

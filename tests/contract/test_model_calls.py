@@ -22,7 +22,7 @@ from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import DeadlineExceeded, DeadlineUnmeetable, NotReady, RunFailed
 from tests.models import onnx_models, python_models
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 UNTRIED = "batch = true\n[warmup]\nruns = 0\n"
 

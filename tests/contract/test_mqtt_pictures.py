@@ -237,7 +237,7 @@ def test_mosquitto_rr_sends_a_file_and_prints_the_answer(daemon, broker, tmp_pat
     command = ["mosquitto_rr", "-p", port, "-V", "5", "-t", TOPIC, "-e", "reply/me", "-W", "20"]
     if shutil.which("mosquitto_rr") is None:
         pytest.skip("mosquitto_rr is not installed (apt-get install mosquitto-clients)")
-    done = subprocess.run([*command, "-f", file_of(tmp_path, "blue")], capture_output=True, check=True, timeout=30)
+    done = subprocess.run([*command, "-f", file_of(tmp_path, "blue")], capture_output=True, check=True, timeout=60)
     said = json.loads(done.stdout)
     if "mosquitto_rr" in said.get("error", {}).get("message", ""):
         pytest.skip(f"this mosquitto_rr sends nothing of a file: {said['error']['message']}")
@@ -251,7 +251,7 @@ def test_mosquitto_pub_sends_a_file_and_the_answer_goes_where_it_says(peer, brok
     peer.subscribe("reply/shell", 1)
     where = ["-D", "publish", "response-topic", "reply/shell"]
     path = file_of(tmp_path, "blue")
-    subprocess.run(["mosquitto_pub", "-p", port, "-V", "5", "-t", TOPIC, "-f", path, *where], check=True, timeout=30)
+    subprocess.run(["mosquitto_pub", "-p", port, "-V", "5", "-t", TOPIC, "-f", path, *where], check=True, timeout=60)
     assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
 
 
@@ -382,5 +382,5 @@ picture = true
             assert "/PIL/" not in Path(f"/proc/{daemon.pid}/maps").read_text()
         finally:
             daemon.terminate()
-            daemon.wait(20)
+            daemon.wait(60)
             listener.publish("edge/dev4/result/colours/picture", b"", 1, retain=True)

@@ -55,19 +55,19 @@ def port(publisher: Publisher, tmp_path: Path) -> Iterator[int]:
         if "start worker process" in line:
             break
     else:
-        child.wait(30)
+        child.wait(60)
         pytest.fail("".join(said))
     rest = threading.Thread(target=child.stderr.read, name="nginx-log")
     rest.start()
     yield port
     child.terminate()
-    child.wait(30)
-    rest.join(30)
+    child.wait(60)
+    rest.join(60)
     child.stderr.close()
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, headers={"Connection": "close", **headers})
         answer = connection.getresponse()

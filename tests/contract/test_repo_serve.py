@@ -45,7 +45,7 @@ def server(publisher: Publisher) -> Iterator[StaticServer]:
 
 
 def ask(server: StaticServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     try:
         connection.putrequest(method, path)
         for name, value in headers.items():
@@ -145,12 +145,12 @@ def test_the_command_serves_until_it_is_interrupted(publisher: Publisher) -> Non
         assert child.stdout is not None
         line = child.stdout.readline()
         address = line.partition("http://")[2].partition("/")[0]
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=60)
         connection.request("GET", "/metadata/timestamp.json", headers={"Connection": "close"})
         assert connection.getresponse().status == 200
         connection.close()
         child.send_signal(signal.SIGINT)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
         child.stdout.close()
     finally:
         child.kill()

@@ -177,13 +177,13 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     command = ["mount", "--bind", "--options", "ro", str(models), str(models)]
     if (
         shutil.which("mount") is None
-        or subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+        or subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
     ):
         pytest.skip("root may not mount here, and whatever else is done it may write")
     try:
         yield models
     finally:
-        subprocess.run(["umount", str(models)], check=True, timeout=30)
+        subprocess.run(["umount", str(models)], check=True, timeout=60)
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(

@@ -50,14 +50,6 @@ class Daemon:
         return json.loads(self.run(*words, "--json"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would every child."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("cli")

@@ -334,7 +334,7 @@ def test_a_device_with_a_full_disk_serves_on_and_installs_once_there_is_space(si
     site.stop()
     shutil.rmtree(state)
     state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(state)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(state)], check=True, timeout=60)
     try:
         site.start()
         site.do(APPLY)
@@ -358,7 +358,7 @@ def test_a_device_with_a_full_disk_serves_on_and_installs_once_there_is_space(si
         assert site.missing(FULL_DISK) == [], site.said
     finally:
         site.stop()
-        subprocess.run(["umount", str(state)], check=True, timeout=10)
+        subprocess.run(["umount", str(state)], check=True, timeout=60)
 
 
 def fill(file: Path, *, left_bytes: int) -> None:

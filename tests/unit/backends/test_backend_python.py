@@ -135,7 +135,7 @@ def test_closing_ends_what_the_model_started_too(tmp_path: Path, load: Load) -> 
     found = [host, *host.children()]
     assert len(found) == 2
     instance.close()
-    psutil.wait_procs(found, timeout=10)
+    psutil.wait_procs(found, timeout=60)
     assert [child for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -161,7 +161,7 @@ signal.pause()
         found = psutil.Process(daemon.pid).children(recursive=True)
         assert len(found) == 2, "the process that prepares hosts, and the host"
         daemon.send_signal(signal.SIGKILL)
-    gone, alive = psutil.wait_procs(found, timeout=10)
+    gone, alive = psutil.wait_procs(found, timeout=60)
     assert (len(gone), alive) == (2, [])
 
 

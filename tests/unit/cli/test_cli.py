@@ -120,7 +120,7 @@ def test_output_that_nobody_reads_any_more_is_no_traceback() -> None:
     child.stdout.close()
     assert child.stderr.read() == ""
     child.stderr.close()
-    assert child.wait(30) == 1
+    assert child.wait(60) == 1
 
 
 # ---- no daemon ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Outgoing
 from tests.fakes.clock import FakeClock
 
-DRAWN_S = 30.0
+DRAWN_S = 90.0
 NOTHING_SEEN = Answer(boxes=())
 
 

@@ -191,7 +191,7 @@ def test_calls_of_a_closed_version_are_forgotten_once_its_runs_have_ended() -> N
     other.join()
     dispatcher.end_call(job)
     dispatcher.finish(job, 0.01)
-    closing.join(20.0)
+    closing.join(60)
     assert _begin_of(dispatcher, b, "a", clock)
 
 

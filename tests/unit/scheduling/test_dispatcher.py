@@ -83,7 +83,7 @@ def test_the_requests_of_a_burst_wake_a_worker_once_and_together(clock, ends, mo
     monkeypatch.setattr(has_work, "wait", wait_seen)
     worker = threading.Thread(target=lambda: taken.append(dispatcher.wait_for_job()))
     worker.start()
-    assert waits.acquire(timeout=10)
+    assert waits.acquire(timeout=60)
 
     dispatcher.begin_burst()
     dispatcher.admit(model, ends.request("a", clock))
@@ -91,7 +91,7 @@ def test_the_requests_of_a_burst_wake_a_worker_once_and_together(clock, ends, mo
         time.sleep(0)
     dispatcher.admit(model, ends.request("b", clock))
     dispatcher.end_burst()
-    worker.join(10)
+    worker.join(60)
 
     ((job, _),) = taken
     assert [request.reply.tag for request in job.batch] == ["a", "b"]

@@ -44,7 +44,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def scrape(server: MetricsServer) -> dict[Sample, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         text = reply.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value

@@ -133,7 +133,7 @@ def test_a_daemon_that_stops_ends_a_transfer_that_waits(says: bytes, monkeypatch
     def says_and_holds() -> Iterator[bytes]:
         yield says
         stop.set()
-        assert is_over.wait(10)
+        assert is_over.wait(60)
 
     with port_that_says(says_and_holds()) as port:
         fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", stop=stop)

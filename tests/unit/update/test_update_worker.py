@@ -13,7 +13,7 @@ from edge_runtime.update.source import Source
 from edge_runtime.update.updater import Updater
 from edge_runtime.update.worker import UpdateWorker
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Looking:
