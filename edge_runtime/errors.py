@@ -6,18 +6,35 @@ three places only (I/O loop, worker loop, update loop). Codes are wire v1 and ne
 
 from __future__ import annotations
 
+MAX_ERROR_CHARACTERS = 2000
+"""Of a message: the reasons of several backends, each cut to 600 characters, fit. Names that callers choose, and files
+with a thousand faults, do not."""
+
+_END_CHARACTERS = 400
+"""Kept of a longer message's end, where it says what to do."""
+
+
+def shortened(message: str) -> str:
+    """Return a message of at most `MAX_ERROR_CHARACTERS`; a longer one loses its middle, and says so."""
+    if len(message) <= MAX_ERROR_CHARACTERS:
+        return message
+    left_out = f" … ({len(message)} characters, not all shown) … "
+    return message[: MAX_ERROR_CHARACTERS - _END_CHARACTERS - len(left_out)] + left_out + message[-_END_CHARACTERS:]
+
 
 class EdgeRuntimeError(Exception):
     """Base of every error this package raises on purpose.
 
     `code` is stable and on the wire; `retryable` says whether the same request may succeed later; `retry_after_ms`
-    is a forecast in milliseconds (None: no forecast). The message says what, got, wanted, and what to do about it.
+    is a forecast in milliseconds (None: no forecast). The message says what, got, wanted, and what to do about it,
+    in at most `MAX_ERROR_CHARACTERS`.
     """
 
     code: str = "internal"
     retryable: bool = False
 
     def __init__(self, message: str, *, retry_after_ms: float | None = None) -> None:
+        message = shortened(message)
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms

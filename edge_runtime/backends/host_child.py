@@ -24,7 +24,6 @@ import msgspec
 from edge_runtime.backends.base import CallingInstance, Instance, Interruptible, RequestsInstance
 from edge_runtime.backends.host_memory import SharedMemory, lay_out, lay_out_named, payload_of
 from edge_runtime.backends.host_messages import (
-    MAX_ERROR_CHARACTERS,
     MAX_MESSAGE_BYTES,
     Answered,
     CallModel,
@@ -72,6 +71,7 @@ from edge_runtime.errors import (
     RunFailed,
     UnreadablePicture,
     error_from_wire,
+    shortened,
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
@@ -163,8 +163,7 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
 
             forms = make_forms(instance, task.options.steps, task.options.threads)
     except EdgeRuntimeError as error:
-        message = error.message[:MAX_ERROR_CHARACTERS]
-        send(control, NotLoaded(message, error.code, isinstance(error, NotBuiltYet)))
+        send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet)))
         return None
     except ChannelEnded:
         raise
@@ -173,7 +172,7 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
         return None
     except Exception as error:  # noqa: BLE001  a library's surprise is a failed load too
         traceback.print_exc()
-        send(control, NotLoaded(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS], LoadFailed.code))
+        send(control, NotLoaded(shortened(f"{type(error).__name__}: {error}"), LoadFailed.code))
         return None
     spec = instance.spec
     loaded = Loaded(
@@ -393,7 +392,7 @@ class _HostRunner:
                 self._memories[0].write(place, payload)
             left = iter(places)
             told = None if outputs is None else tuple(None if each is None else next(left) for each in outputs)
-            send(self._channel, Respond(index, told, code, message[:MAX_ERROR_CHARACTERS], is_last))
+            send(self._channel, Respond(index, told, code, shortened(message), is_last))
             report = decode(receive_bytes(self._channel), RespondReport)
             assert isinstance(report, Taken)
             return report.is_waited_for
@@ -460,12 +459,12 @@ class _HostRunner:
             raise
         except EdgeRuntimeError as error:
             code = error.code if isinstance(error, Refused | UnreadablePicture) else RunFailed.code
-            send(self._channel, NotRun(error.message[:MAX_ERROR_CHARACTERS], code, error.retry_after_ms))
+            send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:
             send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))
         except Exception as error:  # noqa: BLE001  a library's surprise is a failed run
             traceback.print_exc()
-            send(self._channel, NotRun(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]))
+            send(self._channel, NotRun(shortened(f"{type(error).__name__}: {error}")))
 
     def _run(self, arrays: dict[str, Array], form: int, rows: tuple[int, ...]) -> list[Array] | None:
         """Return the results of all requests, or None where each was answered by itself."""

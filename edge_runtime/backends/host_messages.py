@@ -31,9 +31,6 @@ MAX_TASK_BYTES = MAX_MESSAGE_BYTES - 4096
 MAX_DESCRIPTORS = 250
 """Of one message: SCM_MAX_FD of the kernel is 253."""
 
-MAX_ERROR_CHARACTERS = 2000
-"""Of an error's text in a message."""
-
 
 # ---- the daemon to a prepared parent, and back ----------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from edge_runtime.backends.host_memory import (
     slot_bytes,
 )
 from edge_runtime.backends.host_messages import (
-    MAX_ERROR_CHARACTERS,
     Answered,
     BrokenMessage,
     CallModel,
@@ -465,8 +464,7 @@ class RunnerSide:
                         raise ended
                     self._send_outputs(*ended)
                 except EdgeRuntimeError as error:
-                    message = error.message[:MAX_ERROR_CHARACTERS]
-                    send(self._channel, NotCalled(message, error.code, error.retry_after_ms))
+                    send(self._channel, NotCalled(error.message, error.code, error.retry_after_ms))
             self._waited_s += time.monotonic() - call.began_s
             self._open = None
 

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.errors import EdgeRuntimeError, shortened
 from edge_runtime.sandbox.confinement import Confinement
-from edge_runtime.sandbox.ending import MAX_ERROR_CHARACTERS, ChildError, ChildReport, ChildResult, ChildStage
+from edge_runtime.sandbox.ending import ChildError, ChildReport, ChildResult, ChildStage
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,12 +51,12 @@ def _run(name: str, data: bytes, reports: BinaryIO) -> ChildResult | ChildError:
         result = function(task, lambda stage, share=None: _send(reports, ChildStage(stage, share)))
         return ChildResult(msgspec.Raw(msgspec.json.encode(result)))
     except EdgeRuntimeError as error:
-        return ChildError(error.message[:MAX_ERROR_CHARACTERS], error.code)
+        return ChildError(error.message, error.code)
     except MemoryError as error:
         return ChildError(str(error) or "there is not enough memory for it")
     except Exception as error:  # noqa: BLE001  a library's unexpected exception is a failure of the task too
         traceback.print_exc()
-        return ChildError(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS])
+        return ChildError(shortened(f"{type(error).__name__}: {error}"))
 
 
 def _send(reports: BinaryIO, report: ChildReport) -> None:

@@ -14,10 +14,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-ResultT = TypeVar("ResultT")
+from edge_runtime.errors import shortened
 
-MAX_ERROR_CHARACTERS = 2000
-"""Of an exception's text: the reasons of several backends, each cut to 600 characters, fit."""
+ResultT = TypeVar("ResultT")
 
 
 class Cause(Enum):
@@ -126,7 +125,7 @@ def judge_ending(
     else:
         cause = Cause.KILLED if status < 0 else Cause.SILENT
     reason = _REASONS[cause].format(
-        error=error.error[:MAX_ERROR_CHARACTERS],  # the child cuts it too, unless it is hostile
+        error=shortened(error.error),  # the child cuts it too, unless it is hostile
         limit_s=limits.limit_s,
         memory_bytes=limits.memory_bytes,
         signal=_signal_name(status),

@@ -7,9 +7,11 @@ backends.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 
 def resident_bytes(pid: int | None = None) -> int:
@@ -24,10 +26,19 @@ def resident_bytes(pid: int | None = None) -> int:
 def watch_growth(at_least: int) -> Callable[[], int]:
     """Start to measure; the returned function gives the bytes added since then, and never less than `at_least`.
 
-    A load may reuse memory that an earlier one freed, and loads may overlap: hence the floor, the artifact's size.
+    Resident memory shows what was mapped, and what the allocator handed out shows what a load took of memory that an
+    earlier one freed: the larger counts. at_least: the artifact's size, for loads that overlap others' ends.
     """
-    before = resident_bytes()
-    return lambda: max(resident_bytes() - before, at_least)
+    resident, allocated = resident_bytes(), allocated_bytes()
+    return lambda: max(resident_bytes() - resident, allocated_bytes() - allocated, at_least)
+
+
+def allocated_bytes() -> int:
+    """Bytes that malloc has handed out in this process, of all its arenas; 0 where the C library does not tell."""
+    if _mallinfo is None:
+        return 0
+    told = _mallinfo()
+    return int(told.uordblks + told.hblkhd)
 
 
 @contextlib.contextmanager
@@ -75,6 +86,28 @@ def start_peak() -> int:
 def peak_bytes() -> int:
     """The highest resident memory since `start_peak`."""
     return _status_bytes("VmHWM:") or resident_bytes()
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2`: uordblks is what is handed out of arenas, hblkhd what is mapped by itself. mallinfo(3)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def _find_mallinfo() -> Callable[[], Any] | None:
+    """Return `mallinfo2`, of glibc 2.33 and later."""
+    found: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is not None:
+        found.argtypes, found.restype = (), _MallInfo
+    return cast("Callable[[], Any] | None", found)
+
+
+_mallinfo = _find_mallinfo()
 
 
 def _status_bytes(field: str) -> int | None:

@@ -29,6 +29,7 @@ from edge_runtime.errors import (
     EdgeRuntimeError,
     QueueFull,
     RunFailed,
+    shortened,
 )
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, critical_path
@@ -465,7 +466,7 @@ class Chain:
             failed: EdgeRuntimeError = DeadlineExceeded(error.message)
         else:
             failed = copy.copy(error)
-        failed.message = f"step {node.step.name}: {error.message}"
+        failed.message = shortened(f"step {node.step.name}: {error.message}")
         failed.args = (failed.message,)
         self._end(running, failed)
 

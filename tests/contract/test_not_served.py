@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
+import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.clock import SystemClock
 from edge_runtime.config.settings import HttpSettings
-from edge_runtime.errors import ModelNotFound
+from edge_runtime.errors import MAX_ERROR_CHARACTERS, EdgeRuntimeError, ModelNotFound
 from edge_runtime.telemetry.logs import RepeatFilter
 from tests.contract.running_daemon import put_model, running_daemon
 from tests.models.onnx_models import mlp
@@ -102,6 +104,32 @@ def test_a_file_that_goes_is_listed_no_more(models: Path, tmp_path: Path) -> Non
         while "scikit" in left:  # the folder is looked at each half second
             left = [each["name"] for each in client.models()]
         assert "text" in left
+
+
+def test_no_error_and_no_reason_is_longer_than_2000_characters(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    put_model(models, "mlp", mlp)
+    put_model(models, "wrong", mlp, toml="\n".join(f"unknown_key_{number} = 1" for number in range(500)))
+    long = "x" * 9000
+    row = {"name": long, "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}
+    with (
+        running_daemon(models, tmp_path / "d", http=HttpSettings(endpoint="127.0.0.1:0")) as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        (reason,) = (each["reason"] for each in client.models() if each["name"] == "wrong")
+        assert "unknown_key_0: unknown key" in reason
+        assert len(reason) <= MAX_ERROR_CHARACTERS
+        for name, inputs in (("mlp", {long: np.zeros(1)}), (long, {}), ("wrong", {})):
+            with pytest.raises(EdgeRuntimeError) as raised:
+                client.infer(name, inputs)
+            assert 100 < len(str(raised.value)) <= MAX_ERROR_CHARACTERS
+        assert daemon.http is not None
+        (http,) = daemon.http.endpoints
+        body = json.dumps({"inputs": [row]}).encode()
+        with pytest.raises(urllib.error.HTTPError) as answered:
+            urllib.request.urlopen(urllib.request.Request(f"{http}/v2/models/mlp/infer", data=body))
+        with answered.value as response:
+            assert 100 < len(json.load(response)["error"]) <= MAX_ERROR_CHARACTERS
 
 
 FAULTS = {
