@@ -21,6 +21,7 @@ from msgspec import Struct
 from edge_runtime.client.input_files import PICTURE_NOTE
 from edge_runtime.errors import ConversionFailed, EdgeRuntimeError
 from edge_runtime.model_spec import ModelSpec
+from edge_runtime.repository.names import parse_version
 from edge_runtime.sandbox.child import Show, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory
@@ -59,6 +60,8 @@ _FULL_BYTES = 1 << 16
 
 CALIBRATION_ROWS = 300
 """NNCF's own default; more change ranges little and cost time."""
+
+_ORT_IS_FOR_OTHERS = "edge-runtime serves the .onnx, and loads no .ort: this one is for other programs"
 
 _ENGINES_ARE_BUILT = (
     "edge-runtime builds its own engine of the ONNX model on each device, and loads none from a models folder: this "
@@ -110,6 +113,11 @@ def _output(options: ConversionOptions, source: Path) -> Path:
         output /= artifact_name("model", options.target, options.precision)  # as a version folder has it
     if output.suffix != suffix:
         raise ConversionFailed(f"{output}: wanted a name that ends in {suffix} for {options.target}")
+    if options.target in ("ort", "tensorrt") and parse_version(output.absolute().parent.name) is not None:
+        raise ConversionFailed(
+            f"{output}: the daemon serves no {suffix} from a version's folder; write an .onnx there (--to onnx, or "
+            "copy the source), or name a file elsewhere with --output, for other programs"
+        )
     for path in (output, output.with_suffix(".bin")) if suffix == ".xml" else (output,):
         if path.is_dir():
             raise ConversionFailed(f"{path} is a folder; name a file with --output")
@@ -299,7 +307,7 @@ class _Conversion:
     def _result(self, made_of: Path) -> tuple[Any, list[str]]:
         """The artifact, loaded, and notes. An engine that cannot run here is judged by its ONNX model."""
         if self._output.suffix != ".engine":
-            return _load(self._output), []
+            return _load(self._output), [_ORT_IS_FOR_OTHERS] if self._output.suffix == ".ort" else []
         from edge_runtime_converters.tensorrt_from_onnx import load
 
         notes = [_ENGINES_ARE_BUILT]

@@ -1,13 +1,13 @@
 """Which backend may load which file of a version, and what a version lacks that no backend loads.
 
 Owns: when a variant (`model.int8.onnx`) is taken: only where the profile or the settings ask for its precision, so that
-a loss of precision is never silent.
+a loss of precision is never silent; or where it is all that its owner put there, of which the model's status tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed
@@ -58,13 +58,22 @@ class Want:
 def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path | None]:
     """Return for each want the first of its artifacts that the version has; None where it has none.
 
-    A file of the right kind under another name stands for the canonical one when it is the only one. Raises LoadFailed,
-    naming the files there and those wanted, where none is found at all.
+    A file of the right kind under another name stands for the canonical one when it is the only one, and so does a
+    variant where there is no other model. Raises LoadFailed, naming the files there and those wanted, where none is
+    found at all.
     """
     chosen = [want.find(version) for want in wants]
+    if not any(chosen) and (lone := _lone_precision(version)):
+        chosen = [replace(want, precision=lone).find(version) for want in wants]
     if not any(chosen):
         raise LoadFailed(_why_none(version, wants))
     return chosen
+
+
+def _lone_precision(version: VersionFolder) -> str:
+    """Return the precision of a version's models where all are variants of that one; else ""."""
+    found = {variant_of(name) for name in version.files if suffix_of(name) in LOOSE_SUFFIXES}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ def watch_growth(at_least: int) -> Callable[[], int]:
 
 def allocated_bytes() -> int:
     """Bytes that malloc has handed out in this process, of all its arenas; 0 where the C library does not tell."""
-    if _mallinfo is None:
+    if _heap_count is None:
         return 0
-    told = _mallinfo()
+    told = _heap_count()
     return int(told.uordblks + told.hblkhd)
 
 
@@ -88,7 +88,7 @@ def peak_bytes() -> int:
     return _status_bytes("VmHWM:") or resident_bytes()
 
 
-class _MallInfo(ctypes.Structure):
+class _HeapCount(ctypes.Structure):
     """`struct mallinfo2`: uordblks is what is handed out of arenas, hblkhd what is mapped by itself. mallinfo(3)."""
 
     _fields_ = tuple(
@@ -99,15 +99,15 @@ class _MallInfo(ctypes.Structure):
     )  # fmt: skip
 
 
-def _find_mallinfo() -> Callable[[], Any] | None:
+def _find_heap_count() -> Callable[[], Any] | None:
     """Return `mallinfo2`, of glibc 2.33 and later."""
     found: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if found is not None:
-        found.argtypes, found.restype = (), _MallInfo
+        found.argtypes, found.restype = (), _HeapCount
     return cast("Callable[[], Any] | None", found)
 
 
-_mallinfo = _find_mallinfo()
+_heap_count = _find_heap_count()
 
 
 def _status_bytes(field: str) -> int | None:

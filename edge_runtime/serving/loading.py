@@ -28,7 +28,7 @@ from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.kinds import stand_ins
-from edge_runtime.repository.names import suffix_of
+from edge_runtime.repository.names import suffix_of, variant_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
@@ -217,8 +217,7 @@ class VersionLoader:
                 )
             if (front := self._front_note(settings, version, artifact)) is not None:
                 told.append(front)
-            if first_runs.note:
-                told.append(first_runs.note)
+            told.extend(filter(None, (first_runs.note, _variant_note(artifact, options))))
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
             if preset := told_preset(settings, options.steps):
@@ -502,6 +501,13 @@ def _label_files(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple
     """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
     files = folder.triton.label_files if folder.triton is not None else {}
     return {output: read_labels(file, (version.path, folder.path)) for output, file in files.items()}
+
+
+def _variant_note(artifact: Path, options: LoadOptions) -> str:
+    """Say of a variant that nobody asked for why it is served; "" of any other artifact."""
+    if variant_of(artifact.name) in ("", options.precision):
+        return ""
+    return f"{artifact.name} is served, since no other model lies beside it"
 
 
 def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:

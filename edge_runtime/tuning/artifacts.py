@@ -119,7 +119,7 @@ def plain_onnx(version: VersionFolder) -> Path | None:
         (found,) = choose_artifacts(version, [Want("onnxruntime", ("model.onnx",))])
     except LoadFailed:
         return None
-    return found
+    return found if found is not None and not variant_of(found.name) else None
 
 
 def offers_of(version: VersionFolder, choices: Sequence[BackendChoice]) -> tuple[dict[str, Offer], list[str]]:
@@ -237,7 +237,8 @@ def _find(version: VersionFolder, name: str, precision: str) -> Path | None:
         (found,) = choose_artifacts(version, [Want(name, backend(name).artifacts, precision)])
     except BackendError:
         return None
-    return found
+    is_unasked = found is not None and variant_of(found.name) not in ("", precision)  # a lone variant
+    return None if is_unasked else found
 
 
 def _has_variant(version: VersionFolder, name: str, precision: str) -> bool:

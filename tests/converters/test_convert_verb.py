@@ -88,18 +88,29 @@ def test_digits_in_int8_stay_within_half_a_per_cent_of_fp32_on_writers_never_see
 
 
 @pytest.mark.parametrize(
-    ("folder", "precision", "name"), [("net/1/", "fp32", "model.ort"), ("net", "f16", "model.f16.ort")]
+    ("folder", "target", "name"), [("net/1/", "onnx", "model.f16.onnx"), ("net", "ort", "model.f16.ort")]
 )
 def test_a_folder_as_output_gets_what_a_version_folder_holds(
-    run: Run, tmp_path: Path, folder: str, precision: str, name: str
+    run: Run, tmp_path: Path, folder: str, target: str, name: str
 ) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "digits.onnx").write_bytes(DIGITS.read_bytes())
-    status, _, err = run(
-        "digits.onnx", "--to", "ort", "--precision", precision, "--output", folder, "--tolerance", "1%"
-    )
+    status, _, err = run("digits.onnx", "--to", target, "--precision", "f16", "--output", folder, "--tolerance", "1%")
     assert status == 0, err
     assert left(tmp_path / folder) == [name]
+
+
+@pytest.mark.parametrize("output", ["models/net/1/", "models/net/1/model.ort"])
+def test_what_the_daemon_does_not_serve_is_not_written_to_a_versions_folder(
+    run: Run, tmp_path: Path, output: str
+) -> None:
+    (tmp_path / "models/net/1").mkdir(parents=True)
+    status, _, err = run("model.onnx", "--to", "ort", "--output", output)
+    assert status == 1
+    assert "model.ort: the daemon serves no .ort from a version's folder" in err
+    assert "--to onnx" in err
+    assert "reading" not in err
+    assert not left(tmp_path / "models/net/1")
 
 
 def test_labels_that_do_not_fit_are_told_before_the_long_part(run: Run, tmp_path: Path) -> None:

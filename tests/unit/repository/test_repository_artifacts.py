@@ -98,9 +98,16 @@ def test_a_variant_is_taken_where_its_precision_is_asked_for(
 
 
 @pytest.mark.parametrize("precision", ["", "f32", "f16"])
-def test_a_lone_variant_is_refused_with_what_to_ask_for(precision: str) -> None:
-    with pytest.raises(LoadFailed, match=r"holds net.int8.onnx; .*only when it is asked for, with precision = 'int8'"):
-        chosen_of(["net.int8.onnx"], [ONNX, VINO], precision)
+def test_a_variant_that_is_all_there_is_is_the_model(precision: str) -> None:
+    found = chosen_of(["model.f16.xml", "model.f16.bin"], [ONNX, VINO], precision)
+    assert [(name, path.name) for name, path in found] == [("openvino", "model.f16.xml")]
+
+
+@pytest.mark.parametrize("precision", ["", "f32"])
+def test_which_of_several_variants_is_the_model_must_be_asked_for(precision: str) -> None:
+    names = ["net.int8.onnx", "net.f16.onnx"]
+    with pytest.raises(LoadFailed, match=r"holds .*only when it is asked for, with precision = 'f16' or 'int8'"):
+        chosen_of(names, [ONNX, VINO], precision)
 
 
 def test_the_same_backend_may_be_asked_twice_with_the_plain_model_second() -> None:
@@ -121,12 +128,15 @@ FILES = st.lists(
 
 
 @given(FILES, st.lists(st.sampled_from([ONNX, VINO, TRT, PYTHON]), unique=True), st.sampled_from(["", "f32"]))
-def test_no_variant_is_ever_chosen_unasked(names: list[str], backends: list[Backend], precision: str) -> None:
+def test_no_variant_is_ever_chosen_unasked_beside_another_model(
+    names: list[str], backends: list[Backend], precision: str
+) -> None:
     try:
         chosen = chosen_of(names, backends, precision)
     except LoadFailed:
         return
-    assert all(variant_of(path.name) == "" for _, path in chosen)
+    precisions = {variant_of(name) for name in names if name.endswith((".onnx", ".xml"))}
+    assert all(variant_of(path.name) == "" or len(precisions) == 1 for _, path in chosen)
 
 
 @given(FILES, st.lists(st.sampled_from([ONNX, VINO, TRT, PYTHON]), unique=True))

@@ -191,6 +191,14 @@ def test_a_fault_that_two_libraries_find_in_one_file_is_told_once_and_the_second
     assert "openvino" not in raised.value.message
 
 
+def test_a_lone_variant_is_served_and_its_status_says_so(tmp_path: Path) -> None:
+    mlp_int8(tmp_path / "mlp" / "1")
+    folder = scan(tmp_path).models["mlp"]
+    loaded = loader([BackendChoice(name="onnxruntime")]).load(folder, folder.versions[1])
+    assert loaded.note == "model.int8.onnx is served, since no other model lies beside it"
+    assert loaded.servable.precision == "int8"
+
+
 @pytest.mark.parametrize("stands_in", ["weights.bin", "weights/w.bin"])
 def test_weights_that_are_a_git_lfs_pointer_are_named_first(tmp_path: Path, stands_in: str) -> None:
     version = tmp_path / "net" / "1"
