@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from tests.contract.running_daemon import floats, put_model, running_daemon
-from tests.models import onnx_models
+from tests.models import onnx_models, triton_repository
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
 
@@ -56,14 +56,6 @@ backend: "onnxruntime"
 max_batch_size: 4
 input [ { name: "image" data_type: TYPE_FP32 dims: [ 192 ] reshape { shape: [ 3, 8, 8 ] } } ]
 output [ { name: "copy" data_type: TYPE_FP32 dims: [ 64, 3 ] reshape { shape: [ 3, 8, 8 ] } } ]
-"""
-
-QUICKSTART = """
-name: "quickstart"
-platform: "onnxruntime_onnx"
-max_batch_size : 0
-input [ { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 8, 8 ] reshape { shape: [ 1, 3, 8, 8 ] } } ]
-output [ { name: "copy" data_type: TYPE_FP32 dims: [ 192 ] reshape { shape: [ 1, 3, 8, 8 ] } } ]
 """
 
 TENSOR = 'input [{name: "%s" data_type: TYPE_%s dims: [%s]}]'
@@ -146,8 +138,7 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
     (models / "warm" / "warmup" / "x.raw").write_bytes(floats(16).tobytes())
     put_model(models, "reshaped", onnx_models.picture_copy)
     write_config(models, "reshaped", RESHAPED)
-    put_model(models, "quickstart", onnx_models.picture_copy, shape=(1, 3, 8, 8))
-    write_config(models, "quickstart", QUICKSTART)
+    triton_repository.densenet(models)
     put_model(models, "fixed", onnx_models.mlp, rows=1)
     write_config(models, "fixed", "max_batch_size: 4 " + TENSOR % ("x", "FP32", "16"))
     folder = put_model(models, "renamed", onnx_models.mlp)
@@ -262,8 +253,9 @@ def test_reshape_is_between_callers_and_the_model(client):
     np.testing.assert_array_equal(ask(client, "reshaped", x, "image", "copy"), x.reshape(2, 64, 3))
     assert client.get_model_metadata("reshaped")["inputs"][0]["shape"] == [-1, 192]
     y = floats(3, 64).reshape(3, 8, 8)
-    np.testing.assert_array_equal(ask(client, "quickstart", y, "image", "copy"), y.reshape(192))
-    assert client.get_model_metadata("quickstart")["inputs"][0]["shape"] == [3, 8, 8]
+    means = ask(client, "densenet_onnx", y, "data_0", "fc6_1")
+    np.testing.assert_allclose(means, y.mean((1, 2)), rtol=1e-4, atol=1e-5)
+    assert client.get_model_metadata("densenet_onnx")["inputs"][0]["shape"] == [3, 8, 8]
 
 
 def test_a_warm_up_runs_on_the_files_that_the_config_names(client):

@@ -16,31 +16,7 @@ from edge_runtime.repository import triton_config, walk
 from edge_runtime.repository.triton_config import TritonConfig, read_config_file, read_config_json
 from edge_runtime.repository.walk import scan
 from tests.models import onnx_models
-
-DENSENET = """
-name: "densenet_onnx"
-platform: "onnxruntime_onnx"
-max_batch_size : 0
-input [
-  {
-    name: "data_0"
-    data_type: TYPE_FP32
-    format: FORMAT_NCHW
-    dims: [ 3, 224, 224 ]
-    reshape { shape: [ 1, 3, 224, 224 ] }
-  }
-]
-output [
-  {
-    name: "fc6_1"
-    data_type: TYPE_FP32
-    dims: [ 1000 ]
-    reshape { shape: [ 1, 1000, 1, 1 ] }
-    label_filename: "densenet_labels.txt"
-  }
-]
-"""
-"""The example of Triton's quickstart."""
+from tests.models.triton_repository import DENSENET
 
 TENSORS = 'input [{name: "x" data_type: TYPE_FP32 dims: [16]}] output [{name: "y" data_type: TYPE_FP32 dims: [4]}]'
 
@@ -73,7 +49,7 @@ def test_the_example_of_tritons_quickstart_is_read(tmp_path):
     config = config_of(tmp_path, DENSENET, "densenet_onnx")
     assert config.backend == "onnxruntime"
     (given,) = config.interface.inputs
-    assert (given.shape, given.inner_shape) == ((3, 224, 224), (1, 3, 224, 224))
+    assert (given.shape, given.inner_shape) == ((3, 8, 8), (1, 3, 8, 8))
     assert config.label_files == {"fc6_1": "densenet_labels.txt"}
     assert config.settings == {"batch": False}
     assert config.notes == ("data_0.format: the dims say where the channels are",)
