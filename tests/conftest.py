@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-SETTLE_S = 10.0
-"""How long something that is already stopping may take: on two cores with twelve at work, a second has become three."""
+SETTLE_S = 60.0
+"""How long something that is already stopping may take: on two cores with twenty at work, a second has become ten."""
 
 STDLIB_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Started by the standard library once for a process and kept by it."""
