@@ -241,7 +241,7 @@ def _print(tune: Tune, summary: Summary, written: list[Path], screen: Screen) ->
 
 def _print_table(summary: Summary, screen: Screen) -> None:
     full = [row for row in summary.rows if row.is_full]
-    looks = _shown_looks(summary, full)
+    looks = summary.raced_rows(SHOWN_LOOKS)
     failed = [row for row in summary.rows if not row.is_full and not row.rate]
     screen.table(COLUMNS, [_cells(row, summary) for row in (*full, *looks, *failed)], right=COLUMNS[2:10])
     if looks:
@@ -250,18 +250,6 @@ def _print_table(summary: Summary, screen: Screen) -> None:
         screen.line("> the time was over before its highest rate was found; the same command with more --time finds it")
     if any(row.candidate.layout == MEASURED for row in (*full, *looks)):
         screen.line("- left to the daemon, which measures the best value")
-
-
-def _shown_looks(summary: Summary, full: list[Row]) -> list[Row]:
-    """The first few candidates of the race, with the best of each precision and what serves now."""
-    looks = [row for row in summary.rows if not row.is_full and row.rate]
-    shown = {row.runs_in for row in full}
-    found: list[Row] = []
-    for row in looks:
-        if len(found) < SHOWN_LOOKS or row.runs_in not in shown or row.is_now:
-            found.append(row)
-        shown.add(row.runs_in)
-    return found
 
 
 def _of_choice_text(row: Row) -> str:

@@ -78,6 +78,18 @@ class Summary:
             )
         return ""
 
+    def raced_rows(self, count: int) -> list[Row]:
+        """Rows of the race that are worth showing: the first ones, the best of each precision, and what serves now."""
+        precisions = {row.runs_in for row in self.rows if row.is_full}
+        found: list[Row] = []
+        for row in self.rows:
+            if row.is_full or not row.rate:
+                continue
+            if len(found) < count or row.runs_in not in precisions or row.is_now:
+                found.append(row)
+            precisions.add(row.runs_in)
+        return found
+
     def merits_of(self, row: Row) -> str:
         """The merits that a row of the front has over the choice, in words."""
         chosen = next((each for each in self.rows if each.verdict == "chosen"), None)

@@ -25,7 +25,11 @@ from PIL import Image
 from demo.digits import load_held_out
 from edge_runtime import Runtime
 from edge_runtime.cli.main import main
-from edge_runtime.tuning import trial
+from edge_runtime.config.settings import Config
+from edge_runtime.tuning import measurement, trial
+from edge_runtime.tuning.candidates import Candidate, Way
+from edge_runtime.tuning.measurement import frames_of, look_first, take_slice
+from edge_runtime.tuning.options import Objective
 from tests.contract.running_daemon import running_daemon
 from tests.models import litert_models
 from tests.models.onnx_models import colours, endless, mlp
@@ -172,6 +176,21 @@ def test_a_search_that_is_not_settled_writes_nothing_and_says_what_to_do(
     assert (found["settled"], found["written"]) == (False, [])
     assert "--write-anyway" in found["doubt"]
     assert sorted((site / "models").rglob("*")) == before
+
+
+def test_a_slice_counts_answers_within_the_objective_and_sees_other_work(site: Path) -> None:
+    config = Config(models=str(site / "models"), state=str(site / "state"), profile="x86-generic")
+    frames = frames_of("digits", {"image": np.zeros((1, 64), np.float32)})
+    candidate = Candidate(Way("onnxruntime", "CPU"))
+    with measurement.running_daemon(config, "digits", site / "log") as daemon:
+        look = look_first(candidate, daemon, frames, Objective(0.99, 5.0))
+        taken = take_slice(look, 1, daemon, frames, Objective(0.99, 5.0))
+        late = take_slice(look, 2, daemon, frames, Objective(0.99, 1e-6))
+    assert (look.reason, look.slices) == ("", ())
+    assert min(look.alone_s, look.first_rate, taken.rate, taken.p99_s) > 0
+    assert (taken.round, taken.takes) == (1, 1)
+    assert 0 <= taken.others < 1
+    assert (late.rate, late.p99_s > 0) == (0.0, True)
 
 
 def test_an_objective_that_nothing_keeps_is_a_failure_that_writes_nothing(

@@ -156,3 +156,19 @@ def test_a_row_of_the_front_says_what_it_has_over_the_choice() -> None:
     summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known)
     assert [row.verdict for row in summary.rows] == ["chosen", "front"]
     assert summary.merits_of(summary.rows[1]) == "more exact, less memory"
+
+
+def test_the_best_of_each_precision_and_what_serves_now_are_always_shown() -> None:
+    known = TuneResults({}, {}, {})
+    bf16, f16 = Way("openvino", "CPU", "bf16"), Way("openvino", "CPU", "f16")
+    rates = {AS_IT_IS: 10.0, INT8: 300.0, bf16: 20.0, f16: 5.0}
+    for way, rate in rates.items():
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", Accuracy(9, 0, 0, agreement=1.0))
+        for threads in (1, 2, 3):
+            candidate = Candidate(way, ThreadLayout(threads, 1))
+            known.quick[candidate] = look_of(candidate, rate - threads)
+    now = Candidate(f16, ThreadLayout(3, 1))
+    shown = summarise(Space(tuple(rates), 2, 1, Objective(0.99, 0.05), 1.0, now), known).raced_rows(2)
+    assert [(row.runs_in, row.candidate.layout.threads) for row in shown] == [
+        ("int8", 1), ("int8", 2), ("bf16", 1), ("f32", 1), ("f16", 1), ("f16", 3),
+    ]  # fmt: skip
