@@ -49,7 +49,7 @@ from edge_runtime.tuning.measurement import (
     take_slice,
 )
 from edge_runtime.tuning.options import TunedDevice, TuneOptions
-from edge_runtime.tuning.plan import Space, TuneStep, has_answer, next_step
+from edge_runtime.tuning.plan import Space, TuneStep, has_answer, is_settled, next_step
 from edge_runtime.tuning.pool import DaemonPool
 from edge_runtime.tuning.race import with_slice
 from edge_runtime.tuning.results import FullMeasurement, KeptResults, QuickLook, TuneResults, WayResult, digest_of
@@ -278,7 +278,7 @@ class Tune:
         step = next_step(space, self.results, is_hurried=is_hurried)
         if step is not None and (left_s > 0 or not has_answer(self.results)):
             return step
-        if is_hurried and next_step(space, self.results) is not None:
+        if is_hurried and not is_settled(space, self.results):
             self.notes.append("the time was over before all was measured; the same command goes on from here")
         return None
 
