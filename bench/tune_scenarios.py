@@ -221,7 +221,7 @@ def _tuned(bench: Bench, model: BenchModel, *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "edge_runtime", "tune", model.name, "--slo", f"p99={SLO_MS}ms", *places]
     say(f"tune {model.name} {' '.join(words[:2])}, at most {seconds} s")
     found = subprocess.run(
-        [*command, "--time", f"{seconds}s", "--force", "--json", *words],
+        [*command, "--time", f"{seconds}s", "--force", "--write-anyway", "--json", *words],
         capture_output=True, text=True, timeout=seconds * 2 + 300, check=False, cwd=REPOSITORY,
     )  # fmt: skip
     if found.returncode:

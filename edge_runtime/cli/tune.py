@@ -295,9 +295,7 @@ def _print_words(tune: Tune, summary: Summary, written: list[Path], screen: Scre
     gain = "" if summary.gain is None else f", {summary.gain:.2f} times the rate without tuning"
     rate = f"{'at least ' if choice.is_cut else ''}{rate_text(choice.rate)} requests/s within {tune.options.objective}"
     screen.line(f"{_label(tune, choice.candidate)}: {rate}{gain}; {confidence_text(summary)}")
-    if summary.is_worse:
-        screen.note("what model.toml says now serves more: nothing is written")
-    elif not written and (doubt := summary.doubt()):
+    if not written and (doubt := summary.doubt()):
         screen.note(doubt)
     if summary.left_out:
         with_data = "" if tune.options.data is not None else " and --data DIR"

@@ -14,7 +14,16 @@ from typing import Literal
 
 from edge_runtime.tuning.candidates import PLAIN, Candidate, Way, row_layouts, thread_layouts
 from edge_runtime.tuning.options import Objective
-from edge_runtime.tuning.race import MIN_ROUNDS, Lead, equals_of, find_lead, may_reach, next_slice
+from edge_runtime.tuning.race import (
+    MIN_ROUNDS,
+    Lead,
+    difference,
+    equals_of,
+    find_lead,
+    log_rates,
+    may_reach,
+    next_slice,
+)
 from edge_runtime.tuning.results import FullMeasurement, QuickLook, Slice, TuneResults, WayResult
 
 FINALISTS = 3
@@ -126,12 +135,14 @@ def has_answer(known: TuneResults) -> bool:
 
 
 def _way_step(space: Space, known: TuneResults) -> TuneStep | None:
-    for way in space.ways:
+    # What serves now comes second, so that a search cut short knows what it would replace.
+    for way in dict.fromkeys((space.baseline.way, space.now.way, *space.ways)):
         result = known.ways.get(way)
         if result is None:
             return TuneStep("way", Candidate(way))
-        if not result.reason and Candidate(way) not in known.quick:
-            return TuneStep("quick", Candidate(way))
+        for each in (space.now, Candidate(way)) if way == space.now.way else (Candidate(way),):
+            if not result.reason and each not in known.quick:
+                return TuneStep("quick", each)
     return None
 
 
@@ -321,11 +332,20 @@ def ranked(space: Space, known: TuneResults) -> list[Candidate]:
 
 
 def choose(space: Space, known: TuneResults) -> FullMeasurement | None:
-    """The best of the race that keeps the objective; None where none does."""
+    """The best of the race that keeps the objective; None where none does.
+
+    Where it did not meet what serves now, that stays if it is quicker at the objective.
+    """
     found = [known.full[each] for each in ranked(space, known) if each in known.full]
     usable = [each for each in found if not each.reason and each.rate > 0]
     highest = max((each.rate for each in usable), default=0.0)
-    return next((each for each in usable if each.rate >= highest * VETO), None)
+    best = next((each for each in usable if each.rate >= highest * VETO), None)
+    now = next((each for each in usable if each.candidate == space.now), None)
+    if best is None or now is None or now.rate <= best.rate:
+        return best
+    rates = log_rates({each: known.quick[each].slices for each in (best.candidate, now.candidate)})
+    met = difference(rates.get(best.candidate, {}), rates.get(now.candidate, {}))
+    return now if met is None else best
 
 
 def _merits_of(full: FullMeasurement, known: TuneResults) -> Merits:

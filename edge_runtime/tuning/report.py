@@ -45,6 +45,7 @@ class Summary:
     is_settled: all that could lead took part, and `confidence` that nothing is more than 3 % quicker is high enough.
     gain: the chosen rate divided by the baseline's, by the race; None where they did not meet. over_now: the same by
     what serves now. now_may_stay: what serves now may be chosen too.
+    is_now_unknown: the time was over before it was looked at.
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
     unjudged: why agreement tells nothing on these inputs, and what became of the other precisions; "" where it does.
     """
@@ -56,16 +57,23 @@ class Summary:
     gain: float | None = None
     over_now: float | None = None
     now_may_stay: bool = True
+    is_now_unknown: bool = False
     left_out: tuple[str, ...] = ()
     unjudged: str = ""
 
     @property
     def is_worse(self) -> bool:
-        """Whether what serves now served more, and may stay: then the choice is never written."""
-        return self.over_now is not None and self.over_now < 1 and self.now_may_stay
+        """Whether what serves now served more, and may stay, or is not known yet: then the choice is never written."""
+        return self.is_now_unknown or (self.over_now is not None and self.over_now < 1 and self.now_may_stay)
 
     def doubt(self) -> str:
         """One sentence on why the choice is not written unless asked; "" where nothing speaks against it."""
+        if self.is_worse:
+            return (
+                "what model.toml says now was not looked at yet: nothing is written; the same command goes on from here"
+                if self.is_now_unknown
+                else "what model.toml says now serves more: nothing is written"
+            )
         if not self.is_settled:
             return (
                 f"the search is not settled (confidence {self.confidence:.0%}): nothing is written; the same command "
@@ -123,6 +131,7 @@ def summarise(space: Space, known: TuneResults) -> Summary:
         gain=_times(space.baseline, choice, met),
         over_now=_times(space.now, choice, met),
         now_may_stay=is_eligible(known.ways.get(space.now.way), space.drop) and (now is None or now.rate > 0),
+        is_now_unknown=_is_now_unknown(space, known),
         left_out=_left_out(space, known, choice),
         unjudged=unjudged_text(known, space.drop),
     )
@@ -237,6 +246,11 @@ def _times(one: Candidate, choice: FullMeasurement | None, met: Mapping[Candidat
     if choice is not None and choice.candidate == one:
         return 1.0
     return math.exp(-met[one].mean) if one in met else None
+
+
+def _is_now_unknown(space: Space, known: TuneResults) -> bool:
+    result = known.ways.get(space.now.way)
+    return result is None or (not result.reason and space.now not in known.quick)
 
 
 def _placed(row: Row, space: Space, known: TuneResults, met: Difference | None) -> Row:

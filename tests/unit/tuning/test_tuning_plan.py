@@ -356,6 +356,16 @@ def test_the_race_decides_over_one_noisy_measurement_at_the_objective_unless_it_
     assert choose(space(), known_of(tailed, second, rates=rates)) == second
 
 
+def test_without_a_race_what_serves_now_stays_where_it_is_quicker_at_the_objective() -> None:
+    first, now = FullMeasurement(Candidate(WAYS[1]), "", 80.0), FullMeasurement(Candidate(WAYS[2]), "", 90.0)
+    here = Space(WAYS, 4, 64, SLO, 0.005, now.candidate)
+    known = known_of(first, now)
+    for each, rate in ((first.candidate, 300.0), (now.candidate, 200.0)):
+        known.quick[each] = QuickLook(each, "", 0.001, rate)
+    assert choose(here, known) == now
+    assert choose(space(), known) == first
+
+
 def test_nothing_is_chosen_where_nothing_keeps_the_objective() -> None:
     known = known_of(FullMeasurement(Candidate(WAYS[0]), "", 0.0), FullMeasurement(Candidate(WAYS[1]), "crashed"))
     assert choose(space(), known) is None

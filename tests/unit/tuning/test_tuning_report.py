@@ -79,7 +79,18 @@ def test_a_choice_that_serves_less_than_what_may_stay_is_worse() -> None:
         assert summary.is_worse is is_worse
         assert summary.over_now == pytest.approx(1 / 3)
         assert summary.doubt()
-        assert ("gives up more accuracy" in summary.doubt() or not summary.is_settled) is True
+        assert ("what model.toml says now serves more" in summary.doubt()) is is_worse
+
+
+def test_a_choice_is_not_written_before_what_serves_now_was_looked_at() -> None:
+    known = TuneResults({}, {}, {})
+    candidate = Candidate(AS_IT_IS)
+    known.ways[AS_IT_IS] = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0, 0, agreement=1.0))
+    known.quick[candidate] = look_of(candidate, 100.0, rounds=0)
+    known.full[candidate] = FullMeasurement(candidate, "", 90.0, 0.01, 0.02, 1)
+    summary = summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.01, Candidate(INT8)), known)
+    assert summary.is_worse
+    assert "not looked at yet" in summary.doubt()
 
 
 def test_a_precision_that_looked_quicker_and_could_not_be_chosen_is_named() -> None:
