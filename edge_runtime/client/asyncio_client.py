@@ -22,7 +22,6 @@ from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
 from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
 from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, all_in_flight, closed, no_reply
-from edge_runtime.client.link import lost
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
@@ -111,16 +110,16 @@ class AsyncClient:
             inputs = with_pictures(inputs, picture, pictures)
         retries = Retries(options) if retry else None
         while True:
-            call = await self._packed(model, inputs, options, parameters, outputs, cast=cast)
             try:
+                call = await self._packed(model, inputs, options, parameters, outputs, cast=cast)
                 result: InferResult = await self._link.ask(call)
                 return result
             except TensorMismatch as error:
                 raise await self._advised(error, model, inputs) from None
-            except EdgeRuntimeError as error:
+            except (EdgeRuntimeError, ConnectionError) as error:
                 if retries is None:
                     raise
-                pause_s = retries.pause_s(error)
+                pause_s = retries.pause_s(error, waits_for_daemon=self._link.waits_for_daemon)
                 options = retries.options
             await asyncio.sleep(pause_s)
 
@@ -304,6 +303,11 @@ class _AsyncLink:
         """The number of the connection that there is, or was last."""
         return self._channel.connection
 
+    @property
+    def waits_for_daemon(self) -> bool:
+        """Whether its daemon said that it stops, and none has been there since."""
+        return self._channel.has_left and not self._is_closed
+
     def turn(self) -> asyncio.Lock:
         """Return the lock that lets one task at a time fetch metadata."""
         self._leave_closed_loop()
@@ -321,7 +325,7 @@ class _AsyncLink:
             if not call.send(self._channel):
                 await self._connect(min(CONNECT_LIMIT_S, call.wait_s))
                 if not call.send(self._channel):
-                    raise lost(self._channel.endpoint)
+                    raise self._channel.ended()
         except BaseException:
             self._slots.release()
             raise
@@ -344,7 +348,8 @@ class _AsyncLink:
             if not waiter.done():
                 waiter.set_exception(closed())
         if self._loop is not None:
-            self._loop.remove_reader(self._channel.fd)
+            for fd in self._channel.fds:
+                self._loop.remove_reader(fd)
             self._channel.close()
             self._loop = None
         if self._timer is not None:
@@ -380,12 +385,15 @@ class _AsyncLink:
         if self._loop is None and not self._is_closed:  # else another task opened it
             self._channel.open()
             self._loop = loop
-            loop.add_reader(self._channel.fd, self._take)
+            for fd in self._channel.fds:
+                loop.add_reader(fd, self._take)
 
     async def _connect(self, limit_s: float) -> None:
         """Reconnect after a loss, which ends the pending calls. Raises at once without a listener."""
         while self._in_flight.calls and not self._channel.events() & POLLOUT:
             self._take()
+        if not self._connected:
+            self._channel.drain()
         if self._connected:
             is_there = await self._is_connected(limit_s)
         elif (missing := await self._missing()) is not None:
@@ -403,6 +411,8 @@ class _AsyncLink:
             self._channel.dial()
             if await self._is_connected(patience_s):
                 return True
+            if await self._missing() is not None:  # it was there a moment ago, and stopped
+                return False
         return False
 
     async def _is_connected(self, limit_s: float) -> bool:
@@ -448,16 +458,18 @@ class _AsyncLink:
             while taken < REPLIES_A_TURN and (reply := channel.receive()) is not None:
                 taken += 1
                 call = self._in_flight.take(reply[1].bytes if len(reply) > 1 else b"")
-                if call is not None:  # else its caller gave up
-                    call.frames = reply
-                    self._end(call)
+                if call is None:  # its caller gave up, or it is no answer
+                    channel.take_notice(reply)
+                    continue
+                call.frames = reply
+                self._end(call)
             if taken >= REPLIES_A_TURN:
                 # Invariant: the descriptor signals once, so remaining replies must be remembered here.
                 self._look_again(must=True)
                 return
         if not events & POLLOUT:
             for call in self._in_flight.take_all():
-                self._end(call, lost(channel.endpoint))
+                self._end(call, channel.ended())
         else:
             for waiter in self._connected:
                 if not waiter.done():

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import socket as sockets
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,9 @@ from zmq.backend import Socket as RawSocket
 
 from edge_runtime.client.frames import Frame
 from edge_runtime.config.endpoints import check_endpoint, no_daemon_advice
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, Draining, EdgeRuntimeError
+from edge_runtime.wire.codec import unpack_reply
+from edge_runtime.wire.operations import OPERATIONS, pack_operation
 
 NOBLOCK = int(zmq.DONTWAIT)
 MORE = int(zmq.SNDMORE)
@@ -46,6 +49,18 @@ NEVER_MS = 86_400_000
 """A day. libzmq's own "never", -1, removes the endpoint some time after the connection, and with it a new attempt that
 was begun meanwhile."""
 
+LEAVES_S = 0.1
+"""After its notice a daemon may still be found over tcp for this long, and reads nothing any more. An ipc socket is
+gone by then."""
+
+CONNECTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+MONITOR = "inproc://connection"
+"""Each channel has a context of its own, and so this name."""
+
+STOP_NOTICE, STOP_NOTICE_ID = pack_operation(OPERATIONS["stop_notice"], {}), bytes(8)
+"""Sent first over each connection; answered last. No call has this number."""
+
 PATIENCE_S = {"ipc": 0.1, "tcp": 2.0}
 """How long a first attempt to connect may take before it is repeated, then twice as long. With a listener it takes less
 than a millisecond over ipc, and three round trips over TCP, 2 s on the slowest links (satellites)."""
@@ -68,7 +83,9 @@ class Channel:
     """A connection to one endpoint, made by `wait_connected` or `dial`; `close` is idempotent.
 
     Invariant: a lost connection is made again only when the owner asks, so no restart of the daemon goes unseen: while
-    there is POLLOUT, sent requests wait for the daemon that they were sent to.
+    there is POLLOUT, sent requests wait for the daemon that they were sent to. What came before the end of a connection
+    can be received after it. ZMQ_IMMEDIATE would drop it, and end the process between two frames of one reply
+    (fq.cpp); so libzmq's monitor tells of the connection.
     """
 
     def __init__(self, endpoint: str, curve: CurveKeys | None = None) -> None:
@@ -76,14 +93,24 @@ class Channel:
         self._curve = curve
         self._socket: Any = None
         self._free: weakref.finalize[..., Any] | None = None
+        self._monitor: Any = None
         self._is_dialed = False
+        self._is_connected = False
+        self._comes_back = False
+        self._has_left = False
+        self._left_s = 0.0
         self._connection = 0
-        self.fd = -1
+        self.fds: tuple[int, ...] = ()
 
     @property
     def connection(self) -> int:
         """The number of the connection that there is, or was last; the daemon knows nothing of it when it is new."""
         return self._connection
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the daemon of the last connection said that it stops, and no other has been there since."""
+        return self._has_left
 
     def open(self, *, comes_back: bool = False) -> None:
         """Make the socket, without a connection. Raises ConfigError for bad CURVE keys.
@@ -91,41 +118,47 @@ class Channel:
         comes_back: make a lost connection again in the background, for a loop that drives `socket` alone.
         """
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = context.socket(zmq.DEALER)
+        socket, monitor = context.socket(zmq.DEALER), context.socket(zmq.PAIR)
         try:
             socket.set(zmq.LINGER, 0)
+            monitor.set(zmq.LINGER, 0)
+            monitor.set(zmq.RCVHWM, 0)
             # No bound here: the client bounds the requests in flight.
             socket.set(zmq.SNDHWM, 0)
             socket.set(zmq.RCVHWM, 0)
-            # A request goes to an existing connection or fails at once. It never waits for an absent daemon, and never
-            # reaches the next daemon after its caller gave up.
-            socket.set(zmq.IMMEDIATE, 1)
             socket.set(zmq.RECONNECT_IVL, RECONNECT_MS if comes_back else NEVER_MS)
             socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS if comes_back else 0)
             if self.endpoint.startswith("tcp://["):
                 socket.set(zmq.IPV6, 1)
             if self._curve is not None:
                 _set_keys(socket, self._curve)
+            socket.monitor(MONITOR, CONNECTED | DISCONNECTED)
+            monitor.connect(MONITOR)
         except BaseException:
-            _free(socket, context, os.getpid())
+            _free(socket, monitor, context, os.getpid())
             raise
         # Invariant: this finalizer closes the socket before its context, also when the garbage collector frees a cycle.
         # The objects' own finalizers run in any order there, and a context with an open socket waits for ever.
-        self._free = weakref.finalize(self, _free, socket, context, os.getpid())
+        self._free = weakref.finalize(self, _free, socket, monitor, context, os.getpid())
         self._free.atexit = False  # a thread may use the socket; pyzmq terminates no context at exit
-        self._socket = socket
-        self._is_dialed = False
-        self.fd = int(socket.get(zmq.FD))
+        self._socket, self._monitor = socket, monitor
+        self._is_dialed = self._is_connected = False
+        self._comes_back = comes_back
+        self.fds = int(socket.get(zmq.FD)), int(monitor.get(zmq.FD))
 
     def close(self) -> None:
         """Close the socket; unsent requests are dropped."""
         if self._free is not None:
-            self._socket = None
+            self._socket = self._monitor = None
             self._free()
 
     def send(self, request_id: bytes, header: bytes, tensors: Sequence[Frame]) -> bool:
         """Send one request; False when there is no connection. A memoryview frame is lent until it is on the wire."""
         socket = self._socket
+        if _get(self._monitor, EVENTS) & POLLIN:
+            self._hear()
+        if not self._is_connected:
+            return False
         try:
             _send(socket, header, MORE_NOBLOCK)
             if not tensors:
@@ -166,11 +199,40 @@ class Channel:
     def events(self) -> int:
         """Return POLLIN for a waiting reply and POLLOUT for a connection.
 
-        Invariant: `fd` signals once. Wait for it only after this returned no POLLIN, and call this again after each
+        Invariant: `fds` signal once. Wait for them only after this returned no POLLIN, and call this again after each
         `send`, which may consume the signal (zmq_getsockopt(3), ZMQ_FD).
         """
-        events: int = _get(self._socket, EVENTS)
-        return events
+        # Invariant: the end of a connection is heard first, so what came before it is seen below.
+        if _get(self._monitor, EVENTS) & POLLIN:
+            self._hear()
+        events: int = _get(self._socket, EVENTS) & POLLIN
+        return events | POLLOUT if self._is_connected else events
+
+    def take_notice(self, frames: Sequence[Any]) -> None:
+        """Look at a reply that answers no call: the daemon's notice that it stops.
+
+        It comes after all its answers, so what is unanswered then was never run.
+        """
+        if len(frames) > 1 and frames[1].bytes == STOP_NOTICE_ID:
+            with contextlib.suppress(EdgeRuntimeError):  # a peer that is no daemon
+                if unpack_reply(frames[0].bytes).error is None:  # else a daemon that gives no notice
+                    if self._is_connected:  # else it has ended since
+                        self._left_s = time.monotonic()
+                    self._has_left, self._is_connected = True, False
+
+    def drain(self) -> None:
+        """Read what came over a connection that has ended, when no call waits for it."""
+        while (frames := self.receive()) is not None:
+            self.take_notice(frames)
+
+    def ended(self) -> Exception:
+        """Return the error of calls that the connection left without an answer."""
+        if self._has_left:
+            return Draining(f"the daemon at {self.endpoint} stopped before it ran this request; send it again later")
+        return ConnectionError(
+            f"the connection to {self.endpoint} was lost before an answer was there: the daemon ended, or a "
+            "tensor was larger than its max_frame_bytes; it may have run the request"
+        )
 
     def wait_connected(self, limit_s: float) -> bool:
         """Connect unless connected; False when there is no connection within `limit_s` seconds."""
@@ -178,9 +240,11 @@ class Channel:
             self.dial()
             end_s = time.monotonic() + patience_s
             while not self.events() & POLLOUT and (left_s := end_s - time.monotonic()) > 0:
-                self._socket.poll(max(int(left_s * 1e3), 1), POLLOUT)
+                self._monitor.poll(max(int(left_s * 1e3), 1), POLLIN)
             if self.events() & POLLOUT:
                 return True
+            if self.missing() is not None:  # it was there a moment ago, and stopped
+                return False
         return False
 
     def dial(self) -> None:
@@ -189,7 +253,7 @@ class Channel:
             return
         if self._is_dialed:
             with contextlib.suppress(zmq.ZMQError):  # already disconnected
-                self._socket.disconnect(self.endpoint)
+                self._socket.disconnect(self.endpoint)  # and what it has not sent is never sent
         self._is_dialed = True
         self._connection += 1
         self._socket.connect(self.endpoint)
@@ -207,8 +271,22 @@ class Channel:
         """The DEALER, for a loop that drives it alone (load_generator)."""
         return self._socket
 
+    def _hear(self) -> None:
+        """Take in what libzmq told of the connection."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                told = _receive(self._monitor, NOBLOCK)
+                _receive(self._monitor, NOBLOCK)  # the endpoint
+                self._is_connected = int.from_bytes(told[:2], sys.byteorder) == CONNECTED
+                if self._is_connected and not self._comes_back:
+                    self._has_left = False
+                    _send(self._socket, STOP_NOTICE, MORE_NOBLOCK)
+                    _send(self._socket, STOP_NOTICE_ID, NOBLOCK)
+
     def missing(self) -> ConnectionError | None:
         """Try a bare connection and return why it failed; None with a listener."""
+        if self._has_left and self.endpoint.startswith("tcp:") and time.monotonic() < self._left_s + LEAVES_S:
+            return ConnectionError(f"no daemon answers at {self.endpoint}: it said that it stops")
         return probe(self.endpoint)
 
     def no_handshake(self) -> ConnectionError:
@@ -240,8 +318,12 @@ def probe(endpoint: str) -> ConnectionError | None:
     return None
 
 
-def _free(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
+def _free(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
+) -> None:
     if os.getpid() == pid:
+        socket.disable_monitor()
+        monitor.close()
         socket.close()
         context.term()
 

@@ -75,11 +75,17 @@ class Link:
         """The number of the connection that there is, or was last."""
         return self._channel.connection
 
+    @property
+    def waits_for_daemon(self) -> bool:
+        """Whether its daemon said that it stops, and none has been there since."""
+        return self._channel.has_left and not self._is_closed
+
     def ask(self, call: Call) -> Any:
         """Send one request, wait for its reply and return the decoded result.
 
         Raises TimeoutError after wait_s seconds without a slot, or without a reply since it was sent; ConnectionError
-        when no daemon listens or the connection is lost meanwhile; the error that the reply carries.
+        when no daemon listens or the connection is lost meanwhile; Draining when the daemon stopped and has not run it;
+        the error that the reply carries.
         """
         self._check_process()
         try:
@@ -168,7 +174,7 @@ class Link:
         if not call.send(self._channel):
             self._connect(call)
             if not call.send(self._channel):
-                raise lost(self.endpoint)
+                raise self._channel.ended()
         # The wait starts now: a long wait for a slot must not shorten the time for the reply.
         in_flight.add(call, self._now_s() + call.wait_s)
         if self._is_read and (in_flight.look_s < self._reader_wakes_s or self._channel.events() != POLLOUT):
@@ -189,7 +195,8 @@ class Link:
         self._close_wake_fd = weakref.finalize(self, os.close, self._wake_fd)
         self._close_wake_fd.atexit = False  # the thread may wait for it
         self._poll = select.poll()
-        self._poll.register(self._channel.fd, select.POLLIN)
+        for fd in self._channel.fds:
+            self._poll.register(fd, select.POLLIN)
         self._poll.register(self._wake_fd, select.POLLIN)
         self._is_open = True
 
@@ -199,6 +206,7 @@ class Link:
             for done in self._take():
                 self._work.put(done)
             os.eventfd_write(self._wake_fd, 1)  # the reading thread's own reply may be lost
+        self._channel.drain()
         missing = self._channel.missing()
         if missing is not None:
             raise missing
@@ -237,12 +245,13 @@ class Link:
             if not events & POLLIN:
                 if not events & POLLOUT:
                     # Every reply that came is read, so the pending ones are lost with the connection.
-                    finished += self._fail_all(lambda: lost(self.endpoint))
+                    finished += self._fail_all(channel.ended)
                 break
             while calls and (frames := channel.receive()) is not None:
                 call = in_flight.take(frames[1].bytes if len(frames) > 1 else b"")
-                if call is None:
-                    continue  # its caller gave up
+                if call is None:  # its caller gave up, or it is no answer
+                    channel.take_notice(frames)
+                    continue
                 call.frames = frames
                 self._finish(call, finished)
         now_s = self._now_s()
@@ -261,7 +270,7 @@ class Link:
         if self._slots:
             self._slots.popleft().release()
 
-    def _fail_all(self, error: Callable[[], ConnectionError]) -> list[Call]:
+    def _fail_all(self, error: Callable[[], Exception]) -> list[Call]:
         finished: list[Call] = []
         for call in self._in_flight.take_all():
             call.error = error()
@@ -346,11 +355,3 @@ class Link:
             assert self._close_wake_fd is not None
             self._close_wake_fd()
             self._is_open = False
-
-
-def lost(endpoint: str) -> ConnectionError:
-    """Return the error of calls whose reply was lost with the connection."""
-    return ConnectionError(
-        f"the connection to {endpoint} was lost before an answer was there: the daemon stopped, or a tensor was larger "
-        "than its max_frame_bytes; it is safe to ask again"
-    )

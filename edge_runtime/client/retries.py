@@ -30,15 +30,24 @@ class Retries:
         self._until_s = time.monotonic() + timeout_s
         self._pause_s = LEAST_PAUSE_S
 
-    def pause_s(self, error: EdgeRuntimeError) -> float:
-        """How long to wait before the next try. Raises `error` where another try is of no use, or comes too late."""
-        if not error.retryable or isinstance(error, DeadlineExceeded):
+    def pause_s(self, error: EdgeRuntimeError | ConnectionError, *, waits_for_daemon: bool) -> float:
+        """How long to wait before the next try. Raises `error` where another try is of no use, or comes too late.
+
+        waits_for_daemon: the daemon said that it stops, so that a ConnectionError means that none is back yet.
+        """
+        if isinstance(error, ConnectionError):
+            if not waits_for_daemon:
+                raise error
+            after_ms = None
+        elif not error.retryable or isinstance(error, DeadlineExceeded):
             raise error
-        if error.retry_after_ms is None:
+        else:
+            after_ms = error.retry_after_ms
+        if after_ms is None:
             pause_s = self._pause_s
             self._pause_s = min(2 * pause_s, MOST_PAUSE_S)
         else:
-            pause_s = max(error.retry_after_ms / 1e3, LEAST_PAUSE_S)
+            pause_s = max(after_ms / 1e3, LEAST_PAUSE_S)
         left_s = self._until_s - time.monotonic() - pause_s
         if left_s <= 0:
             raise error
@@ -47,12 +56,17 @@ class Retries:
         return pause_s
 
 
-def ask_until_due(options: Options, ask: Callable[[Options], T]) -> T:
-    """Ask, and again after each refusal, until the deadline. Waits on the calling thread; raises what `ask` raised."""
+def ask_until_due(
+    options: Options, ask: Callable[[Options], T], waits_for_daemon: Callable[[], bool] = lambda: False
+) -> T:
+    """Ask, and again after each refusal, until the deadline. Waits on the calling thread; raises what `ask` raised.
+
+    waits_for_daemon: as in `Retries.pause_s`, asked after an error.
+    """
     retries = Retries(options)
     while True:
         try:
             return ask(retries.options)
-        except EdgeRuntimeError as error:
-            pause_s = retries.pause_s(error)
+        except (EdgeRuntimeError, ConnectionError) as error:
+            pause_s = retries.pause_s(error, waits_for_daemon=waits_for_daemon())
         time.sleep(pause_s)

@@ -51,7 +51,8 @@ class Client:
 
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError without a
     reply within timeout_ms + 1 s of sending (30 s without a timeout), or without a slot for as long before;
-    ConnectionError at once when no daemon listens, or when the connection is lost before the reply.
+    ConnectionError at once when no daemon listens, or when the connection is lost before the reply; Draining when the
+    daemon was told to stop and has not run the request.
 
         with Client() as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=20)["scores"]
@@ -116,7 +117,8 @@ class Client:
         (C-contiguous; where a result is smaller, it is the array's beginning). priority: 1 (first) to 9; 0 for the
         model's default. timing: fill `InferResult.timing`. The returned arrays are writable, and the caller's own.
         cast: convert arrays to the model's datatypes where those are of the same kind, and integers fit.
-        retry: send a refused request again, when the daemon says or after a growing pause, until its deadline.
+        retry: send a refused request again, when the daemon says or after a growing pause, until its deadline; also
+        what a daemon that stops has not run, to the one that comes after it.
         picture, pictures: in place of the input that declared steps take them for: paths, bytes (JPEG, PNG, WebP, BMP),
         PIL images, or uint8 frames [height, width, 3], RGB; `InferResult.answer` and `answers` say what was seen. raw:
         True for the bare outputs of pictures, False for answers to the model's own tensors.
@@ -134,7 +136,7 @@ class Client:
                 raise self._advised(error, model, inputs) from None
             return result
 
-        return ask_until_due(options, ask) if retry else ask(options)
+        return ask_until_due(options, ask, lambda: self._link.waits_for_daemon) if retry else ask(options)
 
     def submit(
         self,

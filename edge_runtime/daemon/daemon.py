@@ -46,6 +46,9 @@ BEAT_S = 0.25
 RELOADABLE = ("log", "drain_s")
 """Settings that SIGHUP takes over; sockets, limits and backends are fixed for a daemon's life."""
 
+MEET_S = 0.25
+"""How long, at most, to wait at the end for the first message of a connection that was just made."""
+
 LINGER_MS = 1_000
 """After the last reply was handed over, sockets have this long to send it."""
 
@@ -176,10 +179,17 @@ class Daemon:
         self.status.is_ready, self.status.is_draining = False, True
         self._stop_admitting()
         is_drained = self._core.close(self._config.drain_s)
-        self._loop.stop()
+        for bound in self._bound:
+            bound.hide()
+        self._loop.stop(MEET_S)
         if self._io_thread is not None:
             self._io_thread.join()
             self._io_thread = None
+            # Invariant: nothing is read from here on, so what is unanswered now was never run.
+            self._frontend.tell_stop()
+            self._loop.send_rest()
+        for bound in self._bound:  # at once: who connects now is not heard
+            bound.close(LINGER_MS)
         if self._mqtt is not None:
             self._mqtt.close()
         if self.http is not None:
@@ -193,15 +203,15 @@ class Daemon:
         self._core.regions.close()
         for door in self._memory_sockets:
             door.close()
-        for bound in self._bound:
-            bound.close(LINGER_MS)
-        self._bound.clear()
         self.status.endpoints.clear()
         if self._zap is not None:
             self._zap.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
         self._context.term()
+        for bound in self._bound:
+            bound.release()
+        self._bound.clear()
         self._loop.close()
         self._state_lock.release()
         log.info("stopped", extra={"drained": is_drained})

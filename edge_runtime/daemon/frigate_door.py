@@ -117,8 +117,10 @@ class FrigateDoor:
             self._thread = None
         if self._bound is not None:
             self._bound.close(LINGER_MS)
-            self._bound = None
         self._context.term()
+        if self._bound is not None:
+            self._bound.release()
+            self._bound = None
         self._loop.close()
         self.endpoint = ""
 

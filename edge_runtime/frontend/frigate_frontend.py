@@ -244,6 +244,9 @@ class FrigateFrontend:
             self._metrics.refused(error.code)
             DetectorReply(endpoint, peer.envelope).refuse(error)
 
+    def unheard(self, sender: Hashable) -> None:
+        """Do nothing: a detector asks again after its timeout."""
+
     def gone(self, sender: Hashable) -> None:
         """Forget a connection, and drop what waits of it."""
         self._known.pop(sender, None)

@@ -260,8 +260,17 @@ class InferFrontend:
         self._infer.close()
         self._forget_routes()
 
+    def tell_stop(self) -> None:
+        """Tell connections that asked for it that this daemon stops: once all is answered, and nothing is read."""
+        self._operations.stop_notices.tell()
+
+    def unheard(self, sender: Hashable) -> None:
+        """Note that a reply to a sender was dropped: to it, what was run must not look as if it was not."""
+        self._operations.stop_notices.forget(sender)
+
     def gone(self, sender: Hashable) -> None:
         """Drop what waits of a sender that no reply reaches any more. Thread: I/O."""
+        self._operations.stop_notices.forget(sender)
         dropped = self._infer.drop(sender)
         if dropped:
             self._metrics.count("requests_dropped", dropped)
@@ -544,6 +553,7 @@ class InferFrontend:
             is_control=endpoint.is_control,
             max_frame_bytes=endpoint.max_frame_bytes,
             connection=partial(endpoint.connection, origin, frame),
+            sender=endpoint.sender(origin),
         )
 
     # ---- the cache of headers ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
+from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
 from edge_runtime.frontend import triton_words
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.messages import RequestHeader
@@ -28,6 +28,9 @@ from edge_runtime.wire.operations import OPERATIONS, Scope
 
 Done = Callable[[Any], None]
 """Takes the result of an operation, or an EdgeRuntimeError; called once, from any thread."""
+
+STOP_NOTICES = 10_000
+"""Connections that wait for one, some 1 KB each: a client may name itself anew each time, and leaves unheard."""
 
 METADATA = "metadata"
 """The sender of requests for metadata that wait for a load: they never run."""
@@ -81,12 +84,37 @@ class Updates(Protocol):
 class OperationCall:
     """One call of an operation. reply: called once. max_frame_bytes: the largest tensor that its endpoint takes.
 
-    connection: tells which connection asks; None where there is none.
+    connection: tells which connection asks; None where there is none. sender: whose requests share a queue with it.
     """
 
     reply: Done
     max_frame_bytes: int
     connection: Callable[[], Hashable]
+    sender: Hashable = None
+
+
+class StopNotices:
+    """Which connections hear last that the daemon stops. Thread: I/O; `tell` after it has ended."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Done] = {}
+
+    def add(self, sender: Hashable, reply: Done) -> None:
+        """Have a connection wait; in place of what it asked before, or of the oldest one over the bound."""
+        if sender in self._waiting:
+            self._waiting.pop(sender)(Cancelled("this connection asked for stop_notice again"))
+        elif len(self._waiting) >= STOP_NOTICES:
+            self._waiting.pop(next(iter(self._waiting)))(Cancelled("too many connections wait for stop_notice"))
+        self._waiting[sender] = reply
+
+    def forget(self, sender: Hashable) -> None:
+        """Drop a connection that has ended, or that a reply was kept from."""
+        self._waiting.pop(sender, None)
+
+    def tell(self) -> None:
+        """Answer all."""
+        while self._waiting:
+            self._waiting.popitem()[1](True)
 
 
 class WaitingReply:
@@ -132,6 +160,7 @@ class OperationHandlers:
         self._updates = updates
         self._regions = regions
         self.named_regions = named_regions or NamedRegions(is_allowed=False, max_tensor_bytes=0)
+        self.stop_notices = StopNotices()
         self._handlers = {name: getattr(self, name) for name in OPERATIONS}
 
     def answer(
@@ -142,10 +171,12 @@ class OperationHandlers:
         is_control: bool,
         max_frame_bytes: int,
         connection: Callable[[], Hashable],
+        sender: Hashable = None,
     ) -> None:
         """Call `reply` exactly once with the result or an EdgeRuntimeError, or raise one.
 
-        is_control: whether the request came to a control endpoint. max_frame_bytes, connection: as in OperationCall.
+        is_control: whether the request came to a control endpoint. max_frame_bytes, connection, sender: as in
+        OperationCall.
         """
         operation = OPERATIONS.get(header.op)
         if operation is None:
@@ -157,7 +188,7 @@ class OperationHandlers:
                 "updates are not configured; add [update] with root_file, and url or folder, to the daemon's "
                 "configuration, and restart it"
             )
-        call = OperationCall(reply, max_frame_bytes, connection)
+        call = OperationCall(reply, max_frame_bytes, connection, sender)
         self._handlers[header.op](call, **operation.values_in(header))
 
     # ---- the daemon and its models ----------------------------------------------------------------------------------
@@ -188,6 +219,12 @@ class OperationHandlers:
         except ValueError:
             raise DecodeFailed("secret: wanted 32 hexadecimal digits") from None
         call.reply(True)
+
+    def stop_notice(self, call: OperationCall) -> None:
+        """Reply True when all that was admitted is answered, and nothing is read any more."""
+        if call.connection() is None:
+            raise Unsupported("stop_notice is the last answer on a ZeroMQ connection; there is none here")
+        self.stop_notices.add(call.sender, call.reply)
 
     def models(self, call: OperationCall) -> None:
         """Reply the entries of all versions, and of what lies in the models folder and is none."""

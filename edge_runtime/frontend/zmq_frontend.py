@@ -24,6 +24,7 @@ class ZmqFrontend:
         self.routes = frontend.routes
         self.answer_burst = frontend.answer_burst
         self.gone = frontend.gone
+        self.unheard = frontend.unheard
         self.owes = frontend.owes
 
     def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> InferRoute | None:

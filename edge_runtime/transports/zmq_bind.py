@@ -81,14 +81,27 @@ class BoundSocket:
     lock_fd: int = -1
     ipc_path: Path | None = None
 
+    def hide(self) -> None:
+        """Remove the socket file, so that nobody finds it any more; connections go on. Thread: any.
+
+        A tcp address is found until `close`: libzmq's own unbind would end the connections.
+        """
+        if self.ipc_path is not None:
+            self.ipc_path.unlink(missing_ok=True)
+
     def close(self, linger_ms: int = 0) -> None:
-        """Unbind, remove the socket file, release the lock; replies not sent yet get `linger_ms`. Idempotent."""
+        """Close the socket; replies not sent yet get `linger_ms`. Idempotent. `release` follows."""
         self.connections.close()
         if not self.socket.closed:
             self.socket.close(linger=linger_ms)
+
+    def release(self) -> None:
+        """Remove the socket file, release the lock. Idempotent.
+
+        After the context has ended: until then libzmq's thread may remove the file, which could be the next daemon's.
+        """
         if self.lock_fd >= 0:
-            if self.ipc_path is not None:
-                self.ipc_path.unlink(missing_ok=True)
+            self.hide()
             os.close(self.lock_fd)
             self.lock_fd = -1
 

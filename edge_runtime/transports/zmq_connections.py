@@ -145,6 +145,11 @@ class Connections:
         self.known[identity] = connection
         return True
 
+    @property
+    def are_met(self) -> bool:
+        """Whether each connection has sent a message."""
+        return all(each.identity is not None for each in self._by_fd.values())
+
     def look(self, now_s: float, readers: Container[bytes | None] = ()) -> None:
         """See which peers read. readers: those that are known to have read something."""
         for connection in self._by_fd.values():

@@ -53,6 +53,9 @@ SKIPPED_FRAMES = 4096
 SKIPPED_BYTES = 64 << 20
 """Read in one go of a message that is dropped: a few milliseconds."""
 
+MEET_POLL_S, MEET_LEAST_S = 0.005, 0.02
+"""Between two looks for the first messages of connections, and how long libzmq's thread has to accept the last ones."""
+
 LOOK_S = 1.0
 """Between two looks at which peers read."""
 
@@ -109,6 +112,10 @@ class Receiver(Protocol[R]):
 
     def gone(self, sender: Hashable) -> None:
         """Drop what waits of a connection that has ended, or whose replies cannot be delivered."""
+        ...
+
+    def unheard(self, sender: Hashable) -> None:
+        """Note that a reply to this connection was dropped: it does not read."""
         ...
 
     def owes(self, sender: Hashable) -> bool:
@@ -347,6 +354,7 @@ class Endpoint:
         is_unread = peer in unsent.unread
         if (is_large or is_unread) and not unsent.has_room(peer, nbytes):
             self._dropped()
+            self._receiver.unheard(self.sender(peer))
             return
         try:
             _send(socket, peer, MORE_NOBLOCK)
@@ -461,6 +469,8 @@ class Endpoint:
         self._dropped()
         if error.errno == errno.EHOSTUNREACH:
             self._gone(identity)
+        else:
+            self._receiver.unheard(self.sender(identity))
 
     def _dropped(self) -> None:
         """Count one reply, of any number of frames."""
@@ -509,6 +519,8 @@ class IoLoop:
         self._poller.register(self._wake_fd, select.POLLIN)
         self.is_asleep = False
         self._is_stopping = False
+        self._stopping_s: float | None = None
+        self._meet_s = 0.0
 
     def add(self, endpoint: Endpoint) -> None:
         """Serve one more endpoint. Thread: I/O, or before `run`."""
@@ -542,19 +554,28 @@ class IoLoop:
         self.calls.append(function)
         self.wake()
 
-    def stop(self) -> None:
-        """Make `run` return after the replies already posted. Thread: any."""
+    def stop(self, meet_s: float = 0.0) -> None:
+        """Make `run` return after the replies already posted. Thread: any.
+
+        meet_s: how long, at most, to go on until each connection has brought a message: it can then be told that what
+        comes later is not read.
+        """
+        self._meet_s = meet_s
         self._is_stopping = True
         self.wake()
 
     def run(self, beat: Callable[[], None], beat_s: float) -> None:
         """Serve until `stop`, calling `beat` at least each `beat_s` seconds."""
-        while not self._is_stopping:
+        while not self._is_over():
             try:
                 self._serve(beat, beat_s)
             except Exception:  # one of the three broad catches: serving goes on
                 log.exception("an exception reached the I/O loop")
                 self.counters.count("io_errors")
+        self.send_rest()
+
+    def send_rest(self) -> None:
+        """Send what was posted. Thread: I/O, or after `run`."""
         while self.outbox or self.calls:
             self._flush()
 
@@ -568,11 +589,13 @@ class IoLoop:
         """Sleep on descriptors rather than in zmq_poll, which asks every socket twice before and after it sleeps."""
         timeout_ms = int(beat_s * 1e3)
         growth, is_busy = self._growth, True
-        while not self._is_stopping:
+        while not self._is_over():
             beat()
             if growth is not None:
                 growth.look(self._endpoints, self._monotonic_s())
                 timeout_ms = int(min(beat_s, growth.interval_s) * 1e3)
+            if self._is_stopping:
+                timeout_ms = int(MEET_POLL_S * 1e3)
             # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
             self.is_asleep = True
             for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self.calls else timeout_ms):
@@ -584,6 +607,17 @@ class IoLoop:
             for endpoint in self._endpoints:
                 self._drain(endpoint)
             is_busy = any(endpoint.has_messages() for endpoint in self._endpoints)
+
+    def _is_over(self) -> bool:
+        if not self._is_stopping:
+            return False
+        now_s = self._monotonic_s()
+        if self._stopping_s is None:
+            self._stopping_s = now_s
+        taken_s = now_s - self._stopping_s
+        if taken_s >= self._meet_s:
+            return True
+        return taken_s >= MEET_LEAST_S and all(endpoint.connections.are_met for endpoint in self._endpoints)
 
     def is_round_over(self) -> bool:
         """Whether this round has taken as long as one may: what is left waits for the next. Thread: I/O."""

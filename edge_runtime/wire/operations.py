@@ -178,6 +178,17 @@ _ROWS = (
         has_method=False,
     ),
     Operation(
+        "stop_notice",
+        Scope.INFER,
+        "Tell, as the last answer on this connection, that the daemon stops.",
+        result="bool",
+        notes=(
+            "Over ZeroMQ. What the connection sent and has no answer by then was never run. The Python clients ask "
+            "for it."
+        ),
+        has_method=False,
+    ),
+    Operation(
         "load",
         Scope.CONTROL,
         "Load a model, or one version, anew, and wait until it is ready.",

@@ -473,6 +473,42 @@ def test_a_seconddaemon_here_on_the_same_endpoint_is_refused(daemon_here, models
         assert client.result("live") is True
 
 
+def test_stop_notice_is_the_last_answer_on_its_connection_and_nothing_after_it_was_run(models, tmp_path):
+    inputs = floats(1, 16)
+    with (
+        running_daemon(models, tmp_path) as here,
+        RawClient(here.endpoints[1]) as client,
+        RawClient(here.endpoints[1]) as other,
+    ):
+        client.send(op("stop_notice"), b"first")
+        client.send(op("stop_notice"), b"notice")
+        assert client.receive()[1] == b"first"  # in place of which the second waits
+        for index in range(64):
+            client.send(header("queued"), b"%d" % index, inputs.tobytes())
+        other.ask(op("live"), b"")
+        here.stop()
+        got = [client.receive()]
+        while got[-1][1] != b"notice":
+            got.append(client.receive())
+        assert msgpack.unpackb(got[-1][0]) == {"v": 1, "result": True}
+        assert len({frames[1] for frames in got}) == len(got)
+        assert client.is_silent(50)
+        assert other.is_silent()  # it asked for no notice
+
+
+def test_a_daemon_that_stops_takes_its_socket_away_before_its_notice_and_lets_go_of_it_at_the_end(models, tmp_path):
+    with running_daemon(models, tmp_path) as here, RawClient(here.endpoints[1]) as client:
+        client.send(op("stop_notice"), b"notice")
+        client.ask(op("live"), b"1")
+        stopping = threading.Thread(target=here.stop)
+        stopping.start()
+        assert client.receive()[1] == b"notice"
+        assert not (tmp_path / "infer.sock").exists()
+        stopping.join()
+    with running_daemon(models, tmp_path) as here, RawClient(here.endpoints[1]) as client:
+        assert client.result("live") is True
+
+
 def test_a_second_daemon_on_the_same_state_folder_is_refused_until_the_first_has_stopped(models, tmp_path):
     state = str(tmp_path / "first" / "state")
     config = Config(models=str(models), state=state, zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/second.sock",)))

@@ -3,7 +3,7 @@
 What it answers depends on the model's name, so that a test reads without the server:
 echo: the inputs as outputs. held: nothing until `release`. silent: never anything. busy: queue_full, retry after 12.5
 ms. patient: the same twice, then as echo. garbage: frames that are no reply. short: one output fewer than announced.
-Everything it got is in `requests`.
+Everything it got is in `requests`, but for what each connection asks first: to hear that it stops.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zmq
 from edge_runtime.errors import DecodeFailed, Forbidden, ModelNotFound, QueueFull
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.wire import codec
+from edge_runtime.wire.operations import OPERATIONS, pack_operation
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ MAX_FRAME_BYTES = 4 << 20
 
 ANSWER_S = 60.0
 """How long anything may take before the test fails: far above anything but a hang."""
+
+STOP_NOTICE = pack_operation(OPERATIONS["stop_notice"], {})
 
 METADATA: dict[str, Any] = {
     "name": "echo",
@@ -72,6 +75,7 @@ class FakeServer:
         self._refusals = 0
         self._is_control = is_control
         self._held: list[tuple[bytes, Received]] = []
+        self._notices: list[tuple[bytes, bytes]] = []
         self._calls: list[Callable[[], None]] = []
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._came = threading.Condition()
@@ -98,13 +102,18 @@ class FakeServer:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """End as a daemon does that is told to: with its notice, and all that it sent before on the wire."""
+        self._calls.append(self._tell_stop)
+        self.close(linger_ms=10_000)
+
+    def close(self, linger_ms: int = 0) -> None:
         if self._wake_fd < 0:
             return
         self._is_stopping = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
-        self._router.close()
+        self._router.close(linger=linger_ms)
         self._context.term()
         os.close(self._wake_fd)
         self._wake_fd = -1
@@ -140,14 +149,19 @@ class FakeServer:
                 os.eventfd_read(self._wake_fd)
             while self._calls:
                 self._calls.pop(0)()
-            if self._router in ready:
+            if self._router in ready and not self._is_stopping:
                 self._answer(self._router.recv_multipart())
+        while self._calls:
+            self._calls.pop(0)()
 
     def _answer(self, frames: list[bytes]) -> None:
         if len(frames) < 3:
             self._error(frames[0], b"", DecodeFailed("wanted a header, an id, and a frame a tensor"))
             return
         identity, packed, request_id, *tensors = frames
+        if packed == STOP_NOTICE:
+            self._notices.append((identity, request_id))
+            return
         received = Received(packed, codec.unpack_request(packed), request_id, tuple(tensors))
         with self._came:
             self.requests.append(received)
@@ -180,6 +194,10 @@ class FakeServer:
             self._send(identity, codec.pack_answer("short", 1, outputs), request_id, bytes(4))
         elif header.model != "silent":
             self._error(identity, request_id, ModelNotFound(f"no model {header.model!r}"))
+
+    def _tell_stop(self) -> None:
+        for identity, request_id in self._notices:
+            self._send(identity, codec.pack_result(True), request_id)
 
     def _echo(self, identity: bytes, received: Received) -> None:
         header = received.header

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import signal
 import socket
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,7 +19,10 @@ import msgpack
 import numpy as np
 import pytest
 
+from edge_runtime.client.asyncio_client import AsyncClient
 from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.client.zmq_client import Client
+from edge_runtime.errors import EdgeRuntimeError
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.daemon_process import START_S, DaemonProcess
@@ -140,6 +145,79 @@ def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
         assert kinds <= {"answered", "draining"}
         assert daemon.log()[-1]["message"] == "stopped"
     assert not (folder / "i.sock").exists()
+
+
+def ask_until(stopped: threading.Event, ask) -> Counter:
+    """What becomes of one request after the other: "answer", or the name of an error."""
+    found = Counter()
+    while not stopped.is_set():
+        try:
+            ask()
+        except (EdgeRuntimeError, ConnectionError) as error:
+            # Nobody listens: told before it was sent, so nothing is lost.
+            is_unsent = isinstance(error, ConnectionError) and "no daemon answers" in str(error)
+            found["unsent" if is_unsent else type(error).__name__] += 1
+        else:
+            found["answer"] += 1
+    return found
+
+
+def ask_from_a_loop(endpoint: str, stopped: threading.Event) -> Counter:
+    """As `ask_until`, by eight tasks of one AsyncClient that send again what a stopped daemon did not run."""
+
+    async def ask_all() -> Counter:
+        found = Counter()
+
+        async def ask(client: AsyncClient, model: str) -> None:
+            while not stopped.is_set():
+                await client.infer(model, {"x": floats(1, 16)}, retry=True)
+                found["answer"] += 1
+
+        async with AsyncClient(endpoint) as client:
+            await asyncio.gather(*(ask(client, model) for model in ("mlp", "queued") * 4))
+        return found
+
+    return asyncio.run(ask_all())
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_restart_under_load_leaves_no_request_without_exactly_one_answer_or_refusal(folder, transport):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"tcp://127.0.0.1:{port}" if transport == "tcp" else f"ipc://{folder}/i.sock"
+    arguments = ("--zmq", endpoint) if transport == "tcp" else ()
+    stopped, inputs = threading.Event(), {"x": floats(1, 16)}
+    with Client(endpoint) as plain, Client(endpoint) as retrying, Client(endpoint) as pipelined:
+        asks = [
+            partial(ask_until, stopped, partial(plain.infer, "mlp", inputs)),
+            partial(ask_until, stopped, partial(plain.infer, "queued", inputs)),
+            partial(ask_until, stopped, partial(retrying.infer, "queued", inputs, retry=True)),
+            partial(ask_from_a_loop, endpoint, stopped),
+        ]
+        futures: list[Future] = []
+        with ThreadPoolExecutor(len(asks)) as pool:
+            try:
+                with DaemonProcess(folder, *arguments) as daemon:
+                    daemon.wait_ready()
+                    plain.wait_ready(START_S)
+                    asking = [pool.submit(each) for each in asks]
+                    for _ in range(20):
+                        futures += [pipelined.submit(model, inputs) for model in ("mlp", "queued") * 32]
+                        futures[-64].result(ANSWER_S)
+                    assert daemon.stop() == 0
+                with DaemonProcess(folder, *arguments) as daemon:
+                    daemon.wait_ready()
+                    assert pipelined.infer("mlp", inputs).version == 1
+                    stopped.set()
+                    found = [each.result(START_S) for each in asking]
+            finally:
+                stopped.set()
+    assert found[0].keys() | found[1].keys() <= {"answer", "Draining", "unsent"}
+    assert found[2].keys() == found[3].keys() == {"answer"}
+    kinds = Counter(type(future.exception(ANSWER_S)).__name__ for future in futures)
+    assert kinds.keys() <= {"NoneType", "Draining"}
+    assert kinds["NoneType"] > 10 * 64
 
 
 def test_sigterm_ends_the_daemon_after_drain_s_though_a_run_never_ends(folder):

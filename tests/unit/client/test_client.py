@@ -18,6 +18,7 @@ from edge_runtime.client.zmq_client import Client, CurveKeys
 from edge_runtime.errors import (
     ConfigError,
     DecodeFailed,
+    Draining,
     EdgeRuntimeError,
     Forbidden,
     ModelNotFound,
@@ -330,6 +331,74 @@ def test_an_idle_client_finds_a_daemon_that_was_restarted_as_often_as_it_is(tmp_
             with FakeServer(path):
                 np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
             assert not client.is_live()
+
+
+def test_what_a_stopped_daemon_has_not_answered_is_refused_as_draining_and_what_it_has_is_an_answer(
+    tmp_path: Path,
+) -> None:
+    with FakeServer(tmp_path / "infer.sock") as server, Client(server.endpoint) as client:
+        held = [client.submit("held", {"x": X}) for _ in range(100)]
+        silent = [client.submit("silent", {"x": X}) for _ in range(20)]
+        server.wait_for(120)
+        server.release()
+        server.stop()
+        for future in held:
+            np.testing.assert_array_equal(future.result(30)["x"], X)
+        for future in silent:
+            with pytest.raises(Draining, match="stopped before it ran this request"):
+                future.result(30)
+
+
+def test_answers_that_came_before_the_end_of_a_connection_are_not_lost_with_it(tmp_path: Path) -> None:
+    with Client(f"ipc://{tmp_path / 'infer.sock'}") as client:
+        for _ in range(5):
+            with FakeServer(tmp_path / "infer.sock") as server:
+                futures = [client.submit("held", {"x": X}) for _ in range(200)]
+                server.wait_for(200)
+                server.release()
+                server.close(linger_ms=10_000)  # no notice: a daemon that ends otherwise
+            assert [future.exception(30) for future in futures] == [None] * 200
+
+
+def test_with_retry_a_request_that_a_stopped_daemon_did_not_run_goes_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "infer.sock"
+    results: list[InferResult] = []
+    with FakeServer(path) as server, Client(server.endpoint) as client:
+        thread = threading.Thread(
+            target=lambda: results.append(client.infer("held", {"x": X}, retry=True, timeout_ms=20_000))
+        )
+        thread.start()
+        server.wait_for(1)
+        server.stop()
+        with pytest.raises(ConnectionError):  # nobody is there, and this one is not to be tried again
+            client.infer("echo", {"x": X})
+        with FakeServer(path) as after:
+            after.wait_for(1)
+            after.release()
+            thread.join(30)
+            assert len(after.requests) == len(server.requests) == 1
+            assert after.requests[0].header.timeout_ms < 20_000
+    np.testing.assert_array_equal(results[0]["x"], X)
+
+
+def test_with_retry_a_request_whose_daemon_was_killed_is_not_sent_again(tmp_path: Path) -> None:
+    with FakeServer(tmp_path / "infer.sock") as server, Client(server.endpoint) as client:
+        failed: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.infer("silent", {"x": X}, retry=True)
+            except ConnectionError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        server.wait_for(1)
+        server.close()
+        with FakeServer(tmp_path / "infer.sock") as after:
+            thread.join(30)
+            assert "it may have run the request" in str(failed[0])
+            assert not after.requests
 
 
 def test_a_call_that_waits_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:

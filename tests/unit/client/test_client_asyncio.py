@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.client.asyncio_client import AsyncClient
-from edge_runtime.errors import ConfigError, ModelNotFound, QueueFull, TensorMismatch
+from edge_runtime.errors import ConfigError, Draining, ModelNotFound, QueueFull, TensorMismatch
 from tests.fakes.server import MAX_FRAME_BYTES, FakeServer
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -244,3 +244,38 @@ def test_a_client_belongs_to_one_loop(server: FakeServer) -> None:
         asyncio.run(ask())
     loop.run_until_complete(client.close())
     loop.close()
+
+
+def test_what_a_stopped_daemon_has_not_answered_is_refused_as_draining_and_what_it_has_is_an_answer(
+    tmp_path: Path,
+) -> None:
+    server = FakeServer(tmp_path / "infer.sock")
+
+    async def body(client: AsyncClient) -> list[Any]:
+        tasks = [asyncio.ensure_future(client.infer(name, {"x": X})) for name in ["held"] * 100 + ["silent"] * 20]
+        await arrived(server, 120)
+        server.release()
+        server.stop()  # the loop sees nothing until all of it is on the wire, and the connection ended
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = run(server, body)
+    assert [type(each).__name__ for each in found] == ["InferResult"] * 100 + [Draining.__name__] * 20
+
+
+def test_with_retry_a_request_that_a_stopped_daemon_did_not_run_goes_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "infer.sock"
+    server = FakeServer(path)
+
+    async def body(client: AsyncClient) -> Any:
+        asked = asyncio.ensure_future(client.infer("silent", {"x": X}, retry=True))
+        await arrived(server, 1)
+        server.stop()
+        after = FakeServer(path)
+        try:
+            await arrived(after, 1)
+            assert [each.packed for each in after.requests] == [each.packed for each in server.requests]
+        finally:
+            asked.cancel()
+            after.close()
+
+    run(server, body)

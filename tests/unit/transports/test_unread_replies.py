@@ -45,6 +45,9 @@ class Listener:
     def message(self, endpoint: Endpoint, peer: Any, frames: Any) -> None:
         self.identities.append(peer.envelope[0])
 
+    def unheard(self, sender: Any) -> None:
+        """Nothing waits."""
+
     def gone(self, sender: Any) -> None:
         """Nothing waits."""
 
@@ -71,6 +74,7 @@ class Site:
         self._bound.close()
         self._loop.close()
         self._context.term()
+        self._bound.release()
 
     def peer(self) -> Peer:
         bare = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -28,7 +28,9 @@ def test_a_folder_that_another_thread_makes_while_a_socket_is_bound_can_be_enter
     maker.start()
     try:
         for number in range(100):
-            bind_router(context, f"ipc://{tmp_path}/s{number}", ZmqSettings()).close(0)
+            bound = bind_router(context, f"ipc://{tmp_path}/s{number}", ZmqSettings())
+            bound.close()
+            bound.release()
     finally:
         stop.set()
         maker.join()
@@ -43,8 +45,9 @@ def test_a_socket_is_for_its_owner_and_its_group(tmp_path: Path) -> None:
     try:
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     finally:
-        bound.close(0)
+        bound.close()
         context.term()
+        bound.release()
 
 
 def test_a_slip_in_the_path_of_a_socket_makes_no_folders(tmp_path: Path) -> None:
@@ -53,6 +56,8 @@ def test_a_slip_in_the_path_of_a_socket_makes_no_folders(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=f"{tmp_path}/nosuch is not there; make it, or name"):
             bind_router(context, f"ipc://{tmp_path}/nosuch/folder/s", ZmqSettings())
         assert not list(tmp_path.iterdir())
-        bind_router(context, f"ipc://{tmp_path}/folder/s", ZmqSettings()).close(0)
+        bound = bind_router(context, f"ipc://{tmp_path}/folder/s", ZmqSettings())
+        bound.close()
     finally:
         context.term()
+    bound.release()

@@ -110,6 +110,7 @@ class Served:
         self.bound.close()
         self.loop.close()
         self.context.term()
+        self.bound.release()
 
 
 @pytest.fixture

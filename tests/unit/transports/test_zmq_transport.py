@@ -58,6 +58,7 @@ def endpoint(tmp_path: Path, metrics: Metrics) -> Iterator[Endpoint]:
         bound.close()
         loop.close()
         context.term()
+        bound.release()
 
 
 def test_a_sender_is_one_connection_of_one_endpoint(endpoint: Endpoint) -> None:
@@ -135,6 +136,7 @@ def served(tmp_path: Path, metrics: Metrics) -> Iterator[tuple[Endpoint, Failing
         bound.close()
         loop.close()
         context.term()
+        bound.release()
 
 
 def drained(endpoint: Endpoint, client: Any, count: int) -> list[list[bytes]]:
