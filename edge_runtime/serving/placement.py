@@ -203,6 +203,8 @@ class Placement:
         if forget:
             self._table.forget(model, number)
             self._marks.forget(model, number)
+            if not self._table.statuses_of(model):  # else names that come and go would fill the memory
+                self.forget(model)
         else:
             self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, "unloaded"))
 
@@ -215,7 +217,7 @@ class Placement:
         return self._pipelines.users(model, number, by_number=by_number) if self._pipelines is not None else []
 
     def forget(self, model: str) -> None:
-        """Drop what is known of a model that was unloaded and never comes again by this name."""
+        """Drop what is known of a model whose versions are all gone; one that comes by this name counts from 0."""
         self._metrics.forget(model)
         self._measured = {key: known for key, known in self._measured.items() if key[0] != model}
 
@@ -399,6 +401,8 @@ class Placement:
         return servable.settings.pinned or is_asked or is_held
 
     def _watch_queue(self, servable: Servable) -> None:
+        servable.metrics.unwatch()  # what is read of the version before would keep that in memory
+        servable.metrics.source = servable
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
         servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
         if servable.layouts.host() is not None:

@@ -128,12 +128,13 @@ class StepMetrics:
 class ModelMetrics:
     """The metrics of one model, over all its versions since the daemon started.
 
-    rows, runs: successful runs of the backend. run_s: their total time. steps: of a pipeline, by name.
+    rows, runs: successful runs of the backend. run_s: their total time. steps: of a pipeline, by name. source: what
+    gauges and reasons are read of, and keep in memory until `unwatch`.
     """
 
     __slots__ = (
         "answered_requests", "batch_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows", "run_s",
-        "run_time", "runs", "steps", "total",
+        "run_time", "runs", "source", "steps", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -150,6 +151,7 @@ class ModelMetrics:
         self.gauges: dict[str, Callable[[], float]] = {}
         self.reasons: dict[str, Callable[[], str]] = {}
         self.steps: dict[str, StepMetrics] = {}
+        self.source: object | None = None
 
     def step(self, name: str) -> StepMetrics:
         """One step's share, created at the first call and kept over reloads."""
@@ -192,6 +194,7 @@ class ModelMetrics:
 
     def unwatch(self) -> None:
         """Drop all gauges and reasons: their source is closed."""
+        self.source = None
         self.gauges.clear()
         self.reasons.clear()
 
@@ -274,8 +277,11 @@ class Metrics:
         """End a closed version's metrics: drop its gauges, keep its counts as the model's.
 
         Answers are counted after they are sent, so a closed version may still write: its metrics stay until `writer`
-        is collected, so that no late count is lost. Does nothing for the model's own metrics.
+        is collected, so that no late count is lost. Of the model's own metrics only gauges go, unless another version
+        is their source by now.
         """
+        if writer is not None and metrics.source is writer:
+            metrics.unwatch()
         with self._lock:
             for part in self._parts.get(name, ()):
                 if part.metrics is metrics:
