@@ -18,7 +18,7 @@ from tests.contract.updated_device import UpdatedDevice, update_settings, update
 from tests.fakes.dying_disk import DyingDisk, kill_process
 from tests.fakes.fork_server import exit_status, forking_from, start
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 WARM = ("pytest", "onnxruntime", "tests.contract.interrupted_device")
 

@@ -14,7 +14,7 @@ from tests.contract.running_daemon import put_model, running_daemon
 from tests.models import onnx_models
 
 SOURCE = Path(__file__).parents[2] / "docs" / "shared_memory_client.c"
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 ZMQ_H = """
 #include <stddef.h>

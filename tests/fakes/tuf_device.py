@@ -24,7 +24,7 @@ from edge_runtime.update.tuf_client import TufClient
 from tests.fakes.http_server import HttpServer
 from tests.fakes.tuf_repository import TufRepository, serve
 
-CHILD_LIMIT_S = 60.0
+CHILD_LIMIT_S = 300.0
 
 
 class Device:

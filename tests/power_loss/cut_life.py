@@ -20,7 +20,7 @@ from tests.power_loss.damage import damages, is_at_the_end
 from tests.power_loss.device import Device, Fact
 from tests.power_loss.loop_disk import FileSystem, LoopDisk
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 HELD, OVER, CLEAN = "held", "over", "clean"
 
 

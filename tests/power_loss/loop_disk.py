@@ -21,7 +21,7 @@ from tests.fakes.fork_server import end_fork_server
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 CLONE_NEWNS = 0x00020000
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
