@@ -29,6 +29,13 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 80e6
+TOLD = {
+    "cross/README.md": r"\| onnxruntime \| (\d+) MB \| less \|",
+    "docs/install.md": r"The image is (\d+) MB for amd64, and less for arm64",
+    "deploy/containers/README.md": r"the image: (\d+) MB, less for arm64",
+}
+"""Where documents tell the sizes."""
+
 ARCHITECTURES = ("amd64", "arm64")
 LIMIT_S = 600.0
 SCORE_TOLERANCE = 1e-5
@@ -71,6 +78,18 @@ def test_an_image_is_small(built: Path, architecture: str, capsys: pytest.Captur
     with capsys.disabled():
         print(f"\nimage for {architecture}: {size / 1e6:.1f} MB compressed")
     assert size <= LIMIT_BYTES
+    for document, sentence in TOLD.items():
+        told = re.search(sentence, (ROOT / document).read_text(encoding="utf-8"))
+        assert told is not None, document
+        off = int(told[1]) - size / 1e6
+        assert abs(off) < 1 if architecture == "amd64" else off > 0, f"{document}: it is {size / 1e6:.0f} MB"
+
+
+def test_a_table_tells_the_layers_sizes(built: Path) -> None:
+    text = (ROOT / "cross/README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (?:Debian|packages|edge-runtime) \| ([\d.]+) MB \|", text, re.MULTILINE)
+    sizes = [layer.blob.size / 1e6 for layer in oci.read_archive(archive(built, "amd64")).layers]
+    assert [float(told) for told in table] == pytest.approx(sizes, abs=0.6)
 
 
 def test_the_same_inputs_give_the_same_bytes(
