@@ -53,7 +53,7 @@ def failing_as(text: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first lines of a library's message, short enough for one paragraph."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The first lines of a library's message, short enough for one paragraph, without its stack."""
+    lines = [line.strip() for line in str(error).partition("Stack trace:")[0].splitlines() if line.strip()]
     text = " ".join(lines[:4]) or type(error).__name__
     return text if len(text) <= 500 else f"{text[:500]}…"

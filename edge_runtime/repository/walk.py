@@ -554,7 +554,7 @@ def _as_version(folder: Path) -> str:
     number = re.fullmatch(r"(?:v|version[-_ ]?)?0*([1-9]\d{0,17})", folder.name, re.IGNORECASE)
     if number is not None:
         return f"wanted a positive integer without leading zeros: rename it to {number[1]}"
-    if _has_model(folder) or _has_model(folder / "1"):
+    if not folder.name.isdigit() and (_has_model(folder) or _has_model(folder / "1")):
         return f"where it is a model of its own, move it to {folder.parent.parent / folder.name}"
     return "wanted a positive integer without leading zeros"
 

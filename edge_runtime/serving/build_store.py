@@ -366,4 +366,5 @@ def judge(kind: BuildKind, name: str, ending: Ending[Any]) -> tuple[str, bool]:
         return "", False
     if ending.cause is Cause.RAISED:
         return ending.reason, ending.code != StorageFailed.code
-    return f"{kind.fails.format(name=name)}: {ending.reason}", ending.cause in kind.final
+    advice = "; the file may be damaged, or cut short: copy it again" if ending.cause is Cause.CRASHED else ""
+    return f"{kind.fails.format(name=name)}: {ending.reason}{advice}", ending.cause in kind.final

@@ -11,6 +11,7 @@ import pytest
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.formats import SourceFormat, format_of
+from edge_runtime_converters.libraries import reason_of
 from tests.converters.sources import DIGITS, TENSORFLOW
 
 
@@ -76,3 +77,8 @@ def test_a_folder_that_is_no_saved_model_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConversionFailed, match="No such file"):
         format_of(tmp_path / "gone.onnx")
+
+
+def test_of_a_librarys_message_its_stack_is_left_out() -> None:
+    error = ValueError('Expecting: ",", got: "EOF"\n  ~~~^\nStack trace:\n  [bt] (0) libxgboost.so(+0x1)\n')
+    assert reason_of(error) == 'Expecting: ",", got: "EOF" ~~~^'

@@ -112,7 +112,7 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
             "detect/train/weights/best.onnx",
             "is where Ultralytics left it, which is no version: copy it to {root}/detect/1/model.onnx",
         ),
-        (["digits/0/model.onnx"], "digits/0", "is not a version"),
+        (["digits/0/model.onnx"], "digits/0", "is not a version; wanted a positive integer without leading zeros"),
         (["digits/labels.txt"], "digits", "holds no version; wanted 1/model.onnx"),
         (["digits/1/model.onnx", "digits/new.onnx"], "digits/new.onnx", "ignored: the model has version folders"),
         (["digits/1/model.onnx", "digits/latest/model.onnx"], "digits/latest", "is not a version"),
