@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters.conversion import convert
+from edge_runtime_converters.conversion import convert, convert_to_serve
+from edge_runtime_converters.importing.report import ImportedModel, ImportReport, sentences
 from edge_runtime_converters.int8_from_onnx import quantise
 from edge_runtime_converters.openvino_from_onnx import convert as to_openvino
 from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import serve
 from tests.converters.sources import DIGITS, images, needs, present
+from tests.models.onnx_models import scaled
 
 
 def dense(path: Path, opset: int) -> Path:
@@ -51,6 +54,29 @@ def test_weights_in_a_file_beside_the_model_are_taken_in(tmp_path: Path) -> None
     assert report.is_near_enough
     (tmp_path / "weights").unlink()
     serve(Path(report.files[0])).close()
+
+
+def test_a_model_that_answers_all_rows_alike_is_served_and_reports_say_what_could_not_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = scaled(tmp_path / "source", 0.0, size=4)
+    refused = convert(ConversionOptions(source=str(source), target="ort"))
+    assert (refused.faults, refused.files, refused.is_near_enough) == ((), (), False)
+    (said,) = refused.unjudged
+    assert "1 answer to 64 rows" in said
+    # At load nobody is there to give other data.
+    for name in ("TMPDIR", "TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "work" / "out").mkdir(parents=True)
+    served = convert_to_serve(
+        str(source), "ort", shapes=(), work=str(tmp_path / "work"), memory_limit_bytes=64 << 30,
+        progress=lambda _stage, _share=None: None,
+    )  # fmt: skip
+    assert (served.is_near_enough, served.unjudged) == (True, refused.unjudged)
+    model = ImportedModel(name="zeros", was="a handler", state="taken", conversions=(served,))
+    told = sentences(ImportReport(source="x", system="y", models_folder="z", models=(model,), notes=(), seconds=1.0))
+    assert f"zeros: {said}" in list(told)
 
 
 def test_int8_is_int8_and_smaller(tmp_path: Path) -> None:
