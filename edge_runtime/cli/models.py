@@ -31,7 +31,7 @@ COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode",
 CELL_CHARACTERS = 60
 """A longer reason would make the table wider than a terminal: its beginning stands there, the whole below."""
 
-_ERRORS = ("max_error", "mean_error", "agreement")
+_ERRORS = ("max_error", "mean_error", "spread_error", "distinct", "agreement")
 """Of an output in a conversion's report."""
 
 BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone"}
@@ -149,11 +149,16 @@ def _print_conversion(report: dict[str, Any] | None, screen: Screen) -> None:
             "tolerance": str(report.get("tolerance")),
         }
     )
-    outputs = [
-        [str(each["name"]), *("" if (found := each.get(key)) is None else f"{found:.2g}" for key in _ERRORS)]
-        for each in report.get("outputs", ())
-    ]
-    screen.table(("output", "largest error", "mean error", "same answer"), outputs)
+    outputs = [[str(each["name"]), *(_figure(each.get(key)) for key in _ERRORS)] for each in report.get("outputs", ())]
+    screen.table(("output", "largest error", "mean error", "of spread", "answers", "same answer"), outputs)
+    for sentence in report.get("unjudged") or ():
+        screen.line(sentence)
+
+
+def _figure(found: float | None) -> str:
+    if found is None:
+        return ""
+    return f"{found:,}" if isinstance(found, int) else f"{found:.2g}"
 
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:

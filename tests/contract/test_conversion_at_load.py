@@ -105,7 +105,8 @@ def test_models_show_and_metadata_have_the_converters_report(tmp_path, capsys):
         assert main(["models", "show", "m", "--connect", endpoint]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"converted from {source}, an odd one compared with Odd 1.0, on 64 made-up rows" in shown
-    assert "y 0.00025 1" in shown
+    assert "y 0.00025 1,200 1" in shown
+    assert "z: cannot be judged" in shown
 
 
 def test_a_file_that_changed_is_converted_again_while_the_old_one_answers(tmp_path):
