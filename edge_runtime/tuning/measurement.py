@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -216,7 +217,7 @@ def take_slice(
     (Little's law), since a count in a short time scatters by whole batches; times the share answered in time.
     """
     daemon.wait_ready()
-    rate = max([look.first_rate, *(each.rate for each in look.slices)])
+    rate = max(statistics.median([look.first_rate, *(each.rate for each in look.slices)]), 1 / look.alone_s)
     in_flight = min(max(int(objective.limit_s * rate / 2), 1), IN_FLIGHT)
     turn_s = in_flight / rate
     seconds = min(max(SLICE_TURNS * turn_s, SLICE_S), MAX_SLICE_S)

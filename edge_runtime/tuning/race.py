@@ -44,6 +44,9 @@ MAX_TAKES = 3
 """Of one slice; the calmest counts."""
 
 _LEAST_RATE = 1e-3
+_FARTHEST = math.log(5.0)
+"""A slice in which all answers came late says no more than that its candidate was far behind."""
+
 _LEAST_LEFT = 0.1
 _PRIOR = 0.02
 _STEEPEST = 1.5
@@ -104,7 +107,8 @@ def difference(ours: LogRates, theirs: LogRates) -> Difference | None:
 
     A trimmed mean with the error of Yuen (1974): winsorised, so that what is left out still counts as scatter.
     """
-    found = sorted(rate - theirs[number] for number, rate in ours.items() if number in theirs)
+    pairs = [rate - theirs[number] for number, rate in ours.items() if number in theirs]
+    found = sorted(min(max(each, -_FARTHEST), _FARTHEST) for each in pairs)
     count = len(found)
     if count < 2:
         return None

@@ -166,3 +166,10 @@ def test_a_newcomer_waits_for_a_round_that_it_can_begin() -> None:
     slices = {ONE: tuple(Slice(n, 100.0) for n in range(1, 6))}
     late = Candidate(WAYS[0], ThreadLayout(3, 3))
     assert next_slice([ONE, late], slices) == (late, 6)
+
+
+def test_a_slice_whose_answers_all_came_late_does_not_undo_the_others() -> None:
+    slices = {ONE: tuple(Slice(n, 100.0) for n in range(1, 13)),
+              TWO: tuple(Slice(n, 0.0 if n in (4, 9, 11) else 300.0) for n in range(1, 13))}  # fmt: skip
+    lead = find_lead([ONE, TWO], slices)
+    assert lead.leader == TWO
