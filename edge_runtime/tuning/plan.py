@@ -200,11 +200,11 @@ def _final_step(space: Space, known: TuneResults) -> TuneStep | None:
 
 
 def _hurried_step(space: Space, known: TuneResults) -> TuneStep | None:
-    """Measure the best so far in full, unless one is; then what serves now, which tells what was gained."""
+    """Measure the best so far in full, and the next ones until one keeps the objective; then what serves now."""
     finalists = _finalists(space, known)
     if not finalists:
         return _way_step(space, known)
-    return _first_full([*([] if has_answer(known) else finalists), *_now(space, known)], known)
+    return _first_full([*finalists[: 1 if has_answer(known) else FINALISTS], *_now(space, known)], known)
 
 
 def _finalists(space: Space, known: TuneResults) -> list[Candidate]:

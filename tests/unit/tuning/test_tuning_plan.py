@@ -356,6 +356,13 @@ def test_the_race_decides_over_one_noisy_measurement_at_the_objective_unless_it_
     assert choose(space(), known_of(tailed, second, rates=rates)) == second
 
 
+def test_a_search_cut_short_measures_the_leader_of_its_race_though_others_were_measured_before() -> None:
+    earlier, leader = FullMeasurement(Candidate(WAYS[0]), "", 80.0), FullMeasurement(Candidate(WAYS[2]), "", 90.0)
+    known = known_of(earlier, leader, rates={earlier.candidate: 100.0, leader.candidate: 200.0})
+    del known.full[leader.candidate]
+    assert next_step(space(), known, is_hurried=True) == TuneStep("full", leader.candidate)
+
+
 def test_without_a_race_what_serves_now_stays_where_it_is_quicker_at_the_objective() -> None:
     first, now = FullMeasurement(Candidate(WAYS[1]), "", 80.0), FullMeasurement(Candidate(WAYS[2]), "", 90.0)
     here = Space(WAYS, 4, 64, SLO, 0.005, now.candidate)
