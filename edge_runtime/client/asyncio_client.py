@@ -21,7 +21,7 @@ from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
 from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
-from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, all_in_flight, closed, no_reply
+from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, NotBack, all_in_flight, closed, no_reply
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
@@ -116,10 +116,10 @@ class AsyncClient:
                 return result
             except TensorMismatch as error:
                 raise await self._advised(error, model, inputs) from None
-            except (EdgeRuntimeError, ConnectionError) as error:
+            except (EdgeRuntimeError, NotBack) as error:
                 if retries is None:
                     raise
-                pause_s = retries.pause_s(error, waits_for_daemon=self._link.waits_for_daemon)
+                pause_s = retries.pause_s(error)
                 options = retries.options
             await asyncio.sleep(pause_s)
 
@@ -302,11 +302,6 @@ class _AsyncLink:
     def connection(self) -> int:
         """The number of the connection that there is, or was last."""
         return self._channel.connection
-
-    @property
-    def waits_for_daemon(self) -> bool:
-        """Whether its daemon said that it stops, and none has been there since."""
-        return self._channel.has_left and not self._is_closed
 
     def turn(self) -> asyncio.Lock:
         """Return the lock that lets one task at a time fetch metadata."""

@@ -22,6 +22,7 @@ import zmq
 from zmq.backend import Socket as RawSocket
 
 from edge_runtime.client.frames import Frame
+from edge_runtime.client.in_flight import NotBack
 from edge_runtime.config.endpoints import check_endpoint, no_daemon_advice
 from edge_runtime.errors import ConfigError, Draining, EdgeRuntimeError
 from edge_runtime.wire.codec import unpack_reply
@@ -106,11 +107,6 @@ class Channel:
     def connection(self) -> int:
         """The number of the connection that there is, or was last; the daemon knows nothing of it when it is new."""
         return self._connection
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the daemon of the last connection said that it stops, and no other has been there since."""
-        return self._has_left
 
     def open(self, *, comes_back: bool = False) -> None:
         """Make the socket, without a connection. Raises ConfigError for bad CURVE keys.
@@ -285,9 +281,12 @@ class Channel:
 
     def missing(self) -> ConnectionError | None:
         """Try a bare connection and return why it failed; None with a listener."""
-        if self._has_left and self.endpoint.startswith("tcp:") and time.monotonic() < self._left_s + LEAVES_S:
-            return ConnectionError(f"no daemon answers at {self.endpoint}: it said that it stops")
-        return probe(self.endpoint)
+        if not self._has_left:
+            return probe(self.endpoint)
+        if self.endpoint.startswith("tcp:") and time.monotonic() < self._left_s + LEAVES_S:
+            return NotBack(f"no daemon answers at {self.endpoint}: it said that it stops")
+        found = probe(self.endpoint)
+        return found and NotBack(str(found))
 
     def no_handshake(self) -> ConnectionError:
         """Return the error for a listener that completes no ZeroMQ handshake."""
@@ -296,7 +295,8 @@ class Channel:
             if self._curve is not None
             else "is it an edge-runtime daemon's endpoint, and does it want CURVE keys?"
         )
-        return ConnectionError(f"{self.endpoint} listens but completes no ZeroMQ handshake; {advice}")
+        kind = NotBack if self._has_left else ConnectionError
+        return kind(f"{self.endpoint} listens but completes no ZeroMQ handshake; {advice}")
 
 
 def probe(endpoint: str) -> ConnectionError | None:

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 
 from edge_runtime.client import forks
-from edge_runtime.client.in_flight import closed, closed_before_answer, no_reply
+from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
 from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess
-from edge_runtime.errors import DecodeFailed
+from edge_runtime.errors import DecodeFailed, Draining
 from edge_runtime.protobufs import plain
 from edge_runtime.wire.protobuf_messages import METHODS, InferRequest
 
@@ -53,6 +53,7 @@ class GrpcLink:
             METHODS["ModelInfer"].path, InferRequest.SerializeToString, METHODS["ModelInfer"].response.FromString
         )
         self._is_closed = False
+        self._has_answered = False
         self._forks = forks.count
 
     def infer(self, call: OipCall) -> OipReply:
@@ -85,11 +86,16 @@ class GrpcLink:
         if self._is_closed:
             raise closed()
         try:
-            return call(message, timeout=wait_s, metadata=self._metadata)
+            found = call(message, timeout=wait_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise self._error(error, wait_s) from None
+            failed = self._error(error, wait_s)
+            if self._has_answered and isinstance(failed, ConnectionRefusedError):
+                failed = NotBack(str(failed))
+            raise failed from None
         except ValueError:  # of a channel that is closed
             raise closed() from None
+        self._has_answered = True
+        return found
 
     def _error(self, error: Any, wait_s: float) -> Exception:
         status, text = error.code().name, error.details() or ""
@@ -99,13 +105,15 @@ class GrpcLink:
                 return closed_before_answer()
             if status == "DEADLINE_EXCEEDED":
                 return no_reply(self._address.url, wait_s)
+            if status == "CANCELLED" or "goaway" in text.lower():
+                # A server that stops: it cancels what it has not taken, and by HTTP/2 (RFC 9113, 6.8) a stream that
+                # ends by its GOAWAY was not processed.
+                return Draining(f"{self._address.url} stopped before it took this request; send it again later")
             if status == "UNAVAILABLE" and "connect" in text.lower():
                 return ConnectionRefusedError(
                     f"nothing listens at {self._address.url} ({text}); is the daemon started with --grpc?"
                 )
-            if status == "UNAVAILABLE" and any(
-                word in text.lower() for word in ("socket", "closed", "reset", "goaway")
-            ):
+            if status == "UNAVAILABLE" and any(word in text.lower() for word in ("socket", "closed", "reset")):
                 return ConnectionError(f"{self._address.url}: {text}")
         after_ms = told.get(PUSHBACK_MS, "")
         return server_error(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from edge_runtime.client import forks
-from edge_runtime.client.in_flight import closed, closed_before_answer, no_reply
+from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
 from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess, OipAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
@@ -53,6 +53,7 @@ class HttpLink:
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._is_closed = False
+        self._has_answered = False
         self._forks = forks.count
 
     def infer(self, call: OipCall) -> OipReply:
@@ -92,11 +93,15 @@ class HttpLink:
                     raise closed_before_answer() from None
                 if is_kept and connection.heard_nothing:
                     continue  # a server may close an idle connection at any time; nothing of this call was answered
-                raise _lost(self._address, error) from None
+                lost = _lost(self._address, error)
+                if self._has_answered and isinstance(lost, ConnectionRefusedError):
+                    lost = NotBack(str(lost))
+                raise lost from None
             except BaseException:
                 self._drop(connection)
                 raise
             self._give_back(connection)
+            self._has_answered = True
             if status >= HTTPStatus.MULTIPLE_CHOICES:
                 raise _error(status, headers, bytes(found))
             return headers, found

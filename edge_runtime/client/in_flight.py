@@ -232,6 +232,10 @@ def acquire(gate: Gate, limit_s: float) -> bool:
     return is_open or any(gate.acquire(timeout=LOOK_S) for _ in range(LOOKS))
 
 
+class NotBack(ConnectionRefusedError):
+    """Nothing was sent: the daemon stopped, and none listens yet. `retry=True` outlasts no other ConnectionError."""
+
+
 def no_reply(endpoint: str, waited_s: float, late_s: float = 0.0) -> TimeoutError:
     """The error of a call whose reply is missing. late_s: how late its own process first looked."""
     told = f"no reply from {endpoint} within {waited_s:.3f} s; the daemon is stuck, overloaded or gone: see "

@@ -75,11 +75,6 @@ class Link:
         """The number of the connection that there is, or was last."""
         return self._channel.connection
 
-    @property
-    def waits_for_daemon(self) -> bool:
-        """Whether its daemon said that it stops, and none has been there since."""
-        return self._channel.has_left and not self._is_closed
-
     def ask(self, call: Call) -> Any:
         """Send one request, wait for its reply and return the decoded result.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edge_runtime.client.frames import Options
+from edge_runtime.client.in_flight import NotBack
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError
 from edge_runtime.wire.operations import DEFAULT_WAIT_S
 
@@ -30,19 +31,11 @@ class Retries:
         self._until_s = time.monotonic() + timeout_s
         self._pause_s = LEAST_PAUSE_S
 
-    def pause_s(self, error: EdgeRuntimeError | ConnectionError, *, waits_for_daemon: bool) -> float:
-        """How long to wait before the next try. Raises `error` where another try is of no use, or comes too late.
-
-        waits_for_daemon: the daemon said that it stops, so that a ConnectionError means that none is back yet.
-        """
-        if isinstance(error, ConnectionError):
-            if not waits_for_daemon:
-                raise error
-            after_ms = None
-        elif not error.retryable or isinstance(error, DeadlineExceeded):
+    def pause_s(self, error: EdgeRuntimeError | NotBack) -> float:
+        """How long to wait before the next try. Raises `error` where another try is of no use, or comes too late."""
+        if not isinstance(error, NotBack) and (not error.retryable or isinstance(error, DeadlineExceeded)):
             raise error
-        else:
-            after_ms = error.retry_after_ms
+        after_ms = None if isinstance(error, NotBack) else error.retry_after_ms
         if after_ms is None:
             pause_s = self._pause_s
             self._pause_s = min(2 * pause_s, MOST_PAUSE_S)
@@ -56,17 +49,12 @@ class Retries:
         return pause_s
 
 
-def ask_until_due(
-    options: Options, ask: Callable[[Options], T], waits_for_daemon: Callable[[], bool] = lambda: False
-) -> T:
-    """Ask, and again after each refusal, until the deadline. Waits on the calling thread; raises what `ask` raised.
-
-    waits_for_daemon: as in `Retries.pause_s`, asked after an error.
-    """
+def ask_until_due(options: Options, ask: Callable[[Options], T]) -> T:
+    """Ask, and again after each refusal, until the deadline. Waits on the calling thread; raises what `ask` raised."""
     retries = Retries(options)
     while True:
         try:
             return ask(retries.options)
-        except (EdgeRuntimeError, ConnectionError) as error:
-            pause_s = retries.pause_s(error, waits_for_daemon=waits_for_daemon())
+        except (EdgeRuntimeError, NotBack) as error:
+            pause_s = retries.pause_s(error)
         time.sleep(pause_s)

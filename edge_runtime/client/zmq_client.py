@@ -136,7 +136,7 @@ class Client:
                 raise self._advised(error, model, inputs) from None
             return result
 
-        return ask_until_due(options, ask, lambda: self._link.waits_for_daemon) if retry else ask(options)
+        return ask_until_due(options, ask) if retry else ask(options)
 
     def submit(
         self,
