@@ -76,13 +76,19 @@ class GrpcLink:
     def close(self) -> None:
         """As OipLink's. Idempotent."""
         self._is_closed = True
+        if self._forks != forks.count:
+            return  # the channel is the parent's
         self._channel.close()
+
+    def check_process(self) -> None:
+        """As OipLink's; a channel belongs to the process that made it."""
+        if self._forks != forks.count:
+            raise forks.crossed()
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _send(self, call: Any, message: Any, wait_s: float) -> Any:
-        if self._forks != forks.count:
-            raise forks.crossed()
+        self.check_process()
         if self._is_closed:
             raise closed()
         try:

@@ -49,7 +49,7 @@ class HttpLink:
         self._address = access.address
         self._tls = _tls(access) if access.address.is_tls else None
         self._headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may call in the middle of a call
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._is_closed = False
@@ -67,6 +67,9 @@ class HttpLink:
 
     def close(self) -> None:
         """As OipLink's. Idempotent."""
+        if self._forks != forks.count:
+            self._is_closed = True  # the connections are the parent's
+            return
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -75,6 +78,14 @@ class HttpLink:
             connection.close()
         for connection in busy:
             connection.interrupt()
+
+    def check_process(self) -> None:
+        """As OipLink's."""
+        if self._forks != forks.count:
+            if self._idle or self._busy or not self._lock.acquire(blocking=False):
+                raise forks.crossed()
+            self._lock.release()
+            self._forks = forks.count
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -107,8 +118,7 @@ class HttpLink:
             return headers, found
 
     def _take(self) -> tuple[_Connection, bool]:
-        if self._forks != forks.count:
-            raise forks.crossed()
+        self.check_process()
         with self._lock:
             if self._is_closed:
                 raise closed()
@@ -141,7 +151,14 @@ class _Connection(http.client.HTTPConnection):
         super().__init__(address.host or "localhost", address.port or None)
         self._address, self._tls = address, tls
 
+    is_interrupted = False
+
     def connect(self) -> None:
+        self._connect()
+        if self.is_interrupted:
+            raise ConnectionAbortedError
+
+    def _connect(self) -> None:
         if self._address.path:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.sock.settimeout(self.timeout)
@@ -174,7 +191,8 @@ class _Connection(http.client.HTTPConnection):
         return response.status, response.headers, found
 
     def interrupt(self) -> None:
-        """End a call on another thread."""
+        """End a call on another thread, at the latest when it has connected."""
+        self.is_interrupted = True
         if self.sock is not None:
             try:
                 self.sock.shutdown(socket.SHUT_RDWR)

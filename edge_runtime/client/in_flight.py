@@ -51,8 +51,8 @@ class Call:
 
     `frames` is the reply, `error` why there is none; one of them is set when it has ended. connection:
     the number of the one that it was sent over. shared: what it has in shared memory. future: a concurrent or an
-    asyncio one. gate: opens for a thread that waits. reads: its caller reads for all threads of a link. timeout_ms: the
-    deadline in its header. topic, message, payload: over MQTT only.
+    asyncio one. gate: opens for a thread that waits; thread: the identity of that. reads: its caller reads for all
+    threads of a link. timeout_ms: the deadline in its header. topic, message, payload: over MQTT only.
     """
 
     deadline_s = NEVER_S  # until it is sent
@@ -62,6 +62,7 @@ class Call:
     frames: Sequence[Any] = ()
     error: Exception | None = None
     gate: threading.Lock | None = None
+    thread = 0
     connection = 0
     shared: Shared | None = None
     future: Any = None

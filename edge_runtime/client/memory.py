@@ -119,6 +119,9 @@ class ClientMemory:
 
     def close(self) -> None:
         """Give every region back. Arrays stay, and read as zeros. Idempotent."""
+        if self._forks != forks.count:
+            self._is_closed = True  # the regions are the parent's
+            return
         with self._lock:
             self._is_closed = True
             self._lose()
@@ -147,6 +150,8 @@ class ClientMemory:
         return found
 
     def _cut(self, nbytes: int) -> tuple[SharedRegion, int] | None:
+        if self._forks != forks.count and self._lock.locked():
+            raise forks.crossed()
         with self._lock:
             self._take_back()
             if self._is_closed or not self._connect():

@@ -10,6 +10,7 @@ import contextlib
 import math
 import secrets
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -110,6 +111,7 @@ class MqttClient:
             qos=qos,
             in_flight=new_in_flight(max_in_flight),
         )
+        weakref.finalize(self, self._link.abandon).atexit = False
         self._listing = DeviceListing(lambda filters: self._link.retained(filters, RETAINED_LIMIT_S), self._prefix)
         self._core = ClientCore(timeout_ms, bounded_endpoint=self.endpoint)
 

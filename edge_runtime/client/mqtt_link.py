@@ -98,13 +98,14 @@ class MqttLink:
         self._forks = forks.count
         self._fetch: _RetainedFetch | None = None
         self._may_fetch = threading.Lock()  # two at once would be a burst of twice the size, and share their messages
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may call in the middle of a call
         self._changed = threading.Condition(self._lock)  # the connection
         self._has_slot = threading.Condition(self._lock)
         self._transport: MqttTransport | None = None
         self._thread_id: int | None = None  # the transport's, which must never wait
         self._is_online = False
         self._is_closed = False
+        self._is_abandoned = False
         self._failed_attempts = 0
         self._reason = ""
         self._packer = MqttPacker(reply_topic, qos)
@@ -170,6 +171,10 @@ class MqttLink:
             return self._retained(self._wait_online(limit_s), filters, limit_s)
         finally:
             self._may_fetch.release()
+
+    def abandon(self) -> None:
+        """Close when no call is in flight any more. Thread: any, inside any call: its client was freed unclosed."""
+        self._is_abandoned = True
 
     def _retained(self, transport: MqttTransport, filters: Sequence[str], limit_s: float) -> list[Inbound]:
         fetch = _RetainedFetch()
@@ -261,8 +266,9 @@ class MqttLink:
     def _check_process(self) -> None:
         """A link that was never used works in the child of a fork; any other raises RuntimeError."""
         if self._forks != forks.count:
-            if self._transport is not None or self._lock.locked():
+            if self._transport is not None or not self._lock.acquire(blocking=False):
                 raise forks.crossed()
+            self._lock.release()
             self._forks = forks.count
 
     def _check_may_wait(self) -> None:
@@ -360,6 +366,8 @@ class MqttLink:
         for call, _ in missed:
             _withdraw(call)
             _end(call, self._no_reply(call))
+        if self._is_abandoned and not self._in_flight.calls:
+            self.close()
 
     def unreachable(self, reason: str) -> None:
         """Wake the callers that wait for a connection, with the reason."""

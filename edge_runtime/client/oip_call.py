@@ -73,6 +73,10 @@ class OipLink(Protocol):
         """Call another operation of the protocol, by its name in frontend/open_inference.py. Raises as `infer`."""
         ...
 
+    def check_process(self) -> None:
+        """Raise RuntimeError in the child of a fork, where it was used before."""
+        ...
+
     def close(self) -> None:
         """End every call with ConnectionError."""
         ...

@@ -11,9 +11,11 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from edge_runtime.client.pictures import Picture
 
 __all__ = ["OipClient"]
+
+END_S = 2.0
+"""How long `close`, and the interpreter's exit, wait for calls that were interrupted: one may still connect."""
 
 
 class OipClient:
@@ -79,8 +84,9 @@ class OipClient:
         self._metadata: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._most = max_in_flight
         self._slots = threading.BoundedSemaphore(max_in_flight)
-        self._pool = ThreadPoolExecutor(max_in_flight, thread_name_prefix="edge-oip")
+        self._threads = _Threads()
         self._is_closed = False
+        weakref.finalize(self, _end, self._link, self._threads)  # at exit, too: no call may hold that up
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +99,7 @@ class OipClient:
     def close(self) -> None:
         """Fail pending calls with ConnectionError, close the connections, end the threads. Idempotent. Thread: any."""
         self._is_closed = True
-        self._link.close()
-        self._pool.shutdown()
+        _end(self._link, self._threads)
 
     # ---- inference --------------------------------------------------------------------------------------------------
 
@@ -160,11 +165,21 @@ class OipClient:
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
         call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
         self._take_slot(call.wait_s)
-        try:
-            return self._pool.submit(self._answer, call, targets)
-        except RuntimeError:  # the pool is shut down
-            self._slots.release()
-            raise closed() from None
+        future = Future[InferResult]()
+
+        def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                self._slots.release()
+                return
+            try:
+                result = self._answer(call, targets)
+            except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._threads.run(answer)
+        return future
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make a zeroed array, as `Client.allocate`, but an ordinary one."""
@@ -333,6 +348,7 @@ class OipClient:
         return ModelSteps() if fields is None else steps_from_fields(fields)
 
     def _take_slot(self, wait_s: float) -> None:
+        self._link.check_process()
         if self._is_closed:
             raise closed()
         if not acquire(self._slots, wait_s):
@@ -426,6 +442,48 @@ class OipClient:
         if self._is_closed:
             raise closed()
         return self._link.ask(name, values, _wait_s(self._timeout_ms) if wait_s is None else wait_s)
+
+
+class _Threads:
+    """The threads that wait for submitted calls: as many as there are calls. Thread: any."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run it on a thread that is free, else on a new one."""
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            # Daemons: the interpreter's exit would wait for all others before anything could interrupt them.
+            thread = threading.Thread(target=self._serve, args=(self._work, self._idle), name="edge-oip", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(work)
+
+    def end(self) -> None:
+        """End them when they are free, and wait a while for the others. Thread: any, also one of them."""
+        self._work.put(None)
+        end_s = time.monotonic() + END_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(end_s - time.monotonic(), 0.0))
+
+    @staticmethod
+    def _serve(work: SimpleQueue[Callable[[], None] | None], idle: SimpleQueue[None]) -> None:
+        """Body of each; holds no client while it is free."""
+        while (each := work.get()) is not None:
+            each()
+            del each
+            idle.put(None)
+        work.put(None)  # for the next thread
+
+
+def _end(link: OipLink, threads: _Threads) -> None:
+    link.close()
+    threads.end()
 
 
 def _link(access: OipAccess) -> OipLink:
