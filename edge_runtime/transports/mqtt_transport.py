@@ -115,7 +115,7 @@ class MqttTransport:
         self._outbox = Outbox(options.client_id, outbox_bytes, counters)
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_fd = -1
-        self._wake_lock = threading.Lock()
+        self._wake_lock = threading.RLock()
         self._connection: MqttConnection | None = None
         self._is_first = True
         self._is_online = False
