@@ -76,6 +76,10 @@ LINGER_S = 2.0
 """After a last response what still comes is read and dropped for so long: closing at once would send a reset, which
 overtakes the response (RFC 9112, 9.6)."""
 
+LEAVE_S = 0.25
+"""At `stop`, peers that keep a connection have so long to ask once more, and learn that it ends: closing one on which a
+request is under way would lose that request."""
+
 FLUSH_S = 1.0
 """After `stop`, responses have this long to go out."""
 
@@ -232,7 +236,7 @@ class HttpTransport:
         self._now_s = monotonic_s()
         self._beat_due_s = self._now_s
         self._is_deaf = False
-        self._is_asleep = self._is_stopping = False
+        self._is_asleep = self._is_leaving = self._is_stopping = False
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -251,7 +255,7 @@ class HttpTransport:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send the responses that are there, and close everything. Idempotent. Thread: any but its own."""
+        """Answer what is on its way, send what is left, and close. Idempotent. Thread: any but its own."""
         self._is_stopping = True
         if self._thread is not None:
             self._wake()
@@ -302,9 +306,10 @@ class HttpTransport:
             except Exception:  # one of the broad catches: serving goes on
                 log.exception("an exception reached the HTTP loop")
                 self._counters.count("http_errors")
-        for fd in self._listeners:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
+        try:
+            self._answer_last()
+        except Exception:  # one of the broad catches: what is left is closed
+            log.exception("an exception reached the end of the HTTP loop")
         until_s = self._monotonic_s() + FLUSH_S
         self._flush_outbox()
         while self._unsent_bytes and self._monotonic_s() < until_s:
@@ -314,6 +319,32 @@ class HttpTransport:
                     self._guarded(self._send, connection)
         for connection in list(self._connections.values()):
             self._close(connection)
+
+    def _answer_last(self) -> None:
+        """Take in who waits to be accepted, listen no more, and answer what was sent before its peer heard of it.
+
+        Each response is its connection's last: its peer connects anew.
+        """
+        self._is_leaving = True
+        self._accept_last()
+        began_s = now_s = time.monotonic()
+        while self._connections and now_s < began_s + FLUSH_S:
+            is_owed = any(each.waiting or each.request is not None for each in self._connections.values())
+            if now_s >= began_s + LEAVE_S and not is_owed:
+                break
+            self._round(LEAVE_S / 5)
+            now_s = time.monotonic()
+
+    def _accept_last(self) -> None:
+        for fd, listener in self._listeners.items():
+            count = -1
+            while count < len(self._connections) and not self._is_deaf:
+                count = len(self._connections)
+                self._accept(listener)
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+            listener.socket.close()
+        self._listeners.clear()
 
     def _round(self, beat_s: float) -> None:
         if self._now_s >= self._beat_due_s:
@@ -523,6 +554,7 @@ class HttpTransport:
             length = head.length
             if not head.is_chunked and len(data) - end >= length:
                 request = HttpRequest(connection, head, data[end : end + length], self._now_s)
+                request.closes = request.closes or self._is_leaving
                 at = end + length
                 connection.waiting.append(request)
                 self._requests.append(request)
@@ -619,6 +651,7 @@ class HttpTransport:
         assert request is not None
         self._forget_body(connection)
         request.body = body if len(body) > RECEIVE_BYTES else bytes(body)
+        request.closes = request.closes or self._is_leaving
         connection.waiting.append(request)
         self._requests.append(request)
         connection.is_closing = request.closes

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,6 +21,7 @@ import pytest
 
 from edge_runtime.client.asyncio_client import AsyncClient
 from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.client.oip_client import OipClient
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
@@ -155,7 +156,7 @@ def ask_until(stopped: threading.Event, ask) -> Counter:
             ask()
         except (EdgeRuntimeError, ConnectionError) as error:
             # Nobody listens: told before it was sent, so nothing is lost.
-            is_unsent = isinstance(error, ConnectionError) and "no daemon answers" in str(error)
+            is_unsent = isinstance(error, ConnectionRefusedError) or "no daemon answers" in str(error)
             found["unsent" if is_unsent else type(error).__name__] += 1
         else:
             found["answer"] += 1
@@ -218,6 +219,41 @@ def test_a_restart_under_load_leaves_no_request_without_exactly_one_answer_or_re
     kinds = Counter(type(future.exception(ANSWER_S)).__name__ for future in futures)
     assert kinds.keys() <= {"NoneType", "Draining"}
     assert kinds["NoneType"] > 10 * 64
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_restart_under_load_leaves_no_request_of_the_open_protocol_unanswered(folder, scheme):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    stopped, inputs = threading.Event(), {"x": floats(1, 16)}
+    with ExitStack() as clients, ThreadPoolExecutor(4) as pool:
+        plain, other, retrying, own = (
+            clients.enter_context(OipClient(f"{scheme}://127.0.0.1:{port}")) for _ in range(4)
+        )
+        asks = [
+            partial(ask_until, stopped, partial(plain.infer, "mlp", inputs)),
+            partial(ask_until, stopped, partial(other.infer, "queued", inputs)),
+            partial(ask_until, stopped, partial(retrying.infer, "queued", inputs, retry=True)),
+        ]
+        try:
+            with DaemonProcess(folder, f"--{scheme}", f"127.0.0.1:{port}") as daemon:
+                daemon.wait_ready()
+                own.wait_ready(START_S)
+                asking = [pool.submit(each) for each in asks]
+                for _ in range(200):
+                    own.infer("queued", inputs, retry=True)
+                assert daemon.stop() == 0
+            with DaemonProcess(folder, f"--{scheme}", f"127.0.0.1:{port}") as daemon:
+                daemon.wait_ready()
+                for _ in range(200):
+                    own.infer("queued", inputs, retry=True)
+                stopped.set()
+                found = [each.result(START_S) for each in asking]
+        finally:
+            stopped.set()
+    assert found[0].keys() | found[1].keys() <= {"answer", "Draining", "unsent", "NotReady"}
+    assert found[2].keys() == {"answer"}
 
 
 def test_sigterm_ends_the_daemon_after_drain_s_though_a_run_never_ends(folder):

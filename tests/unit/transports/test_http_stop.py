@@ -1,0 +1,119 @@
+"""What peers of the HTTP door hear when it stops: a request that was sent is answered, and no connection is reset."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.http_transport import HttpListener, HttpRequest, HttpTransport, bind_unix
+
+ANSWER_S = 60.0
+ASKED = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+
+
+class Echo:
+    """Answers every request with its body."""
+
+    transport: HttpTransport
+
+    def understand(self, head: Any) -> None:
+        head.body_shift = 0
+
+    def begin(self, request: HttpRequest) -> None:
+        """Take any body."""
+
+    def requests(self, requests: Sequence[HttpRequest]) -> None:
+        for each in requests:
+            self.transport.answer(each, (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + bytes(each.body),))
+
+    def gone(self, connection: Any) -> None:
+        """Nothing waits."""
+
+    def beat(self) -> None:
+        """Nothing is due."""
+
+
+class Door:
+    """A transport whose thread a test holds up, so that what is sent meanwhile lies unread when it stops."""
+
+    def __init__(self, path: Path, open_sockets: ExitStack) -> None:
+        receiver = Echo()
+        self._path, self._open_sockets = path, open_sockets
+        self.transport = receiver.transport = HttpTransport(
+            [HttpListener(bind_unix(path, 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
+            max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=8, total_bytes=1 << 30,
+        )  # fmt: skip
+        self.transport.start()
+
+    def connect(self) -> socket.socket:
+        client = self._open_sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        client.settimeout(ANSWER_S)
+        client.connect(str(self._path))
+        return client
+
+    def stop_after(self, meanwhile: Callable[[], None]) -> None:
+        """Stop while its thread is held up, and let it go on when `meanwhile` is done."""
+        is_held, may_go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_held.set()
+            assert may_go.wait(ANSWER_S)
+
+        self.transport.call(hold)
+        assert is_held.wait(ANSWER_S)
+        stopping = threading.Thread(target=self.transport.stop)
+        meanwhile()
+        stopping.start()
+        may_go.set()
+        stopping.join()
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    with ExitStack() as open_sockets:
+        made = Door(tmp_path / "s", open_sockets)
+        yield made
+        made.transport.stop()
+
+
+def all_of(client: socket.socket) -> bytes:
+    """What comes until the end of the connection, which is no reset."""
+    return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+def test_requests_that_were_sent_before_a_stop_are_answered_and_say_that_the_connection_ends(door: Door) -> None:
+    kept = door.connect()
+    kept.sendall(ASKED + b"a0")
+    assert kept.recv(4096).endswith(b"a0")
+    begun = door.connect()
+    begun.sendall(ASKED + b"b")
+    found: list[socket.socket] = []
+
+    def ask() -> None:
+        kept.sendall(ASKED + b"a1")
+        found.append(door.connect())  # nobody has accepted it yet
+        found[0].sendall(ASKED + b"c1")
+        begun.sendall(b"1")
+
+    door.stop_after(ask)
+    for client, body in ((kept, b"a1"), (begun, b"b1"), (found[0], b"c1")):
+        answer = all_of(client)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\nConnection: close\r\n")
+        assert answer.endswith(body)
+
+
+def test_a_peer_that_asks_nothing_more_hears_the_end_and_no_new_one_is_let_in(door: Door) -> None:
+    kept = door.connect()
+    kept.sendall(ASKED + b"a0")
+    assert b"Connection: close" not in kept.recv(4096)
+    door.stop_after(lambda: None)
+    assert all_of(kept) == b""
+    with pytest.raises(ConnectionRefusedError):
+        door.connect()
