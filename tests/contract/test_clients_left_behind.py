@@ -280,8 +280,6 @@ assert got == [NUMBER] * 2, got
 """,
     "made before a fork and used by both sides": """
 client = new()
-if DOOR == "grpc":
-    sys.exit()  # its library begins with the client
 def use():
     check(client)
     client.submit("mlp", {"x": X}).result(10)
@@ -291,8 +289,6 @@ in_child(use)
 use()
 """,
     "used in the processes of a pool": """
-if DOOR == "grpc":
-    sys.exit()  # its library supports no fork of a process with a channel in use
 client = new()
 check(client)
 def use(_):
@@ -327,8 +323,6 @@ assert future.result(10)["y"][0, 0] == NUMBER
 client.close()
 """,
     "interrupted twice, the second time while it leaves": """
-if DOOR == "grpc":
-    sys.exit()  # an exception from a handler may leave its library's own locks held
 client = new()
 check(client)
 for _ in range(20):
@@ -363,7 +357,7 @@ def handler(*_):
     if len(ran) == 2:
         open_gate()
 signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.05, 0.02)
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.3 if DOOR == "grpc" else 0.02)  # gRPC looks when none came for 0.2 s
 assert client.infer("held", {"x": HELD})["y"][0, 0] == NUMBER
 signal.setitimer(signal.ITIMER_REAL, 0)
 assert len(ran) >= 2
@@ -450,8 +444,6 @@ made[0].close()
 """,
     "by threads that die of an exception while they wait": """
 import ctypes
-if DOOR == "grpc":
-    sys.exit()  # an exception that comes from outside leaves its library's own locks held
 client = new()
 check(client)
 waiting, got = waiters(client, 2)
@@ -756,6 +748,14 @@ future = client.submit("held", {"x": HELD})
 }
 
 
+NOT_OVER_GRPC = {
+    "made before a fork and used by both sides": "gRPC begins with the client, and supports no fork from then on",
+    "used in the processes of a pool": "gRPC supports no fork of a process with a channel in use",
+    "interrupted twice, the second time while it leaves": "hangs in gRPC, where an interrupt may leave its locks held",
+    "by threads that die of an exception while they wait": "hangs in gRPC, where it may leave its locks held",
+}
+
+
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("gates")
@@ -817,7 +817,8 @@ def end(child: subprocess.Popen[str]) -> None:
         child.send_signal(signal.SIGABRT)  # it says where its threads stand
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(LIMIT_S)
-        os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its children too
+            os.killpg(child.pid, signal.SIGKILL)
         said, _ = child.communicate()
     assert (child.returncode, said) == (0, "")
 
@@ -825,6 +826,8 @@ def end(child: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_left(doors: OpenDoors, gates: Path, number: int, way: str, door: str) -> None:
+    if door == "grpc" and way in NOT_OVER_GRPC:
+        pytest.skip(NOT_OVER_GRPC[way])
     end(start(WAYS[way], door, getattr(doors, door), gates / str(number)))
 
 
