@@ -85,12 +85,14 @@ class OperationCall:
     """One call of an operation. reply: called once. max_frame_bytes: the largest tensor that its endpoint takes.
 
     connection: tells which connection asks; None where there is none. sender: whose requests share a queue with it.
+    is_control: whether it came to a control endpoint.
     """
 
     reply: Done
     max_frame_bytes: int
     connection: Callable[[], Hashable]
     sender: Hashable = None
+    is_control: bool = False
 
 
 class StopNotices:
@@ -175,8 +177,7 @@ class OperationHandlers:
     ) -> None:
         """Call `reply` exactly once with the result or an EdgeRuntimeError, or raise one.
 
-        is_control: whether the request came to a control endpoint. max_frame_bytes, connection, sender: as in
-        OperationCall.
+        is_control, max_frame_bytes, connection, sender: as in OperationCall.
         """
         operation = OPERATIONS.get(header.op)
         if operation is None:
@@ -188,7 +189,7 @@ class OperationHandlers:
                 "updates are not configured; add [update] with root_file, and url or folder, to the daemon's "
                 "configuration, and restart it"
             )
-        call = OperationCall(reply, max_frame_bytes, connection, sender)
+        call = OperationCall(reply, max_frame_bytes, connection, sender, is_control)
         self._handlers[header.op](call, **operation.values_in(header))
 
     # ---- the daemon and its models ----------------------------------------------------------------------------------
@@ -224,6 +225,8 @@ class OperationHandlers:
         """Reply True when all that was admitted is answered, and nothing is read any more."""
         if call.connection() is None:
             raise Unsupported("stop_notice is the last answer on a ZeroMQ connection; there is none here")
+        if call.is_control:  # a load or an update under way is not waited for
+            raise Unsupported("what a control endpoint has not answered may have been begun; ask another endpoint")
         self.stop_notices.add(call.sender, call.reply)
 
     def models(self, call: OperationCall) -> None:

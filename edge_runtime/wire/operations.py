@@ -183,8 +183,8 @@ _ROWS = (
         "Tell, as the last answer on this connection, that the daemon stops.",
         result="bool",
         notes=(
-            "Over ZeroMQ. What the connection sent and has no answer by then was never run. The Python clients ask "
-            "for it."
+            "Over ZeroMQ, and not on a control endpoint. What the connection sent and has no answer by then was never "
+            "run. The Python clients ask for it."
         ),
         has_method=False,
     ),

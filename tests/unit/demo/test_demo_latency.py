@@ -46,8 +46,10 @@ def test_ways_are_measured_in_turn_and_the_first_round_is_not_counted() -> None:
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_raw_backend_answers_from_as_many_threads_as_asked(in_flight: int) -> None:
     images = load_held_out().images.astype(np.float32)
-    found = Raw(MODEL_FILE, in_flight).round(images, 0.05)
-    assert found.runs == len(found.latencies_ms) >= in_flight
+    raw, seconds = Raw(MODEL_FILE, in_flight), 0.05
+    while (found := raw.round(images, seconds)).runs < in_flight:  # others had the cores
+        seconds *= 2
+    assert found.runs == len(found.latencies_ms)
     assert found.seconds > 0
     assert sum(found.latencies_ms) / 1e3 <= found.seconds * in_flight
 
