@@ -112,7 +112,7 @@ def held(broker, tmp_path, request) -> Iterator[tuple[Service, AnyClient]]:
         "held",
         python_models.on_first_value,
         body=f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 4\n",
+        toml="batch = false\nmax_queue_rows = 4\n[limits]\nrun_limit_ms = 600_000\n",
     )
     with (
         serving(models, broker, tmp_path, "held", python_models=True) as service,

@@ -770,7 +770,7 @@ def models(tmp_path_factory, gates) -> Path:
         "held",
         python_models.on_first_value,
         body=f"while not os.path.exists(f'{gates}/{{value}}'):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 64\n[warmup]\nruns = 0\n",
+        toml="batch = false\nmax_queue_rows = 64\n[warmup]\nruns = 0\n[limits]\nrun_limit_ms = 600_000\n",
     )
     return models
 

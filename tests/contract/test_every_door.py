@@ -200,7 +200,7 @@ def busy(broker, gate, tmp_path_factory) -> Iterator[OpenDoors]:
         "held",
         python_models.on_first_value,
         body=f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 2\n",
+        toml="batch = false\nmax_queue_rows = 2\n[limits]\nrun_limit_ms = 600_000\n",
     )
     with open_doors(models, broker, tmp_path_factory.mktemp("busy"), "busy", python_models=True) as doors:
         yield doors

@@ -165,7 +165,13 @@ def test_an_expiry_below_the_headers_timeout_counts_also_when_the_header_is_know
     models, gate = tmp_path / "models", tmp_path / "gate"
     gate.touch()
     body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)"
-    put_model(models, "held", python_models.on_first_value, body=body, toml="batch = false\n")
+    put_model(
+        models,
+        "held",
+        python_models.on_first_value,
+        body=body,
+        toml="batch = false\n[limits]\nrun_limit_ms = 600_000\n",
+    )
     x = np.zeros((1, 1), np.float32)
     payload = msgpack.packb([msgpack.unpackb(header("held", x.shape, timeout_ms=60_000)), x.tobytes()])
     with (

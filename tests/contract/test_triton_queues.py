@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, ZmqSettings
+from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, LimitSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.daemon import Daemon
@@ -150,6 +150,7 @@ def server(request, tmp_path) -> Iterator[Server]:
         state=str(tmp_path / "state"),
         calibrate=False,
         python_models=True,
+        limits=LimitSettings(run_limit_ms=600_000),
         zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/infer.sock",)),
         http=HttpSettings(endpoint="127.0.0.1:0"),
         grpc=GrpcSettings(endpoint="127.0.0.1:0"),
