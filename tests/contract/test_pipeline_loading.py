@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -396,15 +397,15 @@ def test_a_changed_file_is_taken_and_a_broken_one_leaves_the_old_serving(tmp_pat
 def test_models_that_a_pipeline_asks_never_leave_for_others(tmp_path: Path) -> None:
     put(tmp_path, "a", toml="on_demand = true")
     put(tmp_path, "b", toml="on_demand = true")
-    for model in ("c", "d", "e"):
-        onnx_models.wide(tmp_path / "models" / model / "1", 2048)
-        (tmp_path / "models" / model / "model.toml").write_text("on_demand = true")
     put_pipeline(tmp_path, TWO)
-    size = (tmp_path / "models" / "c" / "1" / "model.onnx").stat().st_size
-    # Not room for three: in a process that freed as much before, each is seen to take no more than its file.
-    with serving(tmp_path, limits=LimitSettings(memory_bytes=int(size * 2.9))) as runtime:
+    wide = onnx_models.wide(tmp_path / "wide", 2048)
+    for model in "cdefghi":
+        shutil.copytree(wide.parent, tmp_path / "models" / model / "1")
+        (tmp_path / "models" / model / "model.toml").write_text("on_demand = true")
+    # Room for one, not for seven: each is seen to take one to three times its file, by what the process freed before.
+    with serving(tmp_path, limits=LimitSettings(memory_bytes=int(wide.stat().st_size * 5.5))) as runtime:
         x = np.zeros((1, 2048), np.float32)
-        for model in ("c", "d", "e", "c", "d"):  # the pipeline's models were used longest ago
+        for model in "cdefghicd":  # the pipeline's models were used longest ago
             assert runtime.infer(model, {"x": x}).model == model
         found = states(runtime)
         assert (found["a/1"], found["b/1"], found["p/1"]) == ("ready", "ready", "ready")
