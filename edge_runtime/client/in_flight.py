@@ -260,6 +260,14 @@ def all_in_flight_in_callback(most: int) -> str:
     )
 
 
+def inside_own_call() -> RuntimeError:
+    """The error of a call in the middle of another one of its thread, which holds the link's lock."""
+    return RuntimeError(
+        "a signal's handler or a finalizer called this client in the middle of the same thread's call, which "
+        "cannot go on before it; let it note what to do, or use a client of its own"
+    )
+
+
 def closed() -> ConnectionError:
     """The error of a call that comes after `close`."""
     return ConnectionError("the client is closed; make a new one")

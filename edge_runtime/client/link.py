@@ -37,6 +37,7 @@ from edge_runtime.client.in_flight import (
     all_in_flight_in_callback,
     closed,
     closed_before_answer,
+    inside_own_call,
     no_reply,
 )
 from edge_runtime.errors import QueueFull
@@ -195,10 +196,7 @@ class Link:
             self._lock.release()
             self._forks = forks.count
         if self._holds_lock():
-            raise RuntimeError(
-                "a signal's handler or a finalizer called this client in the middle of the same thread's call, which "
-                "cannot go on before it; let it note what to do, or use a client of its own"
-            )
+            raise inside_own_call()
         if sys.is_finalizing():
             raise closed()
 

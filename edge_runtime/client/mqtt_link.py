@@ -27,6 +27,7 @@ from edge_runtime.client.in_flight import (
     all_in_flight_in_callback,
     closed,
     closed_before_answer,
+    inside_own_call,
 )
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
@@ -98,7 +99,8 @@ class MqttLink:
         self._forks = forks.count
         self._fetch: _RetainedFetch | None = None
         self._may_fetch = threading.Lock()  # two at once would be a burst of twice the size, and share their messages
-        self._lock = threading.RLock()  # a signal's handler may call in the middle of a call
+        # Taken by `with` alone, which no interrupt tears; its owner tells a signal's handler where it interrupted.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # the connection
         self._has_slot = threading.Condition(self._lock)
         self._transport: MqttTransport | None = None
@@ -127,7 +129,8 @@ class MqttLink:
 
         Raises TimeoutError after wait_s seconds without a slot, or without a reply since it was sent; ConnectionError
         without a broker or when the connection is lost meanwhile; TensorMismatch for a message above the broker's
-        limit; RuntimeError inside a future's callback; the error that the reply carries.
+        limit; RuntimeError inside a future's callback, and in a signal's handler that interrupts its own thread where
+        that holds the link's lock; the error that the reply carries.
         """
         self._check_process()
         self._check_may_wait()
@@ -200,7 +203,10 @@ class MqttLink:
         if self._forks != forks.count:
             self._is_closed = True  # the connection is the parent's, and stays open
             return
-        with self._changed:
+        if self._holds_lock():  # in a signal's handler, for which the transport's thread would wait
+            threading.Thread(target=self.close, name="edge-runtime-client", daemon=True).start()
+            return
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -270,6 +276,11 @@ class MqttLink:
                 raise forks.crossed()
             self._lock.release()
             self._forks = forks.count
+        if self._holds_lock():
+            raise inside_own_call()
+
+    def _holds_lock(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001 (as Condition does)
 
     def _check_may_wait(self) -> None:
         if not self._may_wait():
@@ -288,7 +299,7 @@ class MqttLink:
         if self._is_online:
             assert self._transport is not None
             return self._transport
-        with self._changed:
+        with self._lock:
             self._check_open()
             transport = self._transport
             if transport is None:
@@ -344,7 +355,7 @@ class MqttLink:
 
     def online(self) -> None:
         """Wake the callers that wait for a connection."""
-        with self._changed:
+        with self._lock:
             self._thread_id = threading.get_ident()
             self._is_online = not self._is_closed
             self._reason = ""
@@ -352,7 +363,7 @@ class MqttLink:
 
     def offline(self, reason: str) -> None:
         """Fail every call in flight."""
-        with self._changed:
+        with self._lock:
             self._is_online = False
             self._reason = reason
         self.device_status = ""
@@ -371,7 +382,7 @@ class MqttLink:
 
     def unreachable(self, reason: str) -> None:
         """Wake the callers that wait for a connection, with the reason."""
-        with self._changed:
+        with self._lock:
             self._failed_attempts += 1
             self._reason = reason
             self._changed.notify_all()

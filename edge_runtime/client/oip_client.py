@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -83,7 +84,7 @@ class OipClient:
         self._timeout_ms = timeout_ms
         self._metadata: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._most = max_in_flight
-        self._slots = threading.BoundedSemaphore(max_in_flight)
+        self._slots = _Slots(max_in_flight)
         self._threads = _CallThreads()
         self._is_closed = False
         weakref.finalize(self, _end, self._link, self._threads)  # at exit, too: no call may hold that up
@@ -129,13 +130,15 @@ class OipClient:
 
         def ask(options: Options) -> InferResult:
             call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
-            self._take_slot(call.wait_s)
             try:
+                self._take_slot(call)
                 return self._answer(call, targets)
             except TensorMismatch as error:
                 with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
                     error = advised(error, arrays(inputs)[0], self._known_metadata(model, version))
                 raise error from None
+            finally:
+                self._slots.free(call)
 
         return ask_until_due(options, ask) if retry else ask(options)
 
@@ -164,12 +167,11 @@ class OipClient:
         options = self._options(version, outputs, timeout_ms, priority, timing)
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
         call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
-        self._take_slot(call.wait_s)
         future = Future[InferResult]()
 
         def answer() -> None:
             if not future.set_running_or_notify_cancel():
-                self._slots.release()
+                self._slots.free(call)
                 return
             try:
                 result = self._answer(call, targets)
@@ -178,7 +180,12 @@ class OipClient:
             else:
                 future.set_result(result)
 
-        self._threads.run(answer)
+        try:
+            self._take_slot(call)
+            self._threads.run(answer)
+        except BaseException:
+            self._slots.free(call)
+            raise
         return future
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
@@ -327,7 +334,7 @@ class OipClient:
             self._forget(call.model)  # another version may serve now, which takes something else
             raise
         finally:
-            self._slots.release()
+            self._slots.free(call)
         if self._gives_answers(call, result):
             answers = answers_of(self._steps(result.model, result.version or None), result.outputs)
             result = replace(result, answers=tuple(answers))
@@ -347,12 +354,12 @@ class OipClient:
         fields = self._known_metadata(model, version).get("steps")
         return ModelSteps() if fields is None else steps_from_fields(fields)
 
-    def _take_slot(self, wait_s: float) -> None:
+    def _take_slot(self, call: OipCall) -> None:
         self._link.check_process()
         if self._is_closed:
             raise closed()
-        if not acquire(self._slots, wait_s):
-            raise all_in_flight(self._most, wait_s)
+        if not self._slots.take(call):
+            raise all_in_flight(self._most, call.wait_s)
 
     def _known_metadata(self, model: str, version: int | None = None) -> Mapping[str, Any]:
         """Return a model's metadata, fetched once."""
@@ -442,6 +449,45 @@ class OipClient:
         if self._is_closed:
             raise closed()
         return self._link.ask(name, values, _wait_s(self._timeout_ms) if wait_s is None else wait_s)
+
+
+class _Slots:
+    """The calls in flight, `most` at once. Thread: any, also in a signal's handler in the middle of another call.
+
+    Invariant: the lock is taken by `with` alone. An interrupt may leave the lock inside a `threading.Semaphore` held.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.RLock()
+        self._taken: set[int] = set()  # ids of calls
+        self._waiting: deque[threading.Lock] = deque()
+
+    def take(self, call: OipCall) -> bool:
+        """Give a call a slot; False when none was free within its wait. An interrupt leaves it to `free`."""
+        end_s, is_open = time.monotonic() + call.wait_s, True
+        while True:
+            with self._lock:
+                if len(self._taken) < self._most:
+                    self._taken.add(id(call))
+                    return True
+                if not is_open:
+                    return False
+                gate = threading.Lock()
+                gate.acquire()
+                self._waiting.append(gate)
+            try:
+                is_open = acquire(gate, end_s - time.monotonic())
+            finally:
+                with contextlib.suppress(ValueError):  # it was opened
+                    self._waiting.remove(gate)
+
+    def free(self, call: OipCall) -> None:
+        """Take back its slot, if it has one, and let the next call look. Idempotent."""
+        with self._lock:
+            self._taken.discard(id(call))
+        with contextlib.suppress(IndexError):  # none waits
+            self._waiting.popleft().release()
 
 
 class _CallThreads:
