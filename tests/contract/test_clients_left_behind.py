@@ -814,15 +814,16 @@ def start(script: str, door: str, address: str, gate: Path) -> subprocess.Popen[
 
 def end(child: subprocess.Popen[str]) -> None:
     """Wait for its end. Fails when it raised, complained, or hung."""
-    try:
-        said, _ = child.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGABRT)  # it says where its threads stand
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(LIMIT_S)
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and its children too
-            os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
+    with child:  # a pipe left open fails a later test
+        try:
+            said, _ = child.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)  # it says where its threads stand
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LIMIT_S)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its children too
+                os.killpg(child.pid, signal.SIGKILL)
+            said, _ = child.communicate()
     if child.returncode or said:
         pytest.fail(f"exit status {child.returncode}\n{said}", pytrace=False)
 

@@ -151,10 +151,9 @@ def test_the_command_serves_until_it_is_interrupted(publisher: Publisher) -> Non
         connection.close()
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 0
-        child.stdout.close()
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 @pytest.mark.parametrize("place", ["http", "bundle"])

@@ -114,13 +114,14 @@ def test_the_module_is_the_same_program_and_help_imports_no_numpy() -> None:
 
 def test_output_that_nobody_reads_any_more_is_no_traceback() -> None:
     program = "import sys; from edge_runtime.cli.main import main; sys.exit(main(['profile', 'list']))"
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    child.stdout.close()
-    assert child.stderr.read() == ""
-    child.stderr.close()
-    assert child.wait(60) == 1
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == ""
+        assert child.wait(60) == 1
 
 
 # ---- no daemon ------------------------------------------------------------------------------------------------------
