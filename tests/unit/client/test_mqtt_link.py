@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -45,9 +45,21 @@ class ScriptedTransport:
         pass
 
 
+class InterruptedClock(FakeClock):
+    """Runs `handler` once, where it is looked at next, as a signal would: `submit` looks while it holds the lock."""
+
+    handler: Callable[[], None] | None = None
+
+    def monotonic_s(self) -> float:
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        return super().monotonic_s()
+
+
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(0.0)
+def clock() -> InterruptedClock:
+    return InterruptedClock(0.0)
 
 
 @pytest.fixture
@@ -115,3 +127,18 @@ def test_what_has_ended_cannot_be_ended_again(link: MqttLink) -> None:
     assert future.result(timeout=0) == 2
     assert asked.message is not None
     assert asked.message.expires_s != WITHDRAWN_S
+
+
+def test_a_handler_that_interrupts_its_threads_call_under_the_lock_may_close_but_not_ask(
+    link: MqttLink, clock: InterruptedClock
+) -> None:
+    def handler() -> None:
+        with pytest.raises(RuntimeError, match="in the middle of the same thread's call"):
+            link.ask(call(0.0))
+        link.close()  # a transport's close waits for its thread, and that for the lock
+
+    clock.handler = handler
+    future = link.submit(call(99.0))
+    with pytest.raises(ConnectionError, match="closed before an answer"):
+        future.result(timeout=10)
+    assert clock.handler is None
