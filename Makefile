@@ -74,7 +74,7 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 
 test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
-	@timeout --signal=INT --kill-after=30s 12m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
+	@timeout --signal=INT --kill-after=30s 30m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
 
 $(CONVERT_READY): requirements/convert.lock
 	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
@@ -173,7 +173,7 @@ machine: # Debian's packages that tests and devices need; tests that miss one ar
 	echo "set-up: the tests that need them are left out. Do: sudo apt-get install$$missing" >&2
 
 test-device: $(READY) machine ## the package and the service on devices that boot a real systemd, in containers (root)
-	@timeout --signal=INT --kill-after=30s 10m $(RUN) -m pytest tests/device -rs $(ARGS)
+	@timeout --signal=INT --kill-after=30s 30m $(RUN) -m pytest tests/device -rs $(ARGS)
 
 promtool: # Prometheus' own check of alert rules, out of Debian's package: installed, it would run a server
 	@if command -v promtool >/dev/null || [ -x build/promtool/usr/bin/promtool ]; then exit 0; fi

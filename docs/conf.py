@@ -27,7 +27,7 @@ SECTIONS = {
     "Use it": "docs/models docs/serve docs/python-models docs/pipelines docs/inside docs/pictures docs/clients "
     "docs/shared-memory docs/http docs/from-triton docs/from-torchserve docs/mqtt docs/frigate docs/updates "
     "docs/convert docs/import docs/tune docs/install docs/gpu",
-    "Look it up": "docs/rules docs/errors docs/configuration docs/glossary device_profiles/README",
+    "Look it up": "docs/numbers docs/rules docs/errors docs/configuration docs/glossary device_profiles/README",
     "Run a fleet": "deploy/runbook deploy/broker/README deploy/repository/README deploy/monitoring/README "
     "deploy/containers/README deploy/kserve/README",
     "Change it": "docs/architecture CONTRIBUTING cross/README demo/README CHANGELOG",
