@@ -27,7 +27,7 @@ the least and the most beside them; requests that were lost are summed. "Best la
 process, with all threads or from one thread a core, whichever serves more. "Bare loop" is a server in plain Python with
 the same frames and nothing else: no header decoding, checks, deadlines or metrics. Networks for images have their real
 shapes and random weights: these figures are of speed, and say nothing of accuracy. A figure without a goal is reported
-only.
+only. What was measured before 2026-11-22 is from before models ran in hosts: starts and short runs were quicker then.
 """
 
 
