@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from bench.bars import MAX_GENERATOR_SHARE, Figures, rows, table, write_json
 from bench.load import Generator, find_generator
 from bench.scenarios import HERE, Bench, say
 from bench.servers import BenchError, Children, free_folder
+from edge_runtime.tuning.other_work import OtherWork
 
 UPDATES = {
     **update_scenarios.SCENARIOS,
@@ -110,20 +110,6 @@ def main(arguments: list[str]) -> int:
     write_json(path, figures, about)
     print(f"written to {path}")
     return 1 if failed else 0
-
-
-class OtherWork:
-    """How much of the machine went to processes that are not ours, from /proc/stat less ourselves and our children."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._busy_s, self._own_s = _busy_s(), _own_s()
-
-    def share(self) -> float:
-        """Since it was made; children count once they have ended."""
-        elapsed_s = (time.monotonic() - self._start) * len(os.sched_getaffinity(0))
-        others_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
-        return max(0.0, others_s / elapsed_s)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -250,19 +236,6 @@ def _cpu_name() -> str:
         if line.startswith(("model name", "Model")):
             return line.split(":", 1)[1].strip()
     return platform.machine()
-
-
-def _busy_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
-
-
-def _own_s() -> float:
-    total = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        usage = resource.getrusage(who)
-        total += usage.ru_utime + usage.ru_stime
-    return total
 
 
 if __name__ == "__main__":
