@@ -1,6 +1,7 @@
-"""Other work on a machine, as a script: `other_load.py SHARE BURST_S` takes that share of every core until it is ended.
+"""Other work on a machine, as a script: `other_load.py SHARE BURST_S [SEED]` takes a share of each core until it ends.
 
-Each core has a process of its own that works and rests by turns of random length, BURST_S of work on average.
+Each core has a process of its own that works and rests by turns of random length, BURST_S of work on average. The same
+SEED gives the same turns, so that two measurements meet the same work.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import sys
 import time
 
 
-def main(share: float, burst_s: float) -> None:
+def main(share: float, burst_s: float, seed: int = 0) -> None:
     """Start one process a core; this one is the first."""
     cores = sorted(os.sched_getaffinity(0))
     parent = os.getpid()
     for core in cores[1:]:
         if os.fork() == 0:
-            _work(core, share, burst_s, parent)
-    _work(cores[0], share, burst_s, None)
+            _work(core, share, burst_s, parent, seed)
+    _work(cores[0], share, burst_s, None, seed)
 
 
-def _work(core: int, share: float, burst_s: float, parent: int | None) -> None:
+def _work(core: int, share: float, burst_s: float, parent: int | None, seed: int) -> None:
     os.sched_setaffinity(0, {core})
-    turns = random.Random(core)
+    turns = random.Random(f"{seed} {core}")
     while parent is None or os.getppid() == parent:
         # Of CPU time, not of wall time: work that others hold up takes longer.
         end_s = time.process_time() + turns.expovariate(1 / burst_s)
@@ -34,4 +35,4 @@ def _work(core: int, share: float, burst_s: float, parent: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), float(sys.argv[2]))
+    main(float(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))

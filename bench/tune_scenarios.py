@@ -7,13 +7,15 @@ converters (`convert-onnx`; with `convert-openvino` NNCF's int8 is tried too).
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,13 @@ CHOICE_SETTINGS = "batch = false\n"
 OTHER_SHARE, OTHER_BURST_S = 0.3, 1.0
 """Of each core, in bursts that spoil some slices of a race wholly and others not at all."""
 
-TRUTH_ROUNDS = 12
+TRUTH_S, TRUTH_ROUNDS = 5.0, 6
+"""Of each half of the truth. All ways of a round meet the same bursts, and are compared within rounds: bursts of a second
+make one slice differ from the next by a third."""
+
+CONTENDER = 0.8
+"""Ways below this share of the best sit out after the first round of the truth."""
+
 CALIBRATED_S = 15.0
 """All daemons measure their layouts after their start, one beside the other."""
 
@@ -101,7 +109,7 @@ def tune_digits(bench: Bench) -> None:
 def tune_choice(bench: Bench) -> None:
     """Whether a tune finds the truly best way beside 30 % of other work; a try a round, in its default time.
 
-    The truth: all ways served side by side under the same load and asked by turns, half before the tries, half after.
+    The truth: all ways served side by side beside the same work and asked by turns, half before the tries, half after.
     """
     model = makers.mobilenetv2()
     served = bench.children.folder / bench.children.new_name("choice") / model.name
@@ -109,18 +117,16 @@ def tune_choice(bench: Bench) -> None:
     shutil.copyfile(model.path, served / "1" / "model.onnx")
     shutil.copyfile(makers.int8_mobilenetv2().path, served / "1" / "model.int8.onnx")
     (served / "model.toml").write_text(CHOICE_SETTINGS)
-    command = [sys.executable, str(REPOSITORY / "bench" / "other_load.py"), str(OTHER_SHARE), str(OTHER_BURST_S)]
-    load = bench.children.start(command, "load")
-    rates: dict[Way, list[float]] = {}
-    _ask_by_turns(bench, model, served, rates)
-    tries = [_choice(bench, served) for _ in bench.rounds("tune_choice")]
-    _ask_by_turns(bench, model, served, rates)
-    bench.children.stop(load)
-    middle = {way: statistics.median(found) for way, found in rates.items()}
-    best = max(middle, key=lambda way: middle[way])
-    bench.figures.add("tune.choice.ways", len(middle))
+    every = _ways()
+    before = _rates_by_turns(bench, model, served, every, seed=1)
+    contenders = [way for way in every if len(before[way]) > 1]
+    with _other_work(bench):
+        tries = [_choice(bench, served) for _ in bench.rounds("tune_choice")]
+    after = _rates_by_turns(bench, model, served, contenders, seed=101)
+    ratios, errors = _shares({way: before[way] + after.get(way, []) for way in every})
+    bench.figures.add("tune.choice.ways", len(every))
     for way, took_s in tries:
-        share = 0.0 if way is None else middle[way] / middle[best]
+        share = 0.0 if way is None else ratios[way]
         bench.figures.add("tune.choice.share", share)
         bench.figures.add("tune.choice.took_s", took_s)
         told = "nothing was written" if way is None else f"{_way_text(way)}, {share:.3f} of the best"
@@ -128,8 +134,9 @@ def tune_choice(bench: Bench) -> None:
     shares = bench.figures.values["tune.choice.share"]
     bench.figures.add("tune.choice.found", sum(each >= 1 - TIE for each in shares) / len(shares))
     bench.figures.add("tune.choice.least", min((each for each in shares if each), default=1.0))
-    ranks = sorted(middle, key=lambda way: -middle[way])
-    bench.figures.note("tune_choice", "; ".join(f"{_way_text(way)} {middle[way]:.0f}/s" for way in ranks))
+    ranks = sorted(ratios, key=lambda way: -ratios[way])
+    told = "; ".join(f"{_way_text(way)} {ratios[way]:.3f} ± {errors[way]:.3f}" for way in ranks)
+    bench.figures.note("tune_choice", f"of the best, with the standard error: {told}")
 
 
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
@@ -162,10 +169,25 @@ def _way_text(way: Way) -> str:
     return f"{backend} {precision} " + (f"{threads} x {instances}" if threads else "measured layout")
 
 
-def _ask_by_turns(bench: Bench, model: BenchModel, served: Path, rates: dict[Way, list[float]]) -> None:
-    """Serve all ways side by side, and add the rates of half the rounds of the truth."""
+@contextmanager
+def _other_work(bench: Bench, seed: int = 0) -> Iterator[None]:
+    script = str(REPOSITORY / "bench" / "other_load.py")
+    child = bench.children.start([sys.executable, script, str(OTHER_SHARE), str(OTHER_BURST_S), str(seed)], "load")
+    try:
+        yield
+    finally:
+        bench.children.stop(child)
+
+
+def _rates_by_turns(
+    bench: Bench, model: BenchModel, served: Path, ways: Sequence[Way], seed: int
+) -> dict[Way, list[float]]:
+    """Serve ways side by side and ask them by turns: the rate of each in each round, one rate where it sat out.
+
+    seed: of the first round's other work; each round has its own.
+    """
     request, daemons = bench.request(model), {}
-    for way in _ways():
+    for way in ways:
         backend, precision, threads, instances = way
         daemon = bench.daemon(model)
         shutil.rmtree(daemon.models)
@@ -178,11 +200,30 @@ def _ask_by_turns(bench: Bench, model: BenchModel, served: Path, rates: dict[Way
         daemons[way] = daemon
     say(f"{len(daemons)} ways are served side by side")
     time.sleep(0 if bench.is_quick else CALIBRATED_S)
-    for number in range(1 if bench.is_quick else TRUTH_ROUNDS // 2):
-        for way in list(daemons)[:: -1 if number % 2 else 1]:
-            rates.setdefault(way, []).append(bench.rate(daemons[way].endpoint, request, 16, 0.5).rate)
+    seconds, rounds = (0.5, 2) if bench.is_quick else (TRUTH_S, TRUTH_ROUNDS)
+    rates: dict[Way, list[float]] = {way: [] for way in ways}
+    for number in range(rounds):
+        best = max((found[0] for found in rates.values() if found), default=0.0)
+        running = [way for way, found in rates.items() if not found or found[0] >= CONTENDER * best]
+        for way in running[:: -1 if number % 2 else 1]:
+            with _other_work(bench, seed + number):
+                load = bench.generator.closed(daemons[way].endpoint, request, 16, seconds, warm_s=0.3)
+            rates[way].append(load.rate)
     for daemon in daemons.values():
         daemon.stop()
+    return rates
+
+
+def _shares(rates: Mapping[Way, Sequence[float]]) -> tuple[dict[Way, float], dict[Way, float]]:
+    """Each way's rate ÷ the best way's: the geometric mean over the rounds that both ran, and its standard error."""
+    longest = max(map(len, rates.values()))
+    best = max((way for way in rates if len(rates[way]) == longest), key=lambda way: math.prod(rates[way]))
+    ratios, errors = {}, {}
+    for way, found in rates.items():
+        logs = [math.log(ours / theirs) for ours, theirs in zip(found, rates[best], strict=False)]
+        ratios[way] = math.exp(statistics.fmean(logs))
+        errors[way] = statistics.pstdev(logs) / math.sqrt(len(logs))
+    return ratios, errors
 
 
 def _choice(bench: Bench, served: Path) -> tuple[Way | None, float]:
