@@ -54,7 +54,7 @@ OTHER_SHARE, OTHER_BURST_S = 0.3, 1.0
 """Of each core, in bursts that spoil some slices of a race wholly and others not at all."""
 
 TRUTH_S, TRUTH_ROUNDS = 5.0, 6
-"""Of each half of the truth. All ways of a round meet the same bursts, and are compared within rounds: bursts of a second
+"""Of each half of the truth. All ways of a round meet the same bursts, and are compared within rounds: bursts of 1 s
 make one slice differ from the next by a third."""
 
 CONTENDER = 0.8
