@@ -12,7 +12,7 @@ import pytest
 from bench import page as numbers
 from edge_runtime.config.reference import renewed
 from edge_runtime.errors import WIRE_ERRORS, BackendUnavailable, LoadFailed
-from tests.architecture.source_tree import own_modules
+from tests.architecture.source_tree import Module, own_modules, package_modules
 from tests.architecture.test_imports import FENCES, LEVELS
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +136,47 @@ def test_the_architecture_page_names_only_what_is_there(name: str) -> None:
         assert name.removesuffix("()") in product_names() | NOT_OURS
 
 
+def placed_names(text: str) -> list[tuple[str, str]]:
+    """Each class, method or function that the text gives directly before its file: "`A` in `folder/file.py`"."""
+    found = re.findall(r"`(_?[A-Z][\w.]*|\w+\(\))`\s+in\s+`([\w/]+\.py)`", text)
+    return [(name.removesuffix("()"), file) for name, file in found]
+
+
+@pytest.mark.parametrize(("name", "file"), sorted(set(placed_names(page("architecture")))))
+def test_the_architecture_page_names_each_thing_in_its_file(name: str, file: str) -> None:
+    (module,) = (each for each in own_modules() if str(each.path).endswith(f"/edge_runtime/{file}"))
+    assert name in names_of(module)
+
+
+def test_names_with_their_file_are_found() -> None:
+    text = "`A.b` in `x/y.py`, `zmq` in `v.py`, and `d()` in\n`x/z.py`; `f()` elsewhere"
+    assert placed_names(text) == [("A.b", "x/y.py"), ("d", "x/z.py")]
+    assert len(placed_names(page("architecture"))) > 80
+
+
+def test_the_architecture_page_lists_each_thread_of_the_daemon() -> None:
+    section = page("architecture").partition("\n## Threads\n")[2].partition("\n## ")[0]
+    told = {re.sub("<.*>", "", name) for name in re.findall(r"^\| `(edge-.*?)` \|", section, re.MULTILINE)}
+    started = {
+        name
+        for module in package_modules()
+        if not module.name.startswith("edge_runtime.client.")  # a client's are its caller's
+        for name in re.findall(r"\"(edge-(?!runtime)[a-z-]+)(?:\{.*?\})?\"", module.source)
+    }
+    assert told == started
+
+
+def names_of(module: Module) -> frozenset[str]:
+    """Every class, function and constant of a module, methods and fields also as `Class.name`."""
+    found: set[str] = set()
+    for scope in ast.walk(module.tree):
+        if isinstance(scope, ast.Module | ast.ClassDef):
+            prefix = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
+            for name in map(_defined, scope.body):
+                found.update((name, prefix + name))
+    return frozenset(found)
+
+
 @functools.cache
 def product_names() -> frozenset[str]:
     """Every module, class, function and constant of the product, methods and fields also as `Class.name`."""
@@ -145,11 +186,7 @@ def product_names() -> frozenset[str]:
             parts = module.name.split(".")
             found.update(".".join(parts[i:]) for i in range(len(parts)))
             found.update(parts, (module.path.name,))
-            for scope in ast.walk(module.tree):
-                if isinstance(scope, ast.Module | ast.ClassDef):
-                    prefix = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
-                    for name in map(_defined, scope.body):
-                        found.update((name, prefix + name))
+            found.update(names_of(module))
     return frozenset(found)
 
 
