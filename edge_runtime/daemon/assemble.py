@@ -102,7 +102,7 @@ def assemble_core(
     bounds = config.shared_memory
     regions = Regions(RegionBounds(bounds.per_connection_bytes, bounds.per_user_bytes, bounds.total_bytes))
     hosts = Hosts(regions=regions)
-    builds = BuildStore(state, usable_bytes=facts.memory_bytes, in_use=table.conversions_in_use, hosts=hosts)
+    builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
     hosts.on_failure = executor.wake
     workers = WorkerPool(dispatcher, clock)
     infer = Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts))

@@ -17,7 +17,7 @@ import shutil
 import stat
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,12 @@ class KeptFiles(Struct, frozen=True):
 class BuildCache:
     """The builds of one kind, in one folder. A key is 64 hexadecimal digits, of all that a build depends on.
 
-    As it is, it is an EngineSource that builds nothing. in_use: folders of conversions that are served now, and must
-    not go.
+    As it is, it is an EngineSource that builds nothing.
     """
 
-    def __init__(
-        self, folder: Path, limit_bytes: int = LIMIT_BYTES, in_use: Callable[[], Collection[Path]] = tuple
-    ) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self._in_use = in_use
 
     def clean(self) -> None:
         """Remove what interrupted writers left. The folder's owner calls it at start."""
@@ -186,10 +182,11 @@ class BuildCache:
             if held is not None:
                 os.close(held)
 
-    def keep_conversion(self, key: str, made: Path, report: dict[str, Any]) -> None:
+    def keep_conversion(self, key: str, made: Path, report: dict[str, Any], in_use: Collection[Path] = ()) -> None:
         """Move a folder of converted files to its place, durably, and make room. Raises StorageFailed.
 
-        LoadFailed: it holds something else than plain files. made: in `work_folder`.
+        LoadFailed: it holds something else than plain files. made: in `work_folder`. in_use: folders of conversions
+        that are served now, and must not go.
         """
         place = self.folder / f"{key}{CONVERTED}"
         if not stat.S_ISDIR(made.lstat().st_mode):
@@ -205,7 +202,7 @@ class BuildCache:
                 f"{place}: keeping the conversion failed: {error.strerror}; free some space, or name another --state"
             ) from error
         self.forget_failure(key)
-        self._evict(place)
+        self._evict(place, *in_use)
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
@@ -257,9 +254,8 @@ class BuildCache:
         header = _HEADER.pack(_MAGIC, len(body), _digest(path.name, body))
         write_atomically(path, b"".join((header, body)), mode=_MODE)
 
-    def _evict(self, newest: Path) -> None:
-        """Remove builds until the limit holds; the newest stays, and what is served."""
-        stay = {newest, *self._in_use()}
+    def _evict(self, *stay: Path) -> None:
+        """Remove the least recently used builds until the limit holds, but those that stay."""
         builds = self._by_age(ENGINE, TIMINGS, CONVERTED)
         total = sum(map(_size, builds))
         for path in builds:

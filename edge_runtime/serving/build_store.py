@@ -1,31 +1,35 @@
 """What this device makes of models: returned where it is made, else made one at a time, off every request's path.
 
 Owns: the thread that runs builds, their order, progress and failures, whichever kind they are of: TensorRT engines
-(engine_builds.py) and conversions of files that no backend reads (conversions.py). A build runs in a child process,
+(`EngineBuilds`) and conversions of files that no backend reads (conversions.py). A build runs in a child process,
 where it may crash, hang or eat memory for minutes. Knows no model's name: artifacts are paths.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotBuiltYet, StorageFailed
+from edge_runtime.repository.durable import make_folder
 from edge_runtime.sandbox.child import ChildFunction, TaskT, run_child
-from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ResultT
+from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ResultT, ShowProgress
 from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache, Conversion
 from edge_runtime.serving.conversions import ConversionBuilds, ConversionPlan, ConvertTask, convert_in_child
-from edge_runtime.serving.engine_builds import EngineBuilds, EngineTask, build_in_child
+from edge_runtime.serving.model_table import ModelTable
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +84,56 @@ class BuildKind(Protocol):
         ...
 
 
+class EngineTask(Struct, frozen=True):
+    """What to build, and where to keep it. device: what kernel timings are kept for. limit_bytes: of the folder."""
+
+    plan: EnginePlan
+    key: str
+    folder: str
+    device: str
+    limit_bytes: int
+
+
+def build_in_child(task: EngineTask, progress: ShowProgress) -> None:
+    """Build an engine and keep it: it goes into the cache's folder, never through a pipe. Raises EdgeRuntimeError."""
+    from edge_runtime.backends.tensorrt_build import build_engine
+
+    cache = BuildCache(Path(task.folder), task.limit_bytes)
+    built = build_engine(task.plan, lambda share, phase: progress(phase, round(share, 4)), cache.timings(task.device))
+    if built.timings:
+        cache.keep_timings(task.device, built.timings)
+    cache.write(task.key, built.engine)
+
+
+class EngineBuilds:
+    """A BuildKind. limit_s: against a build that hangs; NVIDIA speaks of minutes for large networks on small devices.
+
+    final: memory may be free the next time.
+    """
+
+    doing, done, lacking = "building an engine", "an engine is built", "no engine"
+    waits, runs, fails = "its engine is waiting to be built", "its engine is being built", "its engine was not built"
+    limit_s = 3600.0
+    final = frozenset((Cause.RAISED, Cause.TIMED_OUT, Cause.CRASHED))
+    not_yet: type[NotBuiltYet] = NotBuiltYet
+
+    def __init__(self, cache: BuildCache, child: ChildFunction[EngineTask, None]) -> None:
+        self.cache = cache
+        self._child = child
+
+    def find(self, key: str) -> bytes | None:
+        """Return the engine; None where it is not built."""
+        return self.cache.read(key)
+
+    def build(self, plan: EnginePlan, key: str, run: Callable[..., Ending[None]]) -> Ending[None]:
+        """Let a child build and keep it. Raises OSError: no process can be made."""
+        device = f"{plan.library} {plan.version} {plan.device}"
+        task = EngineTask(plan, key, str(self.cache.folder), device, self.cache.limit_bytes)
+        with contextlib.suppress(StorageFailed):  # the child says why
+            make_folder(self.cache.folder)  # it may write there, not beside it
+        return run(self._child, task, reads=[Path(plan.artifact).parent], writes=[self.cache.folder])
+
+
 @dataclass(frozen=True, slots=True)
 class BuildNews:
     """How far the build of an artifact is; has_ended: words say why it failed, "" where it did not.
@@ -127,19 +181,19 @@ class BuildStore:
 
     folder: the state folder; None keeps what is built until this process ends. usable_bytes: memory that this process
     may use; None does not limit builds. limit_s: of a build, None for its kind's own. limit_bytes: of each kind's
-    folder. in_use: folders of conversions that are served now. hosts: whose prepared parents fork builds that want one;
-    None starts each anew. build_engine, convert: the functions that child processes call. news: progress and ends of
-    builds, for the loader.
+    folder. table: knows which conversions are served, which stay. hosts: whose prepared parents fork builds that want
+    one; None starts each anew. build_engine, convert: the functions that child processes call. news: progress and ends
+    of builds, for the loader.
     """
 
     def __init__(
         self,
         folder: Path | None,
+        table: ModelTable,
         *,
         usable_bytes: int | None = None,
         limit_s: float | None = None,
         limit_bytes: int = LIMIT_BYTES,
-        in_use: Callable[[], Collection[Path]] = tuple,
         hosts: Hosts | None = None,
         build_engine: ChildFunction[EngineTask, None] = build_in_child,
         convert: ChildFunction[ConvertTask, dict[str, Any]] = convert_in_child,
@@ -149,7 +203,7 @@ class BuildStore:
         self._limit_bytes = limit_bytes
         self._memory_bytes = None if usable_bytes is None else int(usable_bytes * MEMORY_SHARE)
         self._limit_s = limit_s
-        self._in_use = in_use
+        self._table = table
         self._hosts = hosts
         self._build_engine = build_engine
         self._convert = convert
@@ -171,8 +225,8 @@ class BuildStore:
     @property
     def conversions(self) -> ConversionBuilds:
         """The kind of builds that are conversions."""
-        cache = BuildCache(self._home() / "conversions", self._limit_bytes, self._in_use)
-        return ConversionBuilds(cache, self._convert, self._memory_bytes)
+        cache = BuildCache(self._home() / "conversions", self._limit_bytes)
+        return ConversionBuilds(cache, self._convert, self._table, self._memory_bytes)
 
     def engine(self, plan: EnginePlan, key: str) -> bytes:
         """Return the engine. Raises NotBuiltYet: its build waits or runs now; LoadFailed: it cannot be built."""

@@ -38,12 +38,19 @@ from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledMode
 from edge_runtime.scheduling.latency_model import DEVIATIONS
 from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
 from edge_runtime.scheduling.request import Request, deadline_exceeded
-from edge_runtime.serving.chain_steps import ChainSteps, StepNode
+from edge_runtime.serving.chain_steps import (
+    ChainSteps,
+    Pieces,
+    StepNode,
+    join_pieces,
+    make_pieces,
+    no_rows,
+    tensor_bytes,
+)
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.step_tensors import Pieces, join_pieces, make_pieces, no_rows, tensor_bytes
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array
 

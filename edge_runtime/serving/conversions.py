@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +33,9 @@ from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.sandbox.child import ChildFunction
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.serving.build_cache import BuildCache, Conversion
+
+if TYPE_CHECKING:
+    from edge_runtime.serving.model_table import ModelTable
 
 FORMAT = 1
 """Of the key; raised when files are converted differently and no field of the plan shows it."""
@@ -154,7 +157,8 @@ def convert_in_child(task: ConvertTask, progress: ShowProgress) -> dict[str, Any
 class ConversionBuilds:
     """A BuildKind. limit_s: against a converter that hangs; ResNet-50 takes a minute on two cores of a server.
 
-    final: whatever ended one, it is tried again only when its file changes. memory_bytes: None for the machine's.
+    final: whatever ended one, it is tried again only when its file changes. table: knows which conversions are served,
+    which stay on the disk. memory_bytes: None for the machine's.
     """
 
     doing, done, lacking = "converting a model", "a model is converted", "not converted"
@@ -164,10 +168,15 @@ class ConversionBuilds:
     not_yet: type[NotBuiltYet] = NotConvertedYet
 
     def __init__(
-        self, cache: BuildCache, child: ChildFunction[ConvertTask, dict[str, Any]], memory_bytes: int | None
+        self,
+        cache: BuildCache,
+        child: ChildFunction[ConvertTask, dict[str, Any]],
+        table: ModelTable,
+        memory_bytes: int | None,
     ) -> None:
         self.cache = cache
         self._child = child
+        self._table = table
         self._memory_bytes = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def find(self, key: str) -> Conversion | None:
@@ -191,7 +200,7 @@ class ConversionBuilds:
             if ending.cause is not Cause.STOPPED and not _is_as_before(plan, key):
                 raise StorageFailed(f"{plan.artifact} changed while it was converted; it is read again")
             if ending.result is not None:
-                self.cache.keep_conversion(key, made, ending.result)
+                self.cache.keep_conversion(key, made, ending.result, self._table.conversions_in_use())
             elif ending.cause is not Cause.STOPPED and shutil.disk_usage(work).free < _FULL_BYTES:
                 raise StorageFailed(  # libraries do not name a full disk
                     f"the disk of {self.cache.folder} is full; free some space, and start the daemon again"

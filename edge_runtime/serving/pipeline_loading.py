@@ -26,12 +26,11 @@ from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledMode
 from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.serving.chain import Chain, chain_model
-from edge_runtime.serving.ensemble_checks import ensemble_faults
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, VersionLoader
 from edge_runtime.serving.model_table import ModelTable, VersionState
-from edge_runtime.serving.pipeline_fit import Fit, fit_pipeline
+from edge_runtime.serving.pipeline_fit import Fit, ensemble_faults, fit_pipeline
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.serving.warmup import FirstRuns
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics

@@ -12,6 +12,8 @@ import pytest
 from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import LoadFailed, NotBuiltYet
 from edge_runtime.serving.build_store import BuildStore
+from edge_runtime.serving.executor import Executor
+from edge_runtime.serving.model_table import ModelTable
 from tests.fakes.odd_engine_child import build_oddly
 
 KEY, OTHER = "a" * 64, "b" * 64
@@ -41,7 +43,7 @@ class Told:
 
 @contextmanager
 def store(folder: Path | None, **settings: object) -> Iterator[tuple[BuildStore, Told]]:
-    made = BuildStore(folder, build_engine=build_oddly, **settings)  # type: ignore[arg-type]
+    made = BuildStore(folder, ModelTable(Executor()), build_engine=build_oddly, **settings)  # type: ignore[arg-type]
     try:
         yield made, Told(made)
     finally:

@@ -21,6 +21,8 @@ from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, NotBuiltYet
 from edge_runtime.serving.build_store import BuildNews, BuildStore
+from edge_runtime.serving.executor import Executor
+from edge_runtime.serving.model_table import ModelTable
 from tests.contract.running_daemon import put_model
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, gpus_there, needs_rtx
@@ -33,7 +35,7 @@ no_gpu = pytest.mark.skipif(bool(gpus_there()), reason="here is a GPU: the engin
 @contextmanager
 def device(state: Path, gpu: Gpu = TARGET) -> Iterator[tuple[TensorRtBackend, SimpleQueue[BuildNews]]]:
     """A backend with its engines in a folder, and the news of its builds."""
-    store = BuildStore(state)
+    store = BuildStore(state, ModelTable(Executor()))
     try:
         yield TensorRtBackend(store, lambda: [gpu]), store.news
     finally:

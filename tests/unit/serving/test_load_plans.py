@@ -23,7 +23,9 @@ from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.build_store import BuildStore
+from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
+from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
 from tests.models.onnx_models import add_weights, external_tensor, mlp, mlp_int8, sequence_output
@@ -39,7 +41,7 @@ def loader(
         choices=choices,
         backend=cache(make_backend),
         hosted=cache(make_backend),
-        convert=BuildStore(None).conversion,
+        convert=BuildStore(None, ModelTable(Executor())).conversion,
         isolation="auto",
         limits=ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20),
         dispatcher=Dispatcher(clock, 4, 0.05),
