@@ -278,8 +278,7 @@ class Daemon:
         curve = self._config.zmq.curve
         if curve is None:
             return
-        denied = self._core.metrics
-        self._zap = ZapResponder(self._context, curve.client_keys_file, lambda: denied.count("curve_denied"))
+        self._zap = ZapResponder(self._context, curve.client_keys_file, self._core.metrics)
         self._loop.add_handler(self._zap.socket, self._zap.handle)
 
     def _reload_keys(self) -> None:

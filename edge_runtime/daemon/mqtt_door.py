@@ -165,6 +165,6 @@ class MqttDoor:
             profile=self._core.profile.name,
             has_temperature=bool(host.temperatures()),
             has_updates=has_updates,
-            results=self._results.shown,
+            results=self._results,
             clock=self._core.clock,
         )

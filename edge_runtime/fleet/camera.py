@@ -14,7 +14,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -68,16 +67,15 @@ class CameraAddress:
 class Camera:
     """One camera.
 
-    has_news: called, on the camera's thread, when a frame that was asked for is there. silence_s: a camera that gives
-    no picture for so long is lost. reason: why it gives no frames; empty while it does or none was asked for yet.
-    losses: how often it was lost.
+    wake: set when a frame that was asked for is there. silence_s: a camera that gives no picture for so long is lost.
+    reason: why it gives no frames; empty while it does or none was asked for yet. losses: how often it was lost.
     """
 
-    def __init__(self, address: CameraAddress, has_news: Callable[[], None], silence_s: float = SILENCE_S) -> None:
+    def __init__(self, address: CameraAddress, wake: threading.Event, silence_s: float = SILENCE_S) -> None:
         self.address = address
         self.reason = ""
         self.losses = 0
-        self._has_news = has_news
+        self._wake = wake
         self._silence_s = silence_s
         self._wanted = FRAME_FORMS["frames"]
         self._is_asked = False
@@ -177,7 +175,7 @@ class Camera:
             self.reason, self._wait_s = "", RETRY_MIN_S
             with self._lock:
                 self._frame, self._is_asked = frame, False
-            self._has_news()
+            self._wake.set()
 
     def _fetch(self, channel: socket.socket) -> Frame | str:
         """Ask the child for a frame. Return it, or why there is none."""

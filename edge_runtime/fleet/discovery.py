@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
+from edge_runtime.fleet.publication import ShownResult
+from edge_runtime.fleet.results import ResultPublisher
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.transports.mqtt_transport import Sender
 from edge_runtime.wire.topics import DeviceTopics, check_prefix
@@ -35,30 +36,6 @@ HEALTH = ("starting", "ok", "degraded", "stopping")
 """All words of `health` in the state."""
 
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ShownOutput:
-    """One output of a model without answers: a value a row."""
-
-    name: str
-    is_number: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShownResult:
-    """What one rule of `[[publish]]` tells of its model: an answer's best label and score, or single values.
-
-    has_labels: its answers have classes or boxes; counts: they have boxes. picture_topic: where the last picture with
-    its boxes is, None: nowhere.
-    """
-
-    model: str
-    topic: str
-    has_labels: bool = False
-    counts: bool = False
-    values: tuple[ShownOutput, ...] = ()
-    picture_topic: str | None = None
 
 
 def birth_topic(prefix: str) -> str:
@@ -89,7 +66,7 @@ class Discovery:
     """One device in Home Assistant. Raises ConfigError for a prefix that is no topic.
 
     has_temperature: whether this host has a temperature sensor. has_updates: whether this device looks for updates.
-    results: what the rules of `[[publish]]` tell now.
+    results: the publisher of `[[publish]]`, whose results are shown; None without.
     """
 
     takes_retained = True
@@ -104,7 +81,7 @@ class Discovery:
         has_temperature: bool,
         clock: Clock,
         has_updates: bool = False,
-        results: Callable[[], Sequence[ShownResult]] = tuple,
+        results: ResultPublisher | None = None,
         jitter: random.Random | None = None,
     ) -> None:
         self.topics: tuple[str, ...] = (birth_topic(prefix),)
@@ -132,7 +109,7 @@ class Discovery:
         components = device_components(
             self._device_topics,
             models,
-            self._results(),
+            self._results.shown() if self._results is not None else (),
             has_temperature=self._has_temperature,
             has_updates=self._has_updates,
         )

@@ -32,6 +32,30 @@ SentPicture = bytes | Array
 """A picture as it was sent: encoded, or a frame UINT8 [height, width, channels]."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShownOutput:
+    """One output of a model without answers: a value a row."""
+
+    name: str
+    is_number: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResult:
+    """What one rule of `[[publish]]` tells of its model: an answer's best label and score, or single values.
+
+    has_labels: its answers have classes or boxes; counts: they have boxes. picture_topic: where the last picture with
+    its boxes is, None: nowhere.
+    """
+
+    model: str
+    topic: str
+    has_labels: bool = False
+    counts: bool = False
+    values: tuple[ShownOutput, ...] = ()
+    picture_topic: str | None = None
+
+
 @dataclass(slots=True)
 class PendingResult:
     """One answer that may be published. positions: which of its plan's outputs these are. file: its input's name."""

@@ -21,10 +21,9 @@ from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.camera import Camera, CameraAddress
 from edge_runtime.fleet.camera_source import CameraSource
-from edge_runtime.fleet.discovery import ShownOutput, ShownResult
 from edge_runtime.fleet.drawn_pictures import PictureDrawer
 from edge_runtime.fleet.folder_source import FolderSource, InputFolder, name_as_text
-from edge_runtime.fleet.publication import PendingResult, Publication, SentPicture
+from edge_runtime.fleet.publication import PendingResult, Publication, SentPicture, ShownOutput, ShownResult
 from edge_runtime.frontend.infer_frontend import Listener, Outputs
 from edge_runtime.frontend.mqtt_message import JSON_TYPE
 from edge_runtime.scheduling.request import Request
@@ -224,7 +223,7 @@ class ResultPublisher:
         return FolderSource(publication, folder, self._sender, **self._parts())
 
     def _camera(self, publication: Publication) -> CameraSource:
-        camera = Camera(CameraAddress(publication.rule.camera or ""), self._wake.set)
+        camera = Camera(CameraAddress(publication.rule.camera or ""), self._wake)
         return CameraSource(publication, camera, self._sender, **self._parts())
 
     def _parts(self) -> dict[str, Any]:

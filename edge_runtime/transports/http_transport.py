@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import EdgeRuntimeError, QueueFull
 from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.http_head import (
@@ -213,7 +214,7 @@ class HttpTransport:
         body_timeout_s: float,
         max_connections: int,
         total_bytes: int,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self._listeners = {each.socket.fileno(): each for each in listeners}
         self._receiver = receiver
@@ -222,7 +223,7 @@ class HttpTransport:
         self._body_timeout_s = body_timeout_s
         self._max_connections = max_connections
         self._total_bytes = total_bytes
-        self._monotonic_s = monotonic_s
+        self._monotonic_s = (clock or SystemClock()).monotonic_s
         self._connections: dict[int, HttpConnection] = {}
         self._heads: dict[bytes, HttpHead] = {}
         self._head_bytes = 0
@@ -233,7 +234,7 @@ class HttpTransport:
         self._again: list[HttpConnection] = []
         self._outbox: deque[tuple[HttpRequest, Frames]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._now_s = monotonic_s()
+        self._now_s = self._monotonic_s()
         self._beat_due_s = self._now_s
         self._is_deaf = False
         self._is_asleep = self._is_leaving = self._is_stopping = False
@@ -327,7 +328,7 @@ class HttpTransport:
         """
         self._is_leaving = True
         self._accept_last()
-        began_s = now_s = time.monotonic()
+        began_s = now_s = time.monotonic()  # which goes on, whatever clock was given: this has to end
         while self._connections and now_s < began_s + FLUSH_S:
             is_owed = any(each.waiting or each.request is not None for each in self._connections.values())
             if now_s >= began_s + LEAVE_S and not is_owed:

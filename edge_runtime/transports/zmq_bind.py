@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import zmq
 from edge_runtime.config.endpoints import make_named_folder
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.unsent_replies import TRACKED_BYTES
 from edge_runtime.transports.zmq_connections import Connections
 
@@ -181,8 +182,8 @@ class ZapResponder:
     responder libzmq accepts every key (measured).
     """
 
-    def __init__(self, context: Context, client_keys_file: str, denied: Callable[[], None]) -> None:
-        self._denied = denied
+    def __init__(self, context: Context, client_keys_file: str, counters: Counters) -> None:
+        self._counters = counters
         self._keys_file = Path(client_keys_file)
         self._keys = read_client_keys(self._keys_file)
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
@@ -204,7 +205,7 @@ class ZapResponder:
             is_known = len(fields) == 7 and fields[5] == b"CURVE" and fields[6] in self._keys
             status, text = (b"200", b"OK") if is_known else (b"400", b"key is not on the list")
             if not is_known:
-                self._denied()
+                self._counters.count("curve_denied")
             request_id = fields[1] if len(fields) > 1 else b""
             self.socket.send_multipart([*envelope, b"1.0", request_id, status, text, b"", b""])
 

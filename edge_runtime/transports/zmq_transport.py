@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import select
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import zmq
 from zmq.backend import Socket as RawSocket
 
+from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.growth_watch import GrowthWatch
@@ -502,12 +502,12 @@ class IoLoop:
     def __init__(
         self,
         counters: Counters,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
         growth: GrowthWatch | None = None,
     ) -> None:
         self.counters = counters
         self._growth = growth
-        self._monotonic_s = monotonic_s
+        self._monotonic_s = (clock or SystemClock()).monotonic_s
         self._round_ends_s = 0.0
         self._endpoints: list[Endpoint] = []
         self._by_fd: dict[int, Endpoint] = {}

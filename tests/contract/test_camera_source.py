@@ -56,7 +56,7 @@ class Watched:
 
     def __init__(self, address, silence_s=5.0):
         self.has_news = threading.Event()
-        self.camera = Camera(CameraAddress(str(address)), self.has_news.set, silence_s)
+        self.camera = Camera(CameraAddress(str(address)), self.has_news, silence_s)
 
     def __enter__(self):
         self.camera.start()

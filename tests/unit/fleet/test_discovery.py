@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,11 @@ from edge_runtime.fleet.discovery import (
     HEALTH,
     SPREAD_S,
     Discovery,
-    ShownOutput,
-    ShownResult,
     device_components,
     device_message,
     page_for_others,
 )
+from edge_runtime.fleet.publication import ShownOutput, ShownResult
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.wire.topics import DeviceTopics
 from tests.fakes.clock import FakeClock
@@ -323,6 +323,7 @@ def test_a_link_is_given_only_where_others_can_open_it():
 
 def test_a_result_that_ends_is_removed_with_its_own_platform():
     results: list[ShownResult] = [RESULTS[0]]
+    publisher: Any = SimpleNamespace(shown=lambda: tuple(results))
     sender = FakeSender()
     discovery = Discovery(
         "homeassistant",
@@ -331,7 +332,7 @@ def test_a_result_that_ends_is_removed_with_its_own_platform():
         profile="generic",
         has_temperature=False,
         clock=FakeClock(),
-        results=lambda: results,
+        results=publisher,
     )
     discovery.start(["a"])
     results.clear()

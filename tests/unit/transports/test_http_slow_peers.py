@@ -49,7 +49,7 @@ class Site:
         self._transport = receiver.transport = HttpTransport(
             [HttpListener(bind_unix(path, 0o600), None)], receiver, self.metrics,  # type: ignore[list-item, arg-type]
             max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=4, total_bytes=1 << 30,
-            monotonic_s=self.clock.monotonic_s,
+            clock=self.clock,
         )  # fmt: skip
         self._transport.start()
         self.client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -31,7 +31,7 @@ class WorkClock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
-    def __call__(self) -> float:
+    def monotonic_s(self) -> float:
         self.now_s += LOOK_S
         return self.now_s
 
