@@ -46,6 +46,10 @@ class DoorAddress:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def endpoint(self, scheme: str) -> str:
+        """As a client writes it: `unix:/path`, or a URL. scheme: of the URL without TLS; with TLS it ends in "s"."""
+        return str(self) if self.path is not None else f"{scheme}{'s' if self.is_tls else ''}://{self}"
+
     @property
     def is_this_machine(self) -> bool:
         """Whether only this machine reaches it: a Unix socket, or loopback."""

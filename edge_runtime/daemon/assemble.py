@@ -197,12 +197,13 @@ def assemble_core(
 def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.daemon.doors import DaemonMemory
     from edge_runtime.frontend.infer_frontend import InferFrontend
     from edge_runtime.frontend.named_regions import NamedRegions
     from edge_runtime.frontend.operations import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.telemetry.notify import Notifier
-    from edge_runtime.transports.growth_watch import GrowthWatch, private_bytes, trim_memory
+    from edge_runtime.transports.growth_watch import GrowthWatch
     from edge_runtime.transports.zmq_transport import IoLoop
 
     core = core or assemble_core(config)
@@ -234,14 +235,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         frigate=frigate,
         loop=IoLoop(
             core.metrics,
-            growth=GrowthWatch(
-                config.limits.message_bytes,
-                core.metrics,
-                held_bytes=lambda: core.infer.unanswered.total,
-                private_bytes=private_bytes,
-                is_loading=lambda: core.loader.is_busy or (frigate is not None and frigate.is_receiving),
-                give_back=trim_memory,
-            ),
+            growth=GrowthWatch(config.limits.message_bytes, core.metrics, DaemonMemory(core, frigate)),
         ),
         host=host,
         notifier=Notifier(),

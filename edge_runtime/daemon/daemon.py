@@ -18,8 +18,8 @@ from edge_runtime import __version__
 from edge_runtime.config.endpoints import default_control_endpoint, default_infer_endpoint, memory_socket_beside
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.daemon.doors import Door, drain, keeping
 from edge_runtime.daemon.state_lock import StateLock
-from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
 from edge_runtime.sandbox.landlock import unguarded
@@ -27,8 +27,9 @@ from edge_runtime.serving.self_check import SelfCheck
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
+from edge_runtime.transports.binding import IPC_MODE
 from edge_runtime.transports.memory_socket import MemorySocket
-from edge_runtime.transports.zmq_bind import IPC_MODE, BoundSocket, Loopback, ZapResponder, bind_router, new_context
+from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Daemon:
         self.http = http
         self.grpc = grpc
         self.frigate = frigate
+        self._doors: list[Door] = [each for each in (http, grpc, frigate) if each is not None]
         self._loop = loop
         self._host = host
         self._notifier = notifier
@@ -129,12 +131,8 @@ class Daemon:
             target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
         )
         self._io_thread.start()
-        if self.http is not None:
-            self.http.start()
-        if self.grpc is not None:
-            self.grpc.start()
-        if self.frigate is not None:
-            self.frigate.start()
+        for door in self._doors:
+            door.start()
         self._notifier.status("loading models")
         self._core.start()
         if not self._core.wait_settled(self._config.start_limit_s):
@@ -165,10 +163,8 @@ class Daemon:
         self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
         if self._zap is not None:
             self._loop.call(self._reload_keys)
-        if self.http is not None:
-            self.http.reload()
-        if self.grpc is not None:
-            self.grpc.reload()
+        for door in self._doors:
+            door.reload()
         self._core.loader.rescan()
         log.info("configuration reloaded")
         self._notifier.ready()
@@ -192,17 +188,13 @@ class Daemon:
             bound.close(LINGER_MS)
         if self._mqtt is not None:
             self._mqtt.close()
-        if self.http is not None:
-            self.http.close()
-        if self.grpc is not None:
-            self.grpc.close()
-        if self.frigate is not None:
-            self.frigate.close()
+        for door in self._doors:
+            door.close()
         for loopback in self._loopbacks:
             loopback.close()
         self._core.regions.close()
-        for door in self._memory_sockets:
-            door.close()
+        for each in self._memory_sockets:
+            each.close()
         self.status.endpoints.clear()
         if self._zap is not None:
             self._zap.close()
@@ -220,16 +212,10 @@ class Daemon:
         """Wait until every door refuses new requests: before that, models must not be closed under them."""
         if self._mqtt is not None:
             self._mqtt.stop_admitting(self._config.drain_s)
-        if self.http is not None:
-            self.http.stop_admitting(self._config.drain_s)
-        if self.grpc is not None:
-            self.grpc.stop_admitting(self._config.drain_s)
-        if self._io_thread is None:
-            return
-        has_stopped = threading.Event()
-        self._loop.call(self._frontend.drain)
-        self._loop.call(has_stopped.set)
-        has_stopped.wait(self._config.drain_s)
+        for door in self._doors:
+            door.stop_admitting(self._config.drain_s)
+        if self._io_thread is not None:
+            drain(self._loop.call, self._frontend, self._config.drain_s)
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -261,12 +247,12 @@ class Daemon:
             return
         path = memory_socket_beside(ipc_path)
         try:
-            door = MemorySocket(self._loop, path, self._core.regions, IPC_MODE)
+            memory_socket = MemorySocket(self._loop, path, self._core.regions, IPC_MODE)
         except OSError as error:
             log.warning("clients share no memory", extra={"path": str(path), "reason": str(error)})
             return
-        self._memory_sockets.append(door)
-        self._loop.call(door.start)
+        self._memory_sockets.append(memory_socket)
+        self._loop.call(memory_socket.start)
 
     def _start_self_check(self) -> None:
         """Feed the watchdog only while models answer from now on; until now, while the I/O loop goes round."""
@@ -282,11 +268,9 @@ class Daemon:
         self._loop.add_handler(self._zap.socket, self._zap.handle)
 
     def _reload_keys(self) -> None:
-        try:
+        with keeping("the client keys are"):
             if self._zap is not None:
                 self._zap.reload()
-        except ConfigError as error:
-            log.error("the client keys are as before", extra={"reason": error.message})
 
     def _start_metrics(self) -> None:
         settings = self._config.metrics

@@ -11,10 +11,11 @@ import threading
 
 from edge_runtime.config.settings import FrigateSettings, ZmqSettings
 from edge_runtime.daemon.core import Core
+from edge_runtime.daemon.doors import DaemonMemory
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.frigate_frontend import PREFIX, FrigateFrontend
 from edge_runtime.repository.received_models import ReceivedModels
-from edge_runtime.transports.growth_watch import GrowthWatch, private_bytes, trim_memory
+from edge_runtime.transports.growth_watch import GrowthWatch
 from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
@@ -55,12 +56,7 @@ class FrigateDoor:
         self._loop = IoLoop(
             core.metrics,
             growth=GrowthWatch(
-                max(settings.max_model_bytes, core.config.limits.message_bytes),
-                core.metrics,
-                held_bytes=lambda: core.infer.unanswered.total,
-                private_bytes=private_bytes,
-                is_loading=lambda: core.loader.is_busy,
-                give_back=trim_memory,
+                max(settings.max_model_bytes, core.config.limits.message_bytes), core.metrics, DaemonMemory(core)
             ),
         )
         self._bound: BoundSocket | None = None
@@ -108,6 +104,12 @@ class FrigateDoor:
         )
         self._thread.start()
         log.info("frigate", extra={"endpoint": self.endpoint})
+
+    def reload(self) -> None:
+        """Nothing: it reads no file again."""
+
+    def stop_admitting(self, limit_s: float) -> None:
+        """Nothing: the closed core refuses pictures, and a detector asks again."""
 
     def close(self) -> None:
         """Send the replies that are there, and close. Idempotent; once the core is closed."""

@@ -6,9 +6,7 @@ Imported only with `http.endpoint` or `http.control`, since it imports httptools
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +14,13 @@ from pathlib import Path
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import HttpSettings
 from edge_runtime.daemon.core import Core
-from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.daemon.doors import drain, keeping, why_not_bound
 from edge_runtime.frontend.http_frontend import HttpFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
 from edge_runtime.frontend.torchserve import TorchServe
-from edge_runtime.transports.http_transport import HttpListener, HttpTransport, bind_tcp, bind_unix
-from edge_runtime.transports.zmq_bind import IPC_MODE, PASSING, lock_path
+from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
+from edge_runtime.transports.http_transport import HttpListener, HttpTransport
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +47,7 @@ class HttpDoor:
             torchserve=TorchServe(protocol, core.table) if settings.torchserve else None,
         )
         self._transport: HttpTransport | None = None
-        self._paths: list[Path] = []
-        self._lock_fds: list[int] = []
+        self._files = SocketFiles()
 
     def start(self) -> None:
         """Bind, and answer from now on. Raises ConfigError, AddressTaken."""
@@ -77,37 +74,26 @@ class HttpDoor:
             raise
         self._http_frontend.attach(self._transport)
         self._transport.start()
-        for each in listeners:
-            scheme = "https" if each.context is not None else "http"
-            self.endpoints.append(str(each.place) if each.place.path is not None else f"{scheme}://{each.place}")
+        self.endpoints += [each.place.endpoint("http") for each in listeners]
         log.info("http", extra={"endpoints": " ".join(self.endpoints)})
 
     def reload(self) -> None:
         """Read the tokens and the certificate again; a broken file keeps the old ones."""
-        try:
+        with keeping("the tokens of http are"):
             self._access.reload_tokens()
-        except ConfigError as error:
-            log.error("the tokens of http are as before", extra={"reason": error.message})
         transport = self._transport
         if transport is None:
             return
         transport.call(transport.forget_heads)
-        try:
+        with keeping("the certificate of http is"):
             context = self._access.ssl_context()
-        except ConfigError as error:
-            log.error("the certificate of http is as before", extra={"reason": error.message})
-        else:
             if context is not None:
                 transport.call(partial(transport.use_tls, context))
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse new requests for inference, and wait until its thread does. Health is answered on."""
-        if self._transport is None:
-            return
-        has_stopped = threading.Event()
-        self._transport.call(self._frontend.drain)
-        self._transport.call(has_stopped.set)
-        has_stopped.wait(limit_s)
+        if self._transport is not None:
+            drain(self._transport.call, self._frontend, limit_s)
 
     def close(self) -> None:
         """Send the responses that are there and close every connection. Idempotent."""
@@ -115,11 +101,7 @@ class HttpDoor:
         if transport is not None:
             transport.stop()
         self._http_frontend.close()
-        for path in self._paths:
-            path.unlink(missing_ok=True)
-        for fd in self._lock_fds:
-            os.close(fd)
-        self._paths, self._lock_fds = [], []
+        self._files.release()
         self.endpoints.clear()
 
     def _bind(self, address: DoorAddress) -> socket.socket:
@@ -127,12 +109,9 @@ class HttpDoor:
             if address.path is None:
                 return bind_tcp(address.host, address.port)
             path = Path(address.path)
-            self._lock_fds.append(lock_path(path, str(address)))
+            self._files.lock(path, str(address))
             bound = bind_unix(path, IPC_MODE)
         except OSError as error:
-            if error.errno in PASSING:
-                text = f"cannot bind {address}: {error.strerror}; free it, or name another address with --http"
-                raise AddressTaken(text) from None
-            raise ConfigError(f"cannot bind {address}: {error.strerror or error}; wanted an address of ours") from None
-        self._paths.append(path)
+            raise why_not_bound(address, error, "--http") from None
+        self._files.add(path)
         return bound

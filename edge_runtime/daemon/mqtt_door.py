@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttSettings, PublishRule
 from edge_runtime.daemon.core import Core
+from edge_runtime.daemon.doors import drain
 from edge_runtime.fleet.discovery import Discovery, birth_topic, page_for_others
 from edge_runtime.fleet.identity import UpdateSource, WakeCommands, check_groups, device_topics, reply_prefixes
 from edge_runtime.fleet.results import ResultPublisher
@@ -112,12 +112,8 @@ class MqttDoor:
     def stop_admitting(self, limit_s: float) -> None:
         """Publish `stopped`, refuse new requests, and wait until the transport's thread refuses them."""
         self._status.stopping()
-        if not self.transport.is_running:
-            return
-        has_stopped = threading.Event()
-        self.transport.call(self._frontend.drain)
-        self.transport.call(has_stopped.set)
-        has_stopped.wait(limit_s)
+        if self.transport.is_running:
+            drain(self.transport.call, self._frontend, limit_s)
 
     def close(self) -> None:
         """Send waiting messages and disconnect. Idempotent."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.daemon.doors import keeping
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.logs import configure_logging
 
@@ -46,7 +47,8 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
             gc.collect()
             gc.freeze()
             while signals.recv(1)[0] == signal.SIGHUP:
-                _reload(daemon, read_config or (lambda: config))
+                with keeping("the configuration is"):
+                    daemon.reload(config if read_config is None else read_config())
         except ConfigError as error:
             log.error(error.message)
             return EXIT_FAILED if error.retryable else EXIT_CONFIG
@@ -58,14 +60,6 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
         logging.shutdown()
         os._exit(0)
     return 0
-
-
-def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> None:
-    """Reload; a configuration that cannot be read leaves the daemon as it is."""
-    try:
-        daemon.reload(read_config())
-    except ConfigError as error:
-        log.error("the configuration is as before", extra={"reason": error.message})
 
 
 @contextmanager

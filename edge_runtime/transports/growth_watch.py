@@ -14,7 +14,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from edge_runtime.telemetry.metrics import Counters
@@ -44,29 +44,36 @@ class WatchedEndpoint(Protocol):
         ...
 
 
+class WatchedMemory(Protocol):
+    """The memory of this process. daemon/doors.py reads the real one."""
+
+    @property
+    def private_bytes(self) -> int:
+        """Memory that this process shares with no other."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of admitted requests, which are bounded elsewhere."""
+        ...
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether models are loaded now: growth is theirs."""
+        ...
+
+    def trim(self) -> None:
+        """Return free memory to the system."""
+        ...
+
+
 class GrowthWatch:
-    """Looks at the memory of this process, and closes connections when it has grown by `bound_bytes`.
+    """Looks at the memory of this process, and closes connections when it has grown by `bound_bytes`."""
 
-    held_bytes: of the requests that were taken and wait, which are bounded elsewhere. private_bytes: memory that this
-    process shares with no other. is_loading: whether models are loaded now. give_back: free memory to the system.
-    """
-
-    def __init__(
-        self,
-        bound_bytes: int,
-        counters: Counters,
-        *,
-        held_bytes: Callable[[], int],
-        private_bytes: Callable[[], int],
-        is_loading: Callable[[], bool],
-        give_back: Callable[[], None],
-    ) -> None:
+    def __init__(self, bound_bytes: int, counters: Counters, memory: WatchedMemory) -> None:
         self._bound_bytes = bound_bytes
         self._counters = counters
-        self._held_bytes = held_bytes
-        self._private_bytes = private_bytes
-        self._is_loading = is_loading
-        self._give_back = give_back
+        self._memory = memory
         self._due_s = 0.0
         self._least_bytes: int | None = None
         self._listened_bytes = 0
@@ -85,14 +92,14 @@ class GrowthWatch:
             self._due_s = now_s + self.interval_s
 
     def _look(self, endpoints: Sequence[WatchedEndpoint]) -> None:
-        now_bytes = max(self._private_bytes() - self._held_bytes(), 0)
-        if self._least_bytes is None or now_bytes < self._least_bytes or self._is_loading():
+        now_bytes = max(self._memory.private_bytes - self._memory.held_bytes, 0)
+        if self._least_bytes is None or now_bytes < self._least_bytes or self._memory.is_loading:
             self._least_bytes = now_bytes
         growth_bytes = now_bytes - self._least_bytes
         if self._freeing_looks:
             self._freeing_looks -= 1
             if self._freeing_looks == FREE_LOOKS // 2:
-                self._give_back()
+                self._memory.trim()
             if not self._freeing_looks:
                 self._least_bytes, growth_bytes = now_bytes, 0
         if growth_bytes < self._bound_bytes // 2:

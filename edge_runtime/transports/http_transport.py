@@ -9,7 +9,6 @@ ends as a response or a closed connection. Thread: `edge-http`, except `post`, `
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import select
@@ -21,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -828,42 +826,6 @@ class HttpTransport:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
-
-
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def bind_unix(path: Path, mode: int) -> socket.socket:
-    """Bind a Unix socket in the place of one that is stale: its lock is ours. Raises OSError."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists() and not path.is_socket():
-            raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
-        path.unlink(missing_ok=True)
-        before = os.umask(0o077)
-        try:
-            bound.bind(str(path))
-        finally:
-            os.umask(before)
-        path.chmod(mode)
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 def _aligned(length: int, shift: int) -> memoryview:

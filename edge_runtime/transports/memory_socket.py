@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import contextlib
 import logging
-import os
 import socket
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +16,7 @@ from struct import Struct
 
 from edge_runtime.errors import QueueFull
 from edge_runtime.regions import RegionOwner, Regions
+from edge_runtime.transports.binding import bind_unix
 from edge_runtime.transports.zmq_transport import IoLoop
 
 log = logging.getLogger(__name__)
@@ -65,19 +65,8 @@ class MemorySocket:
         self._regions = regions
         self._path = path
         self._connections: dict[int, MemoryConnection] = {}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        try:
-            path.unlink(missing_ok=True)
-            before = os.umask(0o077)
-            try:
-                self._listener.bind(str(path))
-            finally:
-                os.umask(before)
-            path.chmod(mode)
-            self._listener.listen(BACKLOG)
-        except BaseException:
-            self._listener.close()
-            raise
+        self._listener = bind_unix(path, mode, socket.SOCK_SEQPACKET)
+        self._listener.listen(BACKLOG)
 
     def start(self) -> None:
         """Let the loop watch it."""

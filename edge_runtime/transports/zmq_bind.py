@@ -1,13 +1,11 @@
-"""Binds ROUTER sockets: ownership of an ipc path, access, and what may be bound beyond the machine.
+"""Binds ROUTER sockets: who may connect, and what may be bound beyond the machine.
 
-Owns: lock files, permissions, stale sockets, socket options, CURVE keys and the ZAP responder. Called at start and
-stop; the sockets are used by zmq_transport.py only.
+Owns: socket options, CURVE keys and the ZAP responder. Called at start and stop; only zmq_transport.py uses the
+sockets.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import ipaddress
 import logging
 import os
@@ -19,17 +17,14 @@ from typing import Any
 
 import zmq
 
-from edge_runtime.config.endpoints import make_named_folder
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.telemetry.metrics import Counters
+from edge_runtime.transports.binding import IPC_MODE, PASSING, for_owner_only, lock_path
 from edge_runtime.transports.unsent_replies import TRACKED_BYTES
 from edge_runtime.transports.zmq_connections import Connections
 
 log = logging.getLogger(__name__)
-
-IPC_MODE = 0o660
-"""Owner and group may connect: a group of clients is how a device shares a socket."""
 
 MAX_IPC_PATH = 107
 """sun_path of Linux, less its final NUL."""
@@ -39,9 +34,6 @@ HANDSHAKE_MS = 2_000
 
 RECEIVE_MESSAGES = 1_000
 """Messages read ahead of us for each connection: beyond it the backlog stays in the client."""
-
-PASSING = frozenset((errno.EADDRINUSE, errno.EADDRNOTAVAIL))
-"""Reasons for a bind to fail that may soon pass: a process still holds the address, or the network is not up."""
 
 MIN_SEND_MESSAGES = 64
 """A few small replies may always wait for a peer, even with the least memory."""
@@ -260,38 +252,14 @@ def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str)
     try:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
-        # The umask is the whole process's, so it must leave the owner's bits: with them masked, another thread's new
-        # folder could not be entered.
-        before = os.umask(0o077)
-        try:
+        with for_owner_only():
             bound = _bind(socket, connections, address)
-        finally:
-            os.umask(before)
         path.chmod(IPC_MODE)
     except BaseException:
         os.close(lock_fd)
         raise
     bound.lock_fd, bound.ipc_path, bound.address = lock_fd, path, address
     return bound
-
-
-def lock_path(path: Path, address: str) -> int:
-    """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale. Creates the socket's own folder.
-
-    Returns a descriptor of the lock. Raises AddressTaken: another daemon has it; ConfigError: it cannot be made.
-    """
-    lock = path.with_name(path.name + ".lock")
-    make_named_folder(path.parent, address)
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
-    except OSError as error:
-        raise ConfigError(f"cannot use {path}: {lock}: {error.strerror}; name another endpoint") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise AddressTaken(f"another daemon serves {address}; stop it, or give this one another endpoint") from None
-    return fd
 
 
 def is_this_machine(address: str) -> bool:

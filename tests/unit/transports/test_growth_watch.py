@@ -45,31 +45,31 @@ class WatchedConnections:
         ]
 
 
+class FakeMemory:
+    """The memory of a process, as a test sets it. trimmed: how often free memory was returned."""
+
+    def __init__(self) -> None:
+        self.private_bytes = 1_000
+        self.held_bytes = 0
+        self.is_loading = False
+        self.trimmed = 0
+
+    def trim(self) -> None:
+        self.trimmed += 1
+
+
 class Watched:
     """An endpoint with connections, and the memory of its process."""
 
     def __init__(self, *connections: WatchedConnection) -> None:
         self.connections: Any = WatchedConnections(*connections)
         self.heard: set[bytes | None] | None = None
-        self.memory = 1_000
-        self.held = 0
+        self.memory = FakeMemory()
         self.metrics = Metrics()
-        self.given_back = 0
         self.now_s = 0.0
-        self.is_loading = False
         self.messages = False
-        self.watch = GrowthWatch(
-            BOUND,
-            self.metrics,
-            held_bytes=lambda: self.held,
-            private_bytes=lambda: self.memory,
-            is_loading=lambda: self.is_loading,
-            give_back=self._give_back,
-        )
+        self.watch = GrowthWatch(BOUND, self.metrics, self.memory)
         self.look()
-
-    def _give_back(self) -> None:
-        self.given_back += 1
 
     def is_owed(self, identity: bytes | None) -> bool:
         return any(each.is_owed for each in self.connections.all if each.identity == identity)
@@ -79,7 +79,7 @@ class Watched:
 
     def look(self, memory: int | None = None, heard: bytes | None = None) -> None:
         if memory is not None:
-            self.memory = memory
+            self.memory.private_bytes = memory
         if self.heard is not None and heard is not None:
             self.heard.add(heard)
         self.now_s += LOOK_S
@@ -132,10 +132,10 @@ def test_nobody_is_closed_for_messages_that_were_not_read_yet() -> None:
 def test_nobody_is_closed_for_the_memory_of_models() -> None:
     sender, idle = WatchedConnection(b"s", brings_bytes=True), WatchedConnection(b"i")
     watched = Watched(sender, idle)
-    watched.is_loading = True
+    watched.memory.is_loading = True
     for growth in range(1, 10):
         watched.look(1_000 + growth * BOUND)
-    watched.is_loading = False
+    watched.memory.is_loading = False
     watched.look()
     assert not sender.is_closed
     assert not idle.is_closed
@@ -155,14 +155,14 @@ def test_when_nobody_is_seen_all_that_nobody_waits_for_are_closed_and_what_is_le
     for _ in range(FREE_LOOKS + 1):
         watched.look()
     assert watched.heard is None
-    assert watched.given_back == 1
+    assert watched.memory.trimmed == 1
     assert watched.metrics.counters() == {"connections_closed_unfinished": 2}
 
 
 def test_memory_of_waiting_requests_is_no_growth() -> None:
     silent = WatchedConnection(b"s", brings_bytes=True)
     watched = Watched(silent)
-    watched.held = 5 * BOUND
+    watched.memory.held_bytes = 5 * BOUND
     for _ in range(3):
         watched.look(1_000 + 5 * BOUND)
     assert not silent.is_closed

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.http_transport import UNREAD_S, HttpListener, HttpRequest, HttpTransport, bind_unix
+from edge_runtime.transports.binding import bind_unix
+from edge_runtime.transports.http_transport import UNREAD_S, HttpListener, HttpRequest, HttpTransport
 from tests.fakes.clock import FakeClock
 
 ANSWER_S = 60.0

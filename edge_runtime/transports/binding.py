@@ -1,0 +1,114 @@
+"""Binds sockets for any door: who owns a path, who may connect to it, and what a stale socket there means.
+
+Owns: lock files, permissions, and what an error of `bind` means. zmq_bind.py does the same for libzmq, which binds its
+sockets itself. Called when doors open and close. Thread: main.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_runtime.config.endpoints import make_named_folder
+from edge_runtime.errors import AddressTaken, ConfigError
+
+IPC_MODE = 0o660
+"""Owner and group may connect: a group of clients is how a device shares a socket."""
+
+PASSING = frozenset((errno.EADDRINUSE, errno.EADDRNOTAVAIL))
+"""Reasons for a bind to fail that may soon pass: a process still holds the address, or the network is not up."""
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def bind_unix(path: Path, mode: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Bind a Unix socket, and replace a stale one: the caller holds the lock of the path. Raises OSError."""
+    bound = socket.socket(socket.AF_UNIX, kind)
+    try:
+        if path.exists() and not path.is_socket():
+            raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+        path.unlink(missing_ok=True)
+        with for_owner_only():
+            bound.bind(str(path))
+        path.chmod(mode)
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+@contextmanager
+def for_owner_only() -> Iterator[None]:
+    """Let only the owner use the files that are made inside, until `chmod` says who else may.
+
+    The umask is the whole process's, so it leaves the owner's bits: without them, no thread could enter a folder that
+    it makes meanwhile.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class SocketFiles:
+    """The Unix sockets of one door: a path is locked while the door is open, and its socket is removed at the end."""
+
+    def __init__(self) -> None:
+        self._paths: list[Path] = []
+        self._lock_fds: list[int] = []
+
+    def lock(self, path: Path, address: str) -> None:
+        """Own a path before it is bound. Raises AddressTaken, ConfigError."""
+        self._lock_fds.append(lock_path(path, address))
+
+    def add(self, path: Path) -> None:
+        """Have `release` remove the socket that was bound there."""
+        self._paths.append(path)
+
+    def release(self) -> None:
+        """Remove the sockets, then let the paths go. Idempotent."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        for fd in self._lock_fds:
+            os.close(fd)
+        self._paths, self._lock_fds = [], []
+
+
+def lock_path(path: Path, address: str) -> int:
+    """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale. Creates the socket's own folder.
+
+    Returns a descriptor of the lock. Raises AddressTaken: another daemon has it; ConfigError: it cannot be made.
+    """
+    lock = path.with_name(path.name + ".lock")
+    make_named_folder(path.parent, address)
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
+    except OSError as error:
+        raise ConfigError(f"cannot use {path}: {lock}: {error.strerror}; name another endpoint") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise AddressTaken(f"another daemon serves {address}; stop it, or give this one another endpoint") from None
+    return fd
