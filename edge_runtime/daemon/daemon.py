@@ -18,7 +18,7 @@ from edge_runtime import __version__
 from edge_runtime.config.endpoints import default_control_endpoint, default_infer_endpoint, memory_socket_beside
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
-from edge_runtime.daemon.doors import Door, drain, keeping
+from edge_runtime.daemon.doors import DaemonDoor, drain, keeping
 from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
@@ -83,7 +83,7 @@ class Daemon:
         self.http = http
         self.grpc = grpc
         self.frigate = frigate
-        self._doors: list[Door] = [each for each in (http, grpc, frigate) if each is not None]
+        self._doors: list[DaemonDoor] = [each for each in (http, grpc, frigate) if each is not None]
         self._loop = loop
         self._host = host
         self._notifier = notifier

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Door(Protocol):
+class DaemonDoor(Protocol):
     """A door that opens with the daemon."""
 
     def start(self) -> None:
