@@ -36,9 +36,9 @@ class Placed:
         return np.clip((boxes - corner) * scale, 0, sides).astype(np.float32)
 
 
-def place(fit: Fit, source: tuple[int, int], target: tuple[int, int], shorter_side: int | None = None) -> Placed:
-    """Place a picture. source, target: width and height."""
-    (width, height), (wide, high) = source, target
+def place(fit: Fit, source: tuple[int, int], wanted: tuple[int, int], shorter_side: int | None = None) -> Placed:
+    """Place a picture. source, wanted: width and height."""
+    (width, height), (wide, high) = source, wanted
     if fit == "stretch":
         return Placed(width, height, wide, high, 0, 0)
     if fit == "letterbox":

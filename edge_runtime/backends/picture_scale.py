@@ -44,17 +44,17 @@ class Band(NamedTuple):
     weights: Floats
 
 
-def scale_pixels(pixels: Array, placed: Placed, target: tuple[int, int], kind: Filter) -> Floats:
+def scale_pixels(pixels: Array, placed: Placed, wanted: tuple[int, int], kind: Filter) -> Floats:
     """Scale what the model sees of a picture: FP32 [channels, height, width], in levels of 0 to 255.
 
-    pixels: UINT8 [height, width, channels], of any strides. target: the model's width and height. Only that part is
+    pixels: UINT8 [height, width, channels], of any strides. wanted: the model's width and height. Only that part is
     computed, so a picture of extreme shape, cropped, costs no more than another.
     """
     height, width, channels = pixels.shape
     left, top = max(-placed.left, 0), max(-placed.top, 0)
-    seen_width, seen_height = min(placed.width - left, target[0]), min(placed.height - top, target[1])
+    seen_width, seen_height = min(placed.width - left, wanted[0]), min(placed.height - top, wanted[1])
     if width * seen_height > WIDE * height * seen_width:
-        turned = scale_pixels(pixels.transpose(1, 0, 2), placed.turned(), target[::-1], kind)
+        turned = scale_pixels(pixels.transpose(1, 0, 2), placed.turned(), wanted[::-1], kind)
         return np.swapaxes(turned, 1, 2)
     # Down first: its lines are as long as they come, and fewer are left for the other axis.
     down = _bands(kind, height, placed.height, top, seen_height)

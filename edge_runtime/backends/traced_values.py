@@ -88,9 +88,9 @@ def inner_axis(axis: object, shape: Shape) -> int:
     return number
 
 
-def reshaped(shape: Shape, target: Sequence[float], *, copies_zero: bool) -> Shape:
-    """Return the result of Reshape to `target`, where 0 may copy an axis and -1 stands for the rest."""
-    wanted = [int(size) for size in target]
+def reshaped(shape: Shape, sizes: Sequence[float], *, copies_zero: bool) -> Shape:
+    """Return the result of Reshape to `sizes`, where 0 may copy an axis and -1 stands for the rest."""
+    wanted = [int(size) for size in sizes]
     require(sum(size == -1 for size in wanted) <= 1, "it leaves two lengths open")
     for axis, size in enumerate(wanted):
         require(size >= -1, f"it asks for a length of {size}")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
-from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
+from edge_runtime.client.frames import Options, arrays, check_destinations, fit_datatypes
 from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, NotBack, all_in_flight, closed, no_reply
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
@@ -221,8 +221,8 @@ class AsyncClient:
         tensors, guessed = arrays(inputs)
         if guessed or cast:
             fit_datatypes(tensors, list(tensors) if cast else guessed, await self._metadata(model))
-        targets = check_targets(outputs)
-        call = core.infer(model, tensors, options, parameters, targets, await self._places(tensors, targets))
+        destinations = check_destinations(outputs)
+        call = core.infer(model, tensors, options, parameters, destinations, await self._places(tensors, destinations))
         if core.is_large(call):
             if not core.knows_limit:
                 # A model that is missing or not ready refuses the call itself, with a better message.

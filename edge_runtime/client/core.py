@@ -35,7 +35,7 @@ NO_LIMIT = 1 << 63
 """What a daemon that states no limit takes."""
 
 
-NO_TARGETS: Mapping[str, Array] = {}
+NO_DESTINATIONS: Mapping[str, Array] = {}
 
 
 class CallPlaces(NamedTuple):
@@ -89,30 +89,30 @@ class ClientCore:
         tensors: Mapping[str, Array],
         options: Options,
         parameters: Mapping[str, Any] | None,
-        targets: Mapping[str, Array] = NO_TARGETS,
+        destinations: Mapping[str, Array] = NO_DESTINATIONS,
         places: CallPlaces | None = None,
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent.
 
-        targets: arrays that outputs go into. places: which arrays lie in shared memory.
+        destinations: arrays that outputs go into. places: which arrays lie in shared memory.
         """
         timeout_ms = options.timeout_ms
         if places is None:
             header, data = self._encoder.encode(model, tensors, options, parameters)
-            decode = partial(self._decoder.result_into, targets, ()) if targets else self._decoder.result
+            decode = partial(self._decoder.result_into, destinations, ()) if destinations else self._decoder.result
             return Call(header, data, _wait_s(timeout_ms, DEFAULT_WAIT_S), decode, timeout_ms)
         in_place = options
         if places.outputs:
             in_place = options._replace(output_places=tuple(map(places.outputs.get, options.outputs or ())))
         header, data = self._encoder.encode(model, tensors, in_place, parameters, places.inputs)
-        decode = partial(self._decoder.result_into, targets, tuple(places.inputs))
+        decode = partial(self._decoder.result_into, destinations, tuple(places.inputs))
         call = Call(header, data, _wait_s(timeout_ms, DEFAULT_WAIT_S), decode, timeout_ms)
 
         def in_frames() -> tuple[bytes, Sequence[Frame], Callable[[Sequence[Any]], Any]]:
-            plain = self.infer(model, tensors, options, parameters, targets)
+            plain = self.infer(model, tensors, options, parameters, destinations)
             return plain.header, plain.tensors, plain.decode
 
-        call.shared = Shared(places.connection, in_frames, (*tensors.values(), *targets.values()))
+        call.shared = Shared(places.connection, in_frames, (*tensors.values(), *destinations.values()))
         return call
 
     def is_large(self, call: Call) -> bool:

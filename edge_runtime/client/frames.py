@@ -122,7 +122,9 @@ class ReplyDecoder:
         timing = None if header.timing is None else _timing(header.timing)
         return InferResult(header.model, header.version, outputs, timing, answers=_answers(header, outputs))
 
-    def result_into(self, targets: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]) -> InferResult:
+    def result_into(
+        self, destinations: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]
+    ) -> InferResult:
         """As `result`, with outputs in the caller's arrays: written there by the daemon, or copied from frames."""
         header = self._header(frames[0].bytes)
         count = sum(tensor.place is None for tensor in header.outputs)
@@ -132,8 +134,10 @@ class ReplyDecoder:
         outputs: dict[str, Array] = {}
         for tensor in header.outputs:
             array = _array(tensor, next(left)) if tensor.place is None else None
-            target = targets.get(tensor.name)
-            outputs[tensor.name] = fill_target(tensor, target, array) if target is not None else _given(tensor, array)
+            destination = destinations.get(tensor.name)
+            outputs[tensor.name] = (
+                fill_destination(tensor, destination, array) if destination is not None else _given(tensor, array)
+            )
         timing = None if header.timing is None else _timing(header.timing)
         return InferResult(header.model, header.version, outputs, timing, shared, _answers(header, outputs))
 
@@ -180,12 +184,16 @@ def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[
     return found, guessed
 
 
-def check_targets(outputs: object) -> Mapping[str, Array]:
+def check_destinations(outputs: object) -> Mapping[str, Array]:
     """The arrays that outputs are written into, by name; none where outputs are names. Raises TensorMismatch."""
     if not isinstance(outputs, Mapping):
         return {}
-    for name, target in outputs.items():
-        if not isinstance(target, np.ndarray) or not target.flags.c_contiguous or not target.flags.writeable:
+    for name, destination in outputs.items():
+        if (
+            not isinstance(destination, np.ndarray)
+            or not destination.flags.c_contiguous
+            or not destination.flags.writeable
+        ):
             raise TensorMismatch(f"output {name!r}: wanted a C-contiguous array that can be written")
     return outputs
 
@@ -232,15 +240,15 @@ def _given(tensor: TensorHeader, array: Array | None) -> Array:
     return array
 
 
-def fill_target(tensor: TensorHeader, target: Array, array: Array | None) -> Array:
-    """The target, or its beginning where the output is smaller. array: from a frame, to be copied."""
+def fill_destination(tensor: TensorHeader, destination: Array, array: Array | None) -> Array:
+    """The destination, or its beginning where the output is smaller. array: from a frame, to be copied."""
     count = element_count(tensor.shape)
-    if not fits_datatype(target.dtype, tensor.datatype) or count > target.size:
+    if not fits_datatype(destination.dtype, tensor.datatype) or count > destination.size:
         raise TensorMismatch(
-            f"output {tensor.name!r} is {tensor.datatype} {list(tensor.shape)}, its array {target.dtype} "
-            f"{list(target.shape)}"
+            f"output {tensor.name!r} is {tensor.datatype} {list(tensor.shape)}, its array {destination.dtype} "
+            f"{list(destination.shape)}"
         )
-    filled = target if target.shape == tensor.shape else target.reshape(-1)[:count].reshape(tensor.shape)
+    filled = destination if destination.shape == tensor.shape else destination.reshape(-1)[:count].reshape(tensor.shape)
     if array is not None:
         filled[...] = array if array.dtype.kind == "O" else array.view(filled.dtype)
     return filled

@@ -131,12 +131,12 @@ class GrpcLink:
 
     def _new_channel(self) -> Any:
         access, address = self._access, self._address
-        target = f"unix:{address.path}" if address.path else address.url.partition("://")[2]
+        place = f"unix:{address.path}" if address.path else address.url.partition("://")[2]
         if not address.is_tls:
-            return grpc.insecure_channel(target, OPTIONS)
+            return grpc.insecure_channel(place, OPTIONS)
         files = (access.ca_file, access.key_file, access.cert_file)
         contents = [None if file is None else Path(file).read_bytes() for file in files]
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*contents), OPTIONS)
+        return grpc.secure_channel(place, grpc.ssl_channel_credentials(*contents), OPTIONS)
 
 
 def _infer_request(call: OipCall) -> Any:

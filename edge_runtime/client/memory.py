@@ -110,11 +110,11 @@ class ClientMemory:
         """Where the arrays of one call lie; None where none lies in shared memory."""
         if not self._regions:
             return None
-        sources, targets = self._places(inputs), self._places(outputs)
-        if not (sources or targets) or not self._is_there():
+        sources, destinations = self._places(inputs), self._places(outputs)
+        if not (sources or destinations) or not self._is_there():
             return None
         # Of an output the daemon must know the end: behind it lie other arrays.
-        ends = {name: place._replace(nbytes=outputs[name].nbytes) for name, place in targets.items()}
+        ends = {name: place._replace(nbytes=outputs[name].nbytes) for name, place in destinations.items()}
         return CallPlaces(self.attached, sources, ends)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, ClientCore
 from edge_runtime.client.devices import AWAY, Device, DeviceListing
-from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
+from edge_runtime.client.frames import Options, arrays, check_destinations, fit_datatypes
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
 from edge_runtime.client.near_misses import advised
@@ -290,8 +290,8 @@ class MqttClient:
         tensors, guessed = arrays(inputs)
         if guessed or cast:
             fit_datatypes(tensors, list(tensors) if cast else guessed, self._metadata(model))
-        targets = check_targets(outputs)
-        call = core.infer(model, tensors, options, parameters, targets)
+        destinations = check_destinations(outputs)
+        call = core.infer(model, tensors, options, parameters, destinations)
         call.topic = topic
         if core.is_large(call):
             if not core.knows_limit:

@@ -25,7 +25,14 @@ import numpy.typing as npt
 
 from edge_runtime.answers import PICTURE_SIZE, answers_of
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, SLACK_S
-from edge_runtime.client.frames import Options, arrays, check_targets, fill_target, fit_datatypes, tensor_frame
+from edge_runtime.client.frames import (
+    Options,
+    arrays,
+    check_destinations,
+    fill_destination,
+    fit_datatypes,
+    tensor_frame,
+)
 from edge_runtime.client.in_flight import acquire, all_in_flight, closed
 from edge_runtime.client.near_misses import advised, checked_options
 from edge_runtime.client.oip_call import OipCall, OipLink, OipReply
@@ -129,10 +136,10 @@ class OipClient:
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
 
         def ask(options: Options) -> InferResult:
-            call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
+            call, destinations = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
             try:
                 self._take_slot(call)
-                return self._answer(call, targets)
+                return self._answer(call, destinations)
             except TensorMismatch as error:
                 with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
                     error = advised(error, arrays(inputs)[0], self._known_metadata(model, version))
@@ -166,7 +173,7 @@ class OipClient:
         """
         options = self._options(version, outputs, timeout_ms, priority, timing)
         inputs, parameters = self._with_pictures(model, version, inputs, picture, pictures), with_raw(parameters, raw)
-        call, targets = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
+        call, destinations = self._call_of(model, inputs, options, parameters, outputs, cast=cast)
         future = Future[InferResult]()
 
         def answer() -> None:
@@ -174,7 +181,7 @@ class OipClient:
                 self._slots.free(call)
                 return
             try:
-                result = self._answer(call, targets)
+                result = self._answer(call, destinations)
             except BaseException as error:  # noqa: BLE001 (whatever it is, it belongs to the future)
                 future.set_exception(error)
             else:
@@ -310,7 +317,7 @@ class OipClient:
             sent,
             _wait_s(options.timeout_ms),
         )
-        return call, check_targets(outputs)
+        return call, check_destinations(outputs)
 
     def _with_pictures(
         self,
@@ -326,10 +333,10 @@ class OipClient:
         name = next(iter(self._steps(model, version).inputs), PICTURE)
         return with_pictures(inputs, picture, pictures, name)
 
-    def _answer(self, call: OipCall, targets: Mapping[str, Array]) -> InferResult:
+    def _answer(self, call: OipCall, destinations: Mapping[str, Array]) -> InferResult:
         """Send a call that has a slot, and give the slot back."""
         try:
-            result = _result(self._link.infer(call), targets)
+            result = _result(self._link.infer(call), destinations)
         except TensorMismatch:
             self._forget(call.model)  # another version may serve now, which takes something else
             raise
@@ -548,12 +555,12 @@ def _wait_s(timeout_ms: float | None) -> float:
     return DEFAULT_WAIT_S if timeout_ms is None else max(timeout_ms, 0.0) / 1e3 + SLACK_S
 
 
-def _result(answer: OipReply, targets: Mapping[str, Array]) -> InferResult:
+def _result(answer: OipReply, destinations: Mapping[str, Array]) -> InferResult:
     outputs: dict[str, Array] = {}
     for each in answer.outputs:
-        array, target = each.array(), targets.get(each.name)
-        if target is not None:
-            array = fill_target(TensorHeader(each.name, each.datatype, each.shape), target, array)
+        array, destination = each.array(), destinations.get(each.name)
+        if destination is not None:
+            array = fill_destination(TensorHeader(each.name, each.datatype, each.shape), destination, array)
         outputs[each.name] = array
     told = answer.parameters
     timing = None

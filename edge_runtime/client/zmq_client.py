@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from edge_runtime.client.channel import Channel, CurveKeys
 from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
-from edge_runtime.client.frames import Options, arrays, check_targets, fit_datatypes
+from edge_runtime.client.frames import Options, arrays, check_destinations, fit_datatypes
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.link import Link
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
@@ -316,8 +316,8 @@ class Client:
         tensors, guessed = arrays(inputs)
         if guessed or cast:
             fit_datatypes(tensors, list(tensors) if cast else guessed, self._metadata(model))
-        targets = check_targets(outputs)
-        call = core.infer(model, tensors, options, parameters, targets, self._places(tensors, targets))
+        destinations = check_destinations(outputs)
+        call = core.infer(model, tensors, options, parameters, destinations, self._places(tensors, destinations))
         if core.is_large(call):
             if not core.knows_limit:
                 # A model that is missing or not ready refuses the call itself, with a better message.

@@ -46,8 +46,8 @@ class FramesEncoding:
         selected = plan.select(request.outputs)
         timing = timing_fields(request) if plan.wants_timing else None
         header = plan.answer_header(selected, timing)
-        if request.targets:
-            return (header, request_id, *_frames_but_targets(plan, selected, request.targets))
+        if request.destinations:
+            return (header, request_id, *_frames_but_destinations(plan, selected, request.destinations))
         return (header, request_id, *[frame_of(array) for array in selected])
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
@@ -128,20 +128,20 @@ def json_answers(plan: RequestPlan) -> json_codec.JsonAnswers | None:
     return json_codec.JsonAnswers(plan.servable.model, plan.servable.number, plan.tensor_headers(plan.inline.shapes))
 
 
-def _frames_but_targets(
-    plan: RequestPlan, selected: Sequence[Array], targets: Sequence[Array | None]
+def _frames_but_destinations(
+    plan: RequestPlan, selected: Sequence[Array], destinations: Sequence[Array | None]
 ) -> Iterator[Buffer]:
     """Write outputs to their places in shared memory; give the frames of the others."""
-    for index, array, target in zip(plan.outputs, selected, targets, strict=True):
+    for index, array, destination in zip(plan.outputs, selected, destinations, strict=True):
         data = frame_of(array)
-        if target is None:
+        if destination is None:
             yield data
             continue
         nbytes = memoryview(data).nbytes
-        if nbytes > target.nbytes:
+        if nbytes > destination.nbytes:
             name = plan.servable.spec.outputs[index].name
-            raise TensorMismatch(f"output {name!r} is {nbytes} bytes, its place has {target.nbytes}")
-        target[:nbytes] = np.frombuffer(data, np.uint8)
+            raise TensorMismatch(f"output {name!r} is {nbytes} bytes, its place has {destination.nbytes}")
+        destination[:nbytes] = np.frombuffer(data, np.uint8)
 
 
 def frame_of(array: Array) -> Buffer:

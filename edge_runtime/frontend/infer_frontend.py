@@ -330,14 +330,14 @@ class InferFrontend:
         if header.op != "infer":
             self._op(endpoint, origin, reply, header, frame)
             return None
-        targets: Sequence[Array | None] = ()
+        destinations: Sequence[Array | None] = ()
         if header.has_places:
-            tensors, targets = self._shared(endpoint.connection(origin, frame), header, tensors)
+            tensors, destinations = self._shared(endpoint.connection(origin, frame), header, tensors)
         nbytes = sum(len(each) if isinstance(each, bytes) else _nbytes(each) for each in tensors)
         request = Request(
             header, tensors, nbytes, reply, endpoint.sender(origin), self._clock.monotonic_s(), self._metrics
         )
-        request.targets = targets
+        request.destinations = destinations
         request.longest_s = timeout_s
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
         route = self.routes().get(key) if key is not None else None
@@ -520,11 +520,11 @@ class InferFrontend:
         origin, request_id, (frame, *frames) = entry
         reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
         with self.answering(reply):
-            tensors, targets = self._shared(endpoint.connection(origin, frame), route.header, frames)
+            tensors, destinations = self._shared(endpoint.connection(origin, frame), route.header, frames)
             request = Request(
                 route.header, tensors, route.plan.nbytes, reply, endpoint.sender(origin), arrived_s, self._metrics
             )
-            request.targets = targets
+            request.destinations = destinations
             request.hold(self._infer.unanswered, 0)
             self._infer.submit(request, plan)
 

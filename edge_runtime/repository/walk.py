@@ -123,13 +123,13 @@ class Listing:
         if not entry.is_symlink():
             return None
         try:
-            target = os.path.realpath(entry.path, strict=True)
+            place = os.path.realpath(entry.path, strict=True)
         except OSError as error:
             return f"is a symbolic link that cannot be followed: {error.strerror}"
-        if not Path(target).is_relative_to(self._home):
-            return f"is a symbolic link that leads outside the models folder, to {target}; copy the files instead"
-        if Path(os.path.realpath(Path(entry.path).parent)).is_relative_to(target):
-            return f"is a symbolic link to a folder that it lies in, {target}"
+        if not Path(place).is_relative_to(self._home):
+            return f"is a symbolic link that leads outside the models folder, to {place}; copy the files instead"
+        if Path(os.path.realpath(Path(entry.path).parent)).is_relative_to(place):
+            return f"is a symbolic link to a folder that it lies in, {place}"
         return None
 
     def _read_folder(self, entry: os.DirEntry[str], files: Files, prefix: str, depth: int) -> None:

@@ -82,8 +82,8 @@ class Request:
     """One request, from its door to its reply. Instants are monotonic seconds.
 
     header: as decoded. tensors: in the header's order, arrays or frames as they came; nbytes: of all. sender: which
-    connection asks, a key that its door makes: equal for requests that share one turn in a queue. targets: its memory
-    where outputs go, in the order of the plan's, None: to a frame; empty: all to frames. plan: serving's
+    connection asks, a key that its door makes: equal for requests that share one turn in a queue. destinations:
+    its memory where outputs go, in the order of the plan's, None: to a frame; empty: all to frames. plan: serving's
     RequestPlan, None until the model is found. rows, shape (equal for requests that may share a batch), priority,
     timeout_s, deadline_s, inputs (arrays in the model's order): of that plan. outputs (in the model's order), queue_s,
     run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
@@ -96,9 +96,10 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_s", "batch_rows", "count", "deadline_s", "due_s", "error", "header", "held", "inputs", "is_given_up",
-        "is_step", "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan", "priority", "queue_s",
-        "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "targets", "tensors", "timeout_s",
+        "arrived_s", "batch_rows", "count", "deadline_s", "destinations", "due_s", "error", "header", "held", "inputs",
+        "is_given_up", "is_step", "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan",
+        "priority", "queue_s", "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
+        "timeout_s",
     )  # fmt: skip
 
     plan: Any  # RequestPlan; scheduling only carries it
@@ -139,7 +140,7 @@ class Request:
         self.error: EdgeRuntimeError | None = None
         self.lost_runs = 0
         self.held: tuple[UnansweredBytes, int] | None = None
-        self.targets: Sequence[Array | None] = ()
+        self.destinations: Sequence[Array | None] = ()
         self.longest_s = math.inf
         self.is_given_up = False
         self.count = 1
@@ -177,7 +178,7 @@ class Request:
         """Become a refused request whose reply waits, without tensors and without a hold on its servable."""
         self.error = error
         error.__traceback__ = None  # its frames hold the tensors
-        self.tensors = self.inputs = self.targets = ()
+        self.tensors = self.inputs = self.destinations = ()
         self.plan = None
         self._release()
 

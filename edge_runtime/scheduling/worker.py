@@ -89,8 +89,8 @@ class WorkerPool:
         """Whether `close` left a run behind."""
         return self._dispatcher.is_stopping and bool(self._threads)
 
-    def _spawn(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
         with self._lock:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
             thread.start()

@@ -99,8 +99,8 @@ class Infer:
                         raise
                 chosen = plan if plan.canary is None else plan.turn()
                 try:
-                    if request.targets:
-                        chosen.check_targets(request.targets)
+                    if request.destinations:
+                        chosen.check_destinations(request.destinations)
                     request.take(chosen, chosen.arrays(request.tensors))
                     chosen.servable.submit(request)
                 except Draining:

@@ -33,7 +33,7 @@ class _Copy(NamedTuple):
     """Rows that are copied, and to where."""
 
     source: Array
-    target: Array
+    destination: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class InlineChain:
             with servable.inline_lock:
                 if not servable.is_open:
                     raise _Moved
-                for source, target in step.fill:
-                    target[:rows] = source[:rows]
+                for source, destination in step.fill:
+                    destination[:rows] = source[:rows]
                 step.bound.run(rows)
-                for source, target in step.keep:
-                    target[:rows] = source[:rows]
+                for source, destination in step.keep:
+                    destination[:rows] = source[:rows]
             ended_s = now()
             if self.is_counted:
                 # Buffers do not know how many requests their rows are of: most have one. Who reads a step's counts, as
@@ -131,7 +131,8 @@ class InlineChain:
         outputs = dict(zip((each.name for each in spec.outputs), bound.outputs, strict=True))
         fill = [_Copy(self._arrays[place], inputs[name]) for name, place in step.inputs.items()]
         if inputs.keys() != step.inputs.keys() or not all(
-            copy.source.shape[1:] == copy.target.shape[1:] and copy.source.dtype == copy.target.dtype for copy in fill
+            copy.source.shape[1:] == copy.destination.shape[1:] and copy.source.dtype == copy.destination.dtype
+            for copy in fill
         ):
             raise Draining(f"step {step.name} has other inputs now")
         keep: list[_Copy] = []

@@ -176,10 +176,12 @@ class RequestPlan:
         """The only input of several requests, whose bytes are `data`: [requests * rows, *inner], without copying."""
         return [np.frombuffer(data, self._plain_dtypes[0]).reshape((-1, *self.inputs[0].shape[1:]))]
 
-    def check_targets(self, targets: Sequence[Array | None]) -> None:
+    def check_destinations(self, destinations: Sequence[Array | None]) -> None:
         """Raise TensorMismatch for an output that its place in shared memory cannot hold."""
-        for index, place, target, least in zip(self.outputs, self.places, targets, self._least_bytes, strict=True):
-            if place is None or target is None:
+        for index, place, destination, least in zip(
+            self.outputs, self.places, destinations, self._least_bytes, strict=True
+        ):
+            if place is None or destination is None:
                 continue
             spec = self.servable.spec.outputs[index]
             if spec.datatype == "BYTES":
@@ -187,8 +189,8 @@ class RequestPlan:
             itemsize = DATATYPES[spec.datatype].itemsize
             if place.offset % itemsize:
                 raise TensorMismatch(f"output {spec.name!r}: offset {place.offset} is no multiple of {itemsize}")
-            if target.nbytes < least:
-                raise TensorMismatch(f"output {spec.name!r} is {least} bytes, its place has {target.nbytes}")
+            if destination.nbytes < least:
+                raise TensorMismatch(f"output {spec.name!r} is {least} bytes, its place has {destination.nbytes}")
 
     def _own_or_shared(self, header: TensorHeader, tensor: SharedTensor) -> Array:
         if header.datatype == "BOOL":  # its values are checked, on a copy

@@ -106,9 +106,9 @@ class InlineBuffers:
 
     def run(self, parts: Sequence[Sequence[bytes]], rows: int) -> None:
         """Run on several inputs: `parts` holds each request's inputs in the model's order."""
-        for target, column in zip(self._inputs, zip(*parts, strict=True), strict=True):
+        for destination, column in zip(self._inputs, zip(*parts, strict=True), strict=True):
             joined = b"".join(column)
-            target[: len(joined)] = joined
+            destination[: len(joined)] = joined
         self.bound.run(rows)
 
     def unpack(self, outputs: Sequence[tuple[int, Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:

@@ -88,17 +88,17 @@ def place(files: Sequence[Path], folder: Path) -> list[Path]:
     """
     if not files:  # the plain model
         return []
-    targets = [folder / source.name for source in reversed(files)]
-    parts = [target.with_name(f"{target.name}{PART_SUFFIX}") for target in targets]
+    destinations = [folder / source.name for source in reversed(files)]
+    parts = [destination.with_name(f"{destination.name}{PART_SUFFIX}") for destination in destinations]
     try:
         for source, part in zip(reversed(files), parts, strict=True):
             _copy(source, part)
-        _rename(parts, targets)
+        _rename(parts, destinations)
     finally:
         for part in parts:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-    return targets
+    return destinations
 
 
 def _copy(source: Path, part: Path) -> None:
@@ -111,14 +111,14 @@ def _copy(source: Path, part: Path) -> None:
         raise StorageFailed(f"{part}: cannot be written: {error.strerror}; the model is as it was") from error
 
 
-def _rename(parts: Sequence[Path], targets: Sequence[Path]) -> None:
-    *_, graph = targets
+def _rename(parts: Sequence[Path], destinations: Sequence[Path]) -> None:
+    *_, graph = destinations
     try:
-        if len(targets) > 1:
+        if len(destinations) > 1:
             graph.unlink(missing_ok=True)
             sync_folder(graph.parent)
-        for part, target in zip(parts, targets, strict=True):
-            part.replace(target)
+        for part, destination in zip(parts, destinations, strict=True):
+            part.replace(destination)
         sync_folder(graph.parent)
     except OSError as error:
         raise StorageFailed(f"{graph}: cannot be written: {error.strerror}; the variant may be missing") from error

@@ -182,7 +182,7 @@ class Int8Task(Struct, frozen=True):
     """
 
     source: str
-    target: str
+    destination: str
     calibration: str
     maker: str
     work: str
@@ -202,13 +202,19 @@ def make_int8(recipe: Recipe, source: Path, calibration: Path, folder: Path) -> 
     source: the plain ONNX model. calibration: a file of inputs. folder: one for this source and these inputs. Raises
     ConversionFailed, StorageFailed.
     """
-    target = folder / variant_name(recipe.plain, INT8)
-    files = (target, target.with_name(weights_name(target.name))) if suffix_of(target.name) == ".xml" else (target,)
+    destination = folder / variant_name(recipe.plain, INT8)
+    files = (
+        (destination, destination.with_name(weights_name(destination.name)))
+        if suffix_of(destination.name) == ".xml"
+        else (destination,)
+    )
     if all(file.is_file() for file in files):
         return files
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-int8-") as work:
-        task = Int8Task(str(source.absolute()), str(target.absolute()), str(calibration.absolute()), recipe.maker, work)
+        task = Int8Task(
+            str(source.absolute()), str(destination.absolute()), str(calibration.absolute()), recipe.maker, work
+        )
         ending = run_child(
             convert_to_int8,
             task,
@@ -222,11 +228,11 @@ def make_int8(recipe: Recipe, source: Path, calibration: Path, folder: Path) -> 
 
 
 def convert_to_int8(task: Int8Task, _progress: ShowProgress) -> str:
-    """Convert, in the child, and return the target: the libraries take hundreds of MB. Raises: as they do."""
+    """Convert, in the child, and return the destination: the libraries take hundreds of MB. Raises: as they do."""
     tempfile.tempdir = os.environ["TMPDIR"] = task.work
     calibration = read_arrays(Path(task.calibration))
-    import_module(task.maker).quantise(Path(task.source), Path(task.target), calibration)
-    return task.target
+    import_module(task.maker).quantise(Path(task.source), Path(task.destination), calibration)
+    return task.destination
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
