@@ -17,9 +17,9 @@ from edge_runtime.publish.roles import add_team
 from edge_runtime.repository.manifest import encode_manifest
 from edge_runtime.update.fetch import FetchLimits, Pacer
 from edge_runtime.update.folder_fetch import FolderFetcher
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.staging import Staging
+from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.tuf_client import TufClient
 from tests.fakes.publishing import Publisher

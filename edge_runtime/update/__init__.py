@@ -4,7 +4,7 @@
 |---|---|
 | TUF client and trust | trust (no I/O), tuf_client, tuf_cli, device_time, repository_view |
 | fetching | fetch, http_fetch, folder_fetch, source, download, store |
-| memory | journal, journal_tables, database, states, active |
+| memory | journal, states, active |
 | rollout | release_checks, staging, releases, trial, rollout, rollout_progress, observation, health_gate |
 | the device | updater (one check), worker (its thread), report |
 

@@ -15,9 +15,9 @@ from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import VersionState, VersionStatus
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.journal import Journal
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_checks import KnownReleases
 from edge_runtime.update.releases import Releases
+from edge_runtime.update.states import Release
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ from edge_runtime.repository.release_paths import (
     place_of,
 )
 from edge_runtime.update.download import ExpectedFile
-from edge_runtime.update.journal_tables import Release
+from edge_runtime.update.states import Release
 
 _SHARE_BITS = 64
 

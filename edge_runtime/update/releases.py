@@ -36,7 +36,6 @@ from edge_runtime.repository.release_paths import (
     RESERVED_FILES,
 )
 from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, is_whole
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_checks import (
     check_choice,
     check_manifest,
@@ -44,6 +43,7 @@ from edge_runtime.update.release_checks import (
     decode_any,
     described_file,
 )
+from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore, place
 
 _GRAPHS = (".onnx", ".xml")

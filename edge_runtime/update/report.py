@@ -12,9 +12,8 @@ from typing import Any
 
 from edge_runtime.errors import StorageFailed
 from edge_runtime.update.active import ActiveReleases
-from edge_runtime.update.journal import Journal
-from edge_runtime.update.journal_tables import KEPT_HISTORY, Entry, RefusedRelease, Release
-from edge_runtime.update.states import ReleaseState
+from edge_runtime.update.journal import KEPT_HISTORY, Entry, Journal, RefusedRelease
+from edge_runtime.update.states import Release, ReleaseState
 
 RUNS, AVAILABLE, PASSED_OVER, REFUSED_BEFORE = "runs", "available", "passed over", "refused before"
 """The fate of an assignment without a rollout: it serves already; `apply` installs it; it is not for this device; this

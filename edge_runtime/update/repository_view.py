@@ -19,7 +19,7 @@ from edge_runtime.repository.manifest import (
 )
 from edge_runtime.repository.release_paths import assignments_path
 from edge_runtime.update.fetch import Fetcher, Pacer
-from edge_runtime.update.journal_tables import Release
+from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore
 from edge_runtime.update.tuf_client import TufClient, expected_file
 

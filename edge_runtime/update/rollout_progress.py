@@ -11,9 +11,8 @@ import threading
 from edge_runtime.errors import UpdateError
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.journal import Journal
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.report import RolloutStep, StatusBoard
-from edge_runtime.update.states import STATES, Event, ReleaseState, next_state
+from edge_runtime.update.states import STATES, Event, Release, ReleaseState, next_state
 
 
 class Interrupted(Exception):

@@ -1,4 +1,4 @@
-"""The states of a release on a device, as one table: what follows each, and what a restart makes of it.
+"""A release on a device: its identity, and its states as one table: what follows each, and what a restart makes of it.
 
 Pure. Owns: the table, and how often a release may be tried. The effects are the rollout's, the memory is the journal's,
 which has a state before the step that it stands for begins, so that a restart finds it.
@@ -14,9 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 MAX_TRIES = 3
 """How often a release may take the process or its child down before it is refused: a power cut in the middle of a load
 is no crash of the model, and looks like one."""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """The identity of a release."""
+
+    model: str
+    version: int
+    counter: int
+    manifest_sha256: str
 
 
 class ReleaseState(Enum):
@@ -48,6 +59,16 @@ class Event(Enum):
     FAILED = "failed"
     REVERTED = "reverted"
     NOTED = "noted"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """A release under way. tries: how many of its tries had no result."""
+
+    release: Release
+    state: ReleaseState
+    tries: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from edge_runtime.update.active import ActiveReleases
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.fetch import FetchLimits, Pacer
 from edge_runtime.update.journal import Journal
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_checks import DeviceTraits, KnownReleases, choose_offers, why_not_fit, why_not_offered
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.report import (
@@ -42,7 +41,7 @@ from edge_runtime.update.rollout import INSTALLED, PUT_OFF, Rollout, RolloutCont
 from edge_runtime.update.rollout_progress import RolloutProgress
 from edge_runtime.update.source import Source
 from edge_runtime.update.staging import Staging
-from edge_runtime.update.states import ReleaseState
+from edge_runtime.update.states import Release, ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.trial import PipelineTrials, TrialLimits
 from edge_runtime.update.trust import TrustedSet, check_marks, marks_of, update_start

@@ -29,7 +29,7 @@ loss of the daemon ends them at once."""
 
 DEFAULT_HISTORY = 50
 MAX_HISTORY = 1_000
-"""As many entries as a device keeps (update/journal_tables.py): some 200 KB."""
+"""As many entries as a device keeps (update/journal.py): some 200 KB."""
 
 
 class Scope(Enum):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.update.journal import DATABASE
-from edge_runtime.update.journal_tables import RECORD
+from edge_runtime.update.journal import DATABASE, RECORD
 from tests.contract.updated_device import Fleet
 
 JOURNAL = Path("state") / "update" / "journal"

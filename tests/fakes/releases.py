@@ -13,7 +13,7 @@ from edge_runtime.repository.manifest import Artifact, Delta, Golden, Manifest, 
 from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, step_file
 from edge_runtime.tensors import Array
 from edge_runtime.update.download import ExpectedFile
-from edge_runtime.update.journal_tables import Release
+from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore
 
 

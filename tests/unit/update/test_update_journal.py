@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import StorageFailed
-from edge_runtime.update.journal import DATABASE, Journal
-from edge_runtime.update.journal_tables import KEPT_HISTORY, RECORD, RefusedRelease, Release
-from edge_runtime.update.states import ReleaseState
+from edge_runtime.update.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, RefusedRelease
+from edge_runtime.update.states import Release, ReleaseState
 from tests.fakes.dying_disk import DyingDisk, Killed, failing
 
 REASON = "scores: 3 of 10 values are too far from the golden ones"

@@ -14,7 +14,6 @@ from edge_runtime.errors import UpdateError
 from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest, StepModel
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import LONGEST_LEAP
-from edge_runtime.update.journal_tables import Release
 from edge_runtime.update.release_checks import (
     DeviceTraits,
     KnownReleases,
@@ -26,6 +25,7 @@ from edge_runtime.update.release_checks import (
     why_not_fit,
     why_not_offered,
 )
+from edge_runtime.update.states import Release
 
 DEVICE = DeviceTraits("cam-7", "x86-avx2", (0, 3), frozenset({".onnx"}), 1 << 30)
 
