@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from edge_runtime.backends.base import Backend
 from edge_runtime.backends.host_instance import HostedBackend
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend, known_backends
-from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.clock import Calendar, Clock, SystemClock
 from edge_runtime.config.door_access import door_access
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config, UpdateSettings
@@ -83,11 +82,11 @@ def assemble_core(
     clock: Clock | None = None,
     *,
     disk: Disk = SYSTEM_DISK,
-    utc_clock: Callable[[], datetime] | None = None,
+    calendar: Calendar | None = None,
 ) -> Core:
     """Wire the serving core. Raises ConfigError (an unknown profile, an unusable state folder).
 
-    disk: what updates are written through. utc_clock: what expiry is judged by; None: the system's clock.
+    disk: what updates are written through. calendar: judges expiry; None: the host's.
     """
     clock = clock or SystemClock()
     facts = detect()
@@ -169,7 +168,7 @@ def assemble_core(
         loader=loader,
         clock=clock,
         disk=disk,
-        utc_clock=utc_clock,
+        calendar=calendar,
     )
     core = Core(
         config=config,
@@ -344,7 +343,7 @@ def _new_updates(
     loader: Loader,
     clock: Clock,
     disk: Disk,
-    utc_clock: Callable[[], datetime] | None,
+    calendar: Calendar | None,
 ) -> UpdateWorker | None:
     """The updater of a device and its thread; None without `[update]`. Raises ConfigError: a setting cannot be."""
     settings = config.update
@@ -384,7 +383,7 @@ def _new_updates(
         clock=clock,
         stop=stop,
         disk=disk,
-        utc_clock=utc_clock,
+        calendar=calendar,
     )
     return UpdateWorker(updater, settings, clock, stop)
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -62,6 +63,10 @@ class Disk(Protocol):
         """As os.mkdir."""
         ...
 
+    def free_bytes(self, folder: Path) -> int:
+        """As shutil.disk_usage: how much more the disk of a folder takes."""
+        ...
+
     def commit(self, database: sqlite3.Connection) -> None:
         """As sqlite3.Connection.commit, of a database whose `synchronous` is FULL; raises sqlite3.Error too."""
         ...
@@ -78,6 +83,11 @@ class SystemDisk:
     rename = staticmethod(os.replace)
     link = staticmethod(os.link)
     mkdir = staticmethod(os.mkdir)
+
+    @staticmethod
+    def free_bytes(folder: Path) -> int:
+        """As shutil.disk_usage."""
+        return shutil.disk_usage(folder).free
 
     @staticmethod
     def commit(database: sqlite3.Connection) -> None:

@@ -10,13 +10,13 @@ right again. Nothing here stops serving. Thread: one owner moves the floor; `now
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from tuf.api.metadata import Root, Timestamp
 
+from edge_runtime.clock import Calendar
 from edge_runtime.errors import EdgeRuntimeError, MetadataExpired
 from edge_runtime.repository.release_paths import ISSUED_FIELD
 from edge_runtime.update.journal import Journal
@@ -31,7 +31,6 @@ LONGEST_STEP = timedelta(days=366)
 _SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
 _TIME_ERROR = 5
 _TIMEX_BYTES = 256
-
 
 FLOOR_FACT = "clock_floor_utc"
 
@@ -74,34 +73,32 @@ def utc_text(instant: datetime) -> str:
     return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def is_clock_synchronised() -> bool:
-    """Return whether this host's clock is synchronised: systemd-timesyncd's flag, else the kernel's (adjtimex)."""
-    if _SYNCHRONISED.exists():
-        return True
-    try:
-        # struct timex is 208 bytes on 64-bit Linux; zeroed, `modes` is 0: only read.
-        state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
-    except (OSError, AttributeError):
-        return False
-    return 0 <= state < _TIME_ERROR
+class SystemCalendar:
+    """The host's own calendar clock."""
 
+    def now_utc(self) -> datetime:
+        """Return the instant that the host's clock shows."""
+        return datetime.now(timezone.utc)
 
-def _system_utc() -> datetime:
-    return datetime.now(timezone.utc)
+    def is_synchronised(self) -> bool:
+        """Return whether the host's clock is synchronised: systemd-timesyncd's flag, else the kernel's (adjtimex)."""
+        if _SYNCHRONISED.exists():
+            return True
+        try:
+            # struct timex is 208 bytes on 64-bit Linux; zeroed, `modes` is 0: only read.
+            state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+        except (OSError, AttributeError):
+            return False
+        return 0 <= state < _TIME_ERROR
 
 
 class DeviceTime:
-    """max(system clock, floor). utc_clock: the system's. is_synchronised: whether the system keeps it right."""
+    """The host's calendar clock, or the floor where the clock is behind it."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        utc_clock: Callable[[], datetime] | None = None,
-        is_synchronised: Callable[[], bool] = is_clock_synchronised,
-    ) -> None:
+    def __init__(self, journal: Journal, calendar: Calendar | None = None) -> None:
+        """calendar: None takes the host's."""
         self._journal = journal
-        self._utc_clock = utc_clock or _system_utc
-        self._is_synchronised = is_synchronised
+        self._calendar = calendar or SystemCalendar()
         self._floor_utc = BUILT_UTC
         self._signer = ""
 
@@ -116,11 +113,11 @@ class DeviceTime:
         The floor counts only while root gives the timestamp the keys by which it was learned: a thief of other keys may
         have signed the year 3000, in which all metadata has expired.
         """
-        return max(self._utc_clock(), self._floor_below(signer_of(root, Timestamp.type)))
+        return max(self._calendar.now_utc(), self._floor_below(signer_of(root, Timestamp.type)))
 
     def now_utc(self) -> datetime:
         """Return the clock, or the floor where the clock is behind it."""
-        return max(self._utc_clock(), self._floor_utc)
+        return max(self._calendar.now_utc(), self._floor_utc)
 
     def now_text(self) -> str:
         """Return `now_utc` as text."""
@@ -132,8 +129,8 @@ class DeviceTime:
         floor_utc = self._floor_below(signer)
         moved_utc = floor_after(
             floor_utc,
-            clock_utc=self._utc_clock(),
-            is_synchronised=self._is_synchronised(),
+            clock_utc=self._calendar.now_utc(),
+            is_synchronised=self._calendar.is_synchronised(),
             issued_utc=parse_utc(accepted.unrecognized_fields.get(ISSUED_FIELD)),
             expires_utc=accepted.expires,
         )
@@ -143,18 +140,18 @@ class DeviceTime:
 
     def explained(self, error: EdgeRuntimeError) -> str:
         """Return an error's message, with a hint where an unsynchronised clock may be its cause."""
-        if isinstance(error, MetadataExpired) and not self._is_synchronised():
+        if isinstance(error, MetadataExpired) and not self._calendar.is_synchronised():
             return f"{error.message}; nobody sets this device's clock (clock_unknown), so it may be what is wrong"
         return error.message
 
     def as_json(self) -> dict[str, Any]:
         """For `update status`."""
-        clock_utc, floor_utc = self._utc_clock(), self._floor_utc
+        clock_utc, floor_utc = self._calendar.now_utc(), self._floor_utc
         return {
             "now_utc": utc_text(clock_utc),
             "floor_utc": utc_text(floor_utc),
             "is_behind": clock_utc < floor_utc,
-            "is_synchronised": self._is_synchronised(),
+            "is_synchronised": self._calendar.is_synchronised(),
         }
 
     def _floor_below(self, signer: str) -> datetime:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,6 @@ from edge_runtime.update.fetch import PIECE_BYTES, FetchedBody, Fetcher, Pace
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Progress = Callable[[int, int], object]
-"""Called with the bytes fetched so far and in total; an error that it raises ends the download, and the part stays."""
-
 ARTIFACT_MODE = 0o444
 """A verified file is never written again."""
 
@@ -32,6 +29,14 @@ ARTIFACT_MODE = 0o444
 _DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64, "sha3_256": 32, "sha3_512": 64, "blake2b": 64,
                  "blake2s": 32, "blake2b-256": 32, "sha224": 28}  # fmt: skip
 _HEX = re.compile(r"[0-9a-f]+")
+
+
+class ByteProgress(Protocol):
+    """Follows a download."""
+
+    def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
+        """Take the bytes fetched so far and in total. An error raised here ends the download, and the part stays."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def download(
     final: Path,
     *,
     pace: Pace,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
     disk: Disk = SYSTEM_DISK,
 ) -> None:
     """Make `final` the wanted file, durably, through `part` on the same disk, which may hold bytes of an earlier try.
@@ -139,7 +144,7 @@ class _Transfer:
     expected: ExpectedFile
     part: Path
     pace: Pace
-    progress: Progress | None
+    progress: ByteProgress | None
     disk: Disk
 
     def run(self, check: HashCheck, final: Path) -> str | None:
@@ -160,7 +165,7 @@ class _Transfer:
             check.update(piece)
             file.write(piece)
             if self.progress is not None:
-                self.progress(check.length, self.expected.length)
+                self.progress.show_bytes(check.length, self.expected.length)
             self.pace.count(len(piece))
         if check.length < self.expected.length:
             raise DownloadError(

@@ -8,8 +8,6 @@ in `http_fetch` and `folder_fetch`.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,13 +68,11 @@ class FetchLimits:
 class Pace:
     """Counts received bytes against `FetchLimits`, from its construction on. Thread: one owner."""
 
-    def __init__(
-        self, limits: FetchLimits, clock: Clock | None = None, pause: Callable[[float], object] = time.sleep
-    ) -> None:
-        """pause: waits a number of seconds to hold the cap; with an Event's `wait`, a stopping daemon ends it early."""
+    def __init__(self, limits: FetchLimits, clock: Clock | None = None, stop: threading.Event | None = None) -> None:
+        """stop: set when the daemon stops, which ends a wait for the cap."""
         self._limits = limits
         self._clock = clock or SystemClock()
-        self._pause = pause
+        self._stop = stop or threading.Event()
         self._began_s = self._window_began_s = self._clock.monotonic_s()
         self._all_bytes = self._window_bytes = 0
 
@@ -126,7 +122,7 @@ class Pace:
             return
         ahead_s = self._all_bytes / cap - (now_s - self._began_s)
         if ahead_s > 0:
-            self._pause(min(ahead_s, self.deadline_s - now_s))
+            self._stop.wait(min(ahead_s, self.deadline_s - now_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ class Pacer:
 
     def start(self) -> Pace:
         """Start the time of one download."""
-        return Pace(self.limits, self.clock, time.sleep if self.stop is None else self.stop.wait)
+        return Pace(self.limits, self.clock, self.stop)
 
 
 def fetch_bytes(fetcher: Fetcher, path: str, *, max_bytes: int, pace: Pace) -> bytes:

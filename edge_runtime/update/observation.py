@@ -58,16 +58,22 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The runs of two versions over the same time: the release, or one of the models that it brings (`name`)."""
+    """The runs of two versions over the same time: the release, or one of the models that it brings (`name`).
+
+    before: None where no version before it had that model.
+    """
 
     name: str
-    before: Callable[[], Observed]
-    now: Callable[[], Observed]
+    before: RunRecord | None
+    now: RunRecord
 
 
 def judge_all(all_compared: Sequence[Compared], elapsed_s: float, thresholds: Thresholds) -> Judgement:
     """Judge a release, the first, and the models that it brings: one that regressed is the release's fault."""
-    judgements = [judge_health(each.before(), each.now(), elapsed_s, thresholds) for each in all_compared]
+    judgements = [
+        judge_health(each.before.observed() if each.before else Observed(), each.now.observed(), elapsed_s, thresholds)
+        for each in all_compared
+    ]
     for each, judgement in zip(all_compared, judgements, strict=True):
         if judgement.verdict is Verdict.REGRESSED:
             return Judgement(judgement.verdict, f"{each.name}: {judgement.reason}" if each.name else judgement.reason)
@@ -140,8 +146,8 @@ class Observation:
         compared: list[Compared] = []
         for name, candidate in candidates.items():
             known = currents.get(name)
-            before = RunRecord(known.metrics, whole_life=whole_life).observed if known is not None else Observed
-            compared.append(Compared(name, before, RunRecord(candidate.metrics).observed))
+            before = RunRecord(known.metrics, whole_life=whole_life) if known is not None else None
+            compared.append(Compared(name, before, RunRecord(candidate.metrics)))
         return compared
 
     def _split_in_halves(self) -> bool:
@@ -178,17 +184,17 @@ class Observation:
         problem = self._run_golden(self._candidate, whole.now)
         if problem is not None:
             return Judgement(Verdict.REGRESSED, problem)
-        if self._current is not None:
+        if self._current is not None and whole.before is not None:
             self._run_golden_for_time(self._current, whole.before)
         judgement = judge_all(compared, self._thresholds.window_s, self._thresholds)
         if judgement.verdict is Verdict.UNDECIDED:
             return Judgement(Verdict.HEALTHY, judgement.reason)
         return Judgement(judgement.verdict, f"{judgement.reason}; too little traffic, asked itself the golden input")
 
-    def _run_golden(self, servable: Servable, observed: Callable[[], Observed]) -> str | None:
+    def _run_golden(self, servable: Servable, record: RunRecord) -> str | None:
         """Run the golden input until enough is observed to judge by. Returns the fault of an answer, or None."""
         tolerance = self._golden.tolerance_at(servable.precision)
-        for _ in _until_judgeable(observed):
+        for _ in _until_judgeable(record):
             try:
                 got = infer_once(servable, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except RunFailed as error:
@@ -200,19 +206,19 @@ class Observation:
                 return f"its golden output is wrong: {found[0]}"
         return None
 
-    def _run_golden_for_time(self, current: Servable, observed: Callable[[], Observed]) -> None:
+    def _run_golden_for_time(self, current: Servable, record: RunRecord) -> None:
         """Run the golden input on the current version, for a run time to compare with; its answers do not matter."""
-        for _ in _until_judgeable(observed):
+        for _ in _until_judgeable(record):
             try:
                 infer_once(current, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except EdgeRuntimeError:
                 return
 
 
-def _until_judgeable(observed: Callable[[], Observed]) -> Iterator[int]:
+def _until_judgeable(record: RunRecord) -> Iterator[int]:
     """Count until enough requests were observed, at most twice that: an answer may be here before it is counted."""
     for number in range(2 * LEAST_TO_JUDGE):
-        if observed().requests >= LEAST_TO_JUDGE:
+        if record.observed().requests >= LEAST_TO_JUDGE:
             return
         yield number
 

@@ -133,7 +133,7 @@ class Rollout:
             signed.manifest,
             device.suffixes,
             releases.artifacts(),
-            self.progress.show_bytes,
+            self.progress,
             precisions=device.precisions,
         )
         releases.lay_out(self._release, signed.manifest_data, chosen)

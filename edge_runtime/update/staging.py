@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from edge_runtime.errors import DownloadError, NotPublished, TrustError, UpdateE
 from edge_runtime.repository.manifest import PATCH_ALGORITHM, Artifact, Delta, Golden, Manifest
 from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, memory_bytes
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.update.download import ExpectedFile, Progress, is_whole
+from edge_runtime.update.download import ByteProgress, ExpectedFile, is_whole
 from edge_runtime.update.fetch import Fetcher, Pacer
 from edge_runtime.update.release_checks import check_served, described_file
 from edge_runtime.update.store import ArtifactStore
@@ -96,14 +96,14 @@ class Staging:
         artifacts: ArtifactStore,
         *,
         pacer: Pacer,
-        free_bytes: Callable[[], int | None] | None = None,
+        probe: HostProbe | None = None,
     ) -> None:
-        """pacer: starts the time that one file may take. free_bytes: the memory that is free now."""
+        """pacer: starts the time that one file may take. probe: says how much memory is free."""
         self._client = client
         self._fetcher = fetcher
         self._artifacts = artifacts
         self._pacer = pacer
-        self._free_bytes = free_bytes or HostProbe().memory_available_bytes
+        self._probe = probe or HostProbe()
         self._zstd = find_zstd()
 
     def stage(
@@ -111,7 +111,7 @@ class Staging:
         manifest: Manifest,
         suffixes: Collection[str],
         here: Mapping[str, Path],
-        progress: Progress | None = None,
+        progress: ByteProgress | None = None,
         *,
         precisions: Collection[str] = (),
     ) -> tuple[Artifact, ...]:
@@ -119,7 +119,7 @@ class Staging:
 
         suffixes: of the artifacts that backends here load. precisions: of the variants that the profile asks for; the
         release's own settings may ask for one too. here: by digest, files of releases that are laid out. progress:
-        called with the bytes done and in total, over all files. Raises UpdateError (the release may not be served, or
+        gets the bytes done and in total, over all files. Raises UpdateError (the release may not be served, or
         has no file for this device), TrustError (its team signs other files than its manifest describes), DownloadError
         (the next call resumes), StorageFailed.
         """
@@ -131,7 +131,7 @@ class Staging:
             what = f"its model {min(left)}" if min(left) else "it"
             raise UpdateError(f"release {manifest.release_counter} of {manifest.model}: no backend here loads {what}")
         files: tuple[Artifact | Golden, ...] = (*chosen, manifest.golden)
-        free_bytes = self._free_bytes()
+        free_bytes = self._probe.memory_available_bytes()
         limit_bytes = math.inf if free_bytes is None else free_bytes * MEMORY_SHARE
         plan = plan_fetches(manifest, files, self._whole(files, here), self._bases(manifest, here), limit_bytes)
         count = _ByteCount(sum(fetch.nbytes for fetch in plan), progress)
@@ -192,7 +192,7 @@ class Staging:
         if (want.length, want.hashes.get("sha256")) != (said.length, said.digest):
             raise TrustError(f"{path}: its team signs {want}, its manifest says {said}; both must be the same")
         self._artifacts.fetch(
-            self._fetcher, self._client.file_path(target), want, pace=self._pacer.start(), progress=count.tell
+            self._fetcher, self._client.file_path(target), want, pace=self._pacer.start(), progress=count
         )
         count.finish(want.length)
         return want
@@ -204,18 +204,18 @@ class Staging:
 class _ByteCount:
     """The bytes of finished files, and of all files. Thread: one owner."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: ByteProgress | None) -> None:
         self._done = 0
         self._total = total
         self._progress = progress
 
-    def tell(self, done_of_file: int, _: int) -> None:
+    def show_bytes(self, done_bytes: int, _: int) -> None:
         if self._progress is not None:
-            self._progress(self._done + done_of_file, self._total)
+            self._progress.show_bytes(self._done + done_bytes, self._total)
 
     def finish(self, nbytes: int) -> None:
         self._done += nbytes
-        self.tell(0, 0)
+        self.show_bytes(0, 0)
 
     def add_to_total(self, nbytes: int) -> None:
         self._total += nbytes

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +26,7 @@ from edge_runtime.repository.durable import (
     remove_parts,
     write_atomically,
 )
-from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, HashCheck, Progress, download, is_whole
+from edge_runtime.update.download import ARTIFACT_MODE, ByteProgress, ExpectedFile, HashCheck, download, is_whole
 from edge_runtime.update.fetch import PIECE_BYTES, Fetcher, Pace
 
 ANCHOR_BYTES = 64
@@ -113,21 +112,19 @@ class ArtifactStore:
         *,
         reserve_bytes: int = 0,
         disk: Disk = SYSTEM_DISK,
-        free_bytes: Callable[[Path], int] | None = None,
     ) -> None:
-        """reserve_bytes: what must stay free on the disk after a download. free_bytes: how much is free now."""
+        """reserve_bytes: what must stay free on the disk after a download."""
         self._folder = folder
         self._parts = folder / "parts"
         self._reserve_bytes = reserve_bytes
         self._disk = disk
-        self._free_bytes = free_bytes or _free_bytes
 
     def path(self, expected: ExpectedFile) -> Path:
         """Return the path of the file, whether it is there or not."""
         return self._folder / expected.digest
 
     def fetch(
-        self, fetcher: Fetcher, path: str, expected: ExpectedFile, *, pace: Pace, progress: Progress | None = None
+        self, fetcher: Fetcher, path: str, expected: ExpectedFile, *, pace: Pace, progress: ByteProgress | None = None
     ) -> Path:
         """Return the wanted file, fetched from `path` of the fetcher unless it is here and right. Resumes its part.
 
@@ -198,7 +195,7 @@ class ArtifactStore:
 
     def _check_reserve(self, expected: ExpectedFile, part: Path) -> None:
         have_bytes = part.stat().st_size if part.is_file() else 0
-        free_bytes = self._free_bytes(self._folder)
+        free_bytes = self._disk.free_bytes(self._folder)
         needed_bytes = max(0, expected.length - have_bytes) + self._reserve_bytes
         if free_bytes < needed_bytes:
             raise StorageFailed(
@@ -234,7 +231,3 @@ def place(source: Path, file: Path, *, disk: Disk = SYSTEM_DISK) -> None:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

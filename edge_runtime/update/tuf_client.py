@@ -8,7 +8,6 @@ daemon's updater and the command line.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -17,6 +16,7 @@ from urllib.parse import quote
 from tuf.api.metadata import Root, TargetFile, Targets
 
 from edge_runtime.errors import NotPublished, TrustError
+from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.download import ExpectedFile
 from edge_runtime.update.fetch import Fetcher, FetchLimits, Pace, Pacer, fetch_bytes
 from edge_runtime.update.store import MetadataStore
@@ -59,22 +59,22 @@ class TufClient:
         now_utc: datetime,
         bootstrap: bytes | None = None,
         bounds: Bounds | None = None,
-        time_below: Callable[[Root], datetime] | None = None,
+        device_time: DeviceTime | None = None,
         pacer: Pacer | None = None,
     ) -> None:
         """Read and fetch nothing yet.
 
         now_utc: the instant that expiry is judged by (`trust.update_start`). bootstrap: the root file that came with
-        the device, from which the kept root must have been reached; None: trust the kept one. time_below: the instant
-        instead, where it depends on the newest root. pacer: starts the time that `refresh`, and later each
-        `look_up`, may take.
+        the device, from which the kept root must have been reached; None: trust the kept one. device_time: judges
+        expiry instead, once the newest root says whether its floor counts. pacer: starts the time that `refresh`, and
+        later each `look_up`, may take.
         """
         self._fetcher = fetcher
         self._store = store
         self._now_utc = now_utc
         self._bootstrap = bootstrap
         self._bounds = bounds or Bounds()
-        self._time_below = time_below or (lambda _: now_utc)
+        self._device_time = device_time
         self._pacer = pacer or Pacer(METADATA_LIMITS)
         self._trusted: TrustedSet | None = None
         self._targets: Targets | None = None
@@ -162,7 +162,8 @@ class TufClient:
                 break
             trusted.accept_root(data)
             self._store.save("root", data)
-        trusted.check_last_root(self._time_below(trusted.root))
+        below = self._device_time.below(trusted.root) if self._device_time is not None else self._now_utc
+        trusted.check_last_root(below)
 
     def _update_timestamp(self, trusted: TrustedSet, pace: Pace) -> None:
         kept = self._store.load("timestamp", self._bounds.timestamp_bytes)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.clock import Clock
+from edge_runtime.clock import Calendar, Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
@@ -72,7 +70,7 @@ class Updater:
         clock: Clock,
         stop: threading.Event,
         disk: Disk = SYSTEM_DISK,
-        utc_clock: Callable[[], datetime] | None = None,
+        calendar: Calendar | None = None,
     ) -> None:
         """folder: for this object alone. engines: the folder of engines built for it. stop: set when the daemon stops.
 
@@ -87,7 +85,7 @@ class Updater:
         self._metadata = MetadataStore(folder / "metadata", disk=disk)
         self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
         self._journal = Journal(folder / "journal", disk=disk)
-        self._time = DeviceTime(self._journal, utc_clock)
+        self._time = DeviceTime(self._journal, calendar)
         releases = Releases(folder / "releases", self._artifacts, disk=disk)
         self._active = ActiveReleases(self._journal, releases, loader, self._time)
         self._context = RolloutContext(
@@ -199,7 +197,7 @@ class Updater:
             self._metadata,
             now_utc=self._time.now_utc(),
             bootstrap=self._bootstrap,
-            time_below=self._time.below,
+            device_time=self._time,
             pacer=pacer,
         )
         client.refresh()

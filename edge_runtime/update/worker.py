@@ -46,15 +46,15 @@ class UpdateWorker:
         settings: UpdateSettings,
         clock: Clock,
         stop: threading.Event,
-        share: Callable[[], float] = random.random,
+        chance: random.Random | None = None,
     ) -> None:
-        """share: draws 0 to 1, this device's place in a jitter. Raises ConfigError: the repository is invalid."""
+        """chance: draws this device's place in a jitter. Raises ConfigError: the repository is invalid."""
         self.updater = updater
         self.has_opened = threading.Event()
         self._settings = settings
         self._clock = clock
         self._stop = stop
-        self._share = share
+        self._chance = chance or random.SystemRandom()
         self._source = configured_source(settings, clock, stop)
         self._executor = Executor()
         self._is_woken = threading.Event()
@@ -74,7 +74,7 @@ class UpdateWorker:
         if self._source is None:
             log.info("no repository is named: updates come by `edge-runtime update import` only")
         else:
-            self._schedule.woken(self._clock.monotonic_s(), self._share())
+            self._schedule.woken(self._clock.monotonic_s(), self._chance.random())
         self._thread = threading.Thread(target=self._run, name="edge-updater", daemon=True)
         self._thread.start()
 
@@ -193,7 +193,7 @@ class UpdateWorker:
 
     def _woken(self) -> None:
         self._is_woken.clear()
-        self._schedule.woken(self._clock.monotonic_s(), self._share())
+        self._schedule.woken(self._clock.monotonic_s(), self._chance.random())
 
     def _look(self, *, installs: bool) -> dict[str, Any]:
         if self._source is None:
@@ -201,7 +201,7 @@ class UpdateWorker:
         try:
             return self.updater.check(self._source, installs=installs).as_json()
         finally:
-            self._schedule.looked(self._clock.monotonic_s(), self._share())
+            self._schedule.looked(self._clock.monotonic_s(), self._chance.random())
 
     def _import(self, folder: str) -> dict[str, Any]:
         source = folder_source(find_repository(folder), self._clock)

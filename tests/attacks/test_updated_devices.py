@@ -14,6 +14,7 @@ import pytest
 
 from edge_runtime.repository.manifest import Assignment, encode_assignments
 from tests.contract.updated_device import Fleet, UpdatedDevice
+from tests.fakes.dates import FakeCalendar
 from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.fakes.tuf_repository import NOW
 from tests.fakes.update_site import GROUP, TEAM, adder
@@ -93,12 +94,12 @@ def test_rollback_a_device_that_lost_its_metadata_does_not_believe_older_one(isl
 
 
 def test_freeze_a_repository_that_stands_still_is_not_believed_when_it_expired(island: Island) -> None:
-    now = [NOW]
-    with island.device(utc_clock=lambda: now[0]) as device:
+    calendar = FakeCalendar(NOW)
+    with island.device(calendar=calendar) as device:
         device.apply()
-        now[0] = NOW + timedelta(days=31)
+        calendar.instant_utc = NOW + timedelta(days=31)
         stands_firm(device, "expired")
-        now[0] = NOW
+        calendar.instant_utc = NOW
         takes_the_next(island, device)
 
 

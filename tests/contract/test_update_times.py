@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from edge_runtime.repository.release_paths import ISSUED_FIELD
+from edge_runtime.update.device_time import SystemCalendar
 from tests.contract.updated_device import Fleet
+from tests.fakes.dates import FakeCalendar
 from tests.fakes.tuf_repository import NOW
 
 DAY = timedelta(days=1)
 YEAR = 365 * DAY
 
 
-class WallClock:
-    """A clock that tests set."""
+class JumpingCalendar(SystemCalendar):
+    """Shows another instant each time that it is read: now, and 20 years ahead or behind."""
 
     def __init__(self) -> None:
-        self.now_utc = NOW
+        self._instants = cycle([NOW, NOW, NOW + 20 * YEAR, NOW - 20 * YEAR])
 
-    def __call__(self) -> datetime:
-        return self.now_utc
+    def now_utc(self) -> datetime:
+        return next(self._instants)
 
 
 @pytest.fixture
-def clock() -> WallClock:
-    return WallClock()
+def clock() -> FakeCalendar:
+    return FakeCalendar(NOW)
 
 
 @pytest.fixture
@@ -46,20 +49,20 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     ids=["1970", "a year behind"],
 )
 def test_a_clock_that_is_behind_what_was_signed_serves_and_installs_by_what_was_signed(
-    fleet: Fleet, clock: WallClock, wrong_utc: datetime
+    fleet: Fleet, clock: FakeCalendar, wrong_utc: datetime
 ) -> None:
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         device.outcome()
-        clock.now_utc = wrong_utc
+        clock.instant_utc = wrong_utc
         fleet.release(2)
         assert device.outcome()[0] == "installed"
         assert device.adds() == 2.0
         assert device.status()["clock"]["is_behind"]
 
 
-def test_metadata_that_expired_is_found_expired_by_a_clock_that_fell_back(fleet: Fleet, clock: WallClock) -> None:
+def test_metadata_that_expired_is_found_expired_by_a_clock_that_fell_back(fleet: Fleet, clock: FakeCalendar) -> None:
     repository = fleet.site.repository
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         device.outcome()
         # A year later by what a server signed; then somebody stops the clock and the server.
         repository.expires = NOW + 11 * 30 * DAY
@@ -70,7 +73,7 @@ def test_metadata_that_expired_is_found_expired_by_a_clock_that_fell_back(fleet:
         repository.publish_all()
         fleet.sync()
         assert device.apply()["is_ok"]
-        clock.now_utc = datetime(1970, 1, 1, tzinfo=timezone.utc)
+        clock.instant_utc = datetime(1970, 1, 1, tzinfo=timezone.utc)
         repository.timestamp.expires = NOW + 30 * DAY
         fleet.release(2)
         checked = device.apply()
@@ -82,61 +85,60 @@ def test_metadata_that_expired_is_found_expired_by_a_clock_that_fell_back(fleet:
 
 @pytest.mark.parametrize("ahead", [YEAR, 20 * YEAR], ids=["a year", "20 years"])
 def test_a_clock_that_is_ahead_serves_and_installs_nothing_until_it_is_right_again(
-    fleet: Fleet, clock: WallClock, ahead: timedelta
+    fleet: Fleet, clock: FakeCalendar, ahead: timedelta
 ) -> None:
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         device.outcome()
-        clock.now_utc = NOW + ahead
+        clock.instant_utc = NOW + ahead
         fleet.release(2)
         checked = device.apply()
         assert not checked["is_ok"]
         assert "expired" in checked["reason"]
         assert device.adds() == 1.0
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         assert device.adds() == 1.0
-        clock.now_utc = NOW
+        clock.instant_utc = NOW
         assert device.outcome()[0] == "installed"
         assert device.adds() == 2.0
 
 
-def test_a_clock_that_jumps_during_an_update_changes_nothing_about_it(fleet: Fleet, clock: WallClock) -> None:
-    instants = iter([NOW, NOW, NOW + 20 * YEAR, NOW - 20 * YEAR] * 1000)
-    with fleet.device(utc_clock=lambda: next(instants)) as device:
+def test_a_clock_that_jumps_during_an_update_changes_nothing_about_it(fleet: Fleet, clock: FakeCalendar) -> None:
+    with fleet.device(calendar=JumpingCalendar()) as device:
         for _ in range(4):  # some begin when the clock is ahead
             device.apply()
         assert device.adds() == 1.0
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         assert device.adds() == 1.0
         fleet.release(2)
         assert device.outcome()[0] == "installed"
 
 
 def test_a_device_without_a_network_serves_for_a_month_of_restarts_and_catches_up_in_one_check(
-    fleet: Fleet, clock: WallClock
+    fleet: Fleet, clock: FakeCalendar
 ) -> None:
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         device.outcome()
     nowhere = str(fleet.folder / "nowhere")
     for day in range(30):
-        clock.now_utc = NOW + day * DAY * 0.9
+        clock.instant_utc = NOW + day * DAY * 0.9
         if day % 3 == 0:
-            with fleet.device(utc_clock=clock, folder=nowhere) as device:
+            with fleet.device(calendar=clock, folder=nowhere) as device:
                 for _ in range(3):
                     assert not device.apply()["is_ok"]
                     assert device.adds() == 1.0
     for number in (2, 3, 4):
         fleet.release(number)
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         assert device.outcome()[0] == "installed"
         assert device.adds() == 4.0
 
 
 def test_the_year_that_a_thief_of_the_timestamps_key_said_is_forgotten_with_the_key(
-    fleet: Fleet, clock: WallClock
+    fleet: Fleet, clock: FakeCalendar
 ) -> None:
     repository = fleet.site.repository
     repository.root.expires = NOW + 10 * YEAR
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         device.outcome()
         for year in range(1, 22):
             repository.timestamp.unrecognized_fields[ISSUED_FIELD] = f"{NOW + year * YEAR:%Y-%m-%dT%H:%M:%SZ}"
@@ -154,6 +156,6 @@ def test_the_year_that_a_thief_of_the_timestamps_key_said_is_forgotten_with_the_
         assert device.outcome()[0] == "installed"
         assert device.adds() == 2.0
         assert not device.status()["clock"]["is_behind"]
-    with fleet.device(utc_clock=clock) as device:
+    with fleet.device(calendar=clock) as device:
         fleet.release(3)
         assert device.outcome()[0] == "installed"

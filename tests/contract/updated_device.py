@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_runtime.clock import Calendar
 from edge_runtime.config.settings import Config, LimitSettings, UpdateSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
@@ -112,7 +112,7 @@ class Fleet:
         *,
         models: Path | None = None,
         disk: Disk = SYSTEM_DISK,
-        utc_clock: Callable[[], datetime] | None = None,
+        calendar: Calendar | None = None,
         memory_bytes: int | None = None,
         **changes: Any,
     ) -> AbstractContextManager[UpdatedDevice]:
@@ -120,7 +120,7 @@ class Fleet:
         self.sync()
         settings = update_settings(self.folder, self.site.root, **{"folder": str(self.mirror), **changes})
         return updated_device(
-            self.folder, settings, models=models, disk=disk, utc_clock=utc_clock, memory_bytes=memory_bytes
+            self.folder, settings, models=models, disk=disk, calendar=calendar, memory_bytes=memory_bytes
         )
 
     def sync(self) -> None:
@@ -150,7 +150,7 @@ def updated_device(
     *,
     models: Path | None = None,
     disk: Disk = SYSTEM_DISK,
-    utc_clock: Callable[[], datetime] | None = None,
+    calendar: Calendar | None = None,
     memory_bytes: int | None = None,
 ) -> Iterator[UpdatedDevice]:
     """A device whose state lies in `folder`. models: its models folder, an empty one unless given."""
@@ -167,7 +167,7 @@ def updated_device(
             update=settings,
         ),
         disk=disk,
-        utc_clock=utc_clock,
+        calendar=calendar,
     )
     with Runtime(core=core) as runtime:
         yield UpdatedDevice(runtime)

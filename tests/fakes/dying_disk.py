@@ -147,3 +147,15 @@ def _contents(folder: Path) -> set[tuple[str, int, int, bytes]]:
             seen = path.lstat()
             found.add((str(path), seen.st_mode, seen.st_nlink, path.read_bytes() if path.is_file() else b""))
     return found
+
+
+class SmallDisk(SystemDisk):
+    """The real disk, with little room: `free` bytes."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def free_bytes(self, folder: Path) -> int:  # type: ignore[override]
+        """What the test has set."""
+        del folder
+        return self._free

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import ModelNotFound
 from edge_runtime.publish.static_server import StaticServer
+from edge_runtime.update.device_time import SystemCalendar
 from tests.fakes.publishing import PASSPHRASE, Publisher
 
 RUNBOOK = (Path(__file__).parents[2] / "deploy" / "runbook.md").read_text()
@@ -82,14 +83,14 @@ def _pattern(quote: str) -> re.Pattern[str]:
     return re.compile(".*".join(parts))
 
 
-class WallClock:
+class WallClock(SystemCalendar):
     """What a device takes for the time: `ahead` of the true one."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
 
-    def __call__(self) -> datetime:
-        return datetime.now(timezone.utc) + self.ahead
+    def now_utc(self) -> datetime:
+        return super().now_utc() + self.ahead
 
 
 class Site:
@@ -129,7 +130,7 @@ class Site:
     def start(self) -> None:
         """Start the device's daemon."""
         config = load_config(self.home / "etc" / "config.toml", {"state": str(self.home / "state")})
-        self._daemon = assemble_daemon(config, assemble_core(config, utc_clock=self.clock))
+        self._daemon = assemble_daemon(config, assemble_core(config, calendar=self.clock))
         self._daemon.start()
 
     def stop(self) -> None:

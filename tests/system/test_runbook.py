@@ -371,7 +371,7 @@ def fill(file: Path, *, left_bytes: int) -> None:
 @entry("A device comes back after years")
 def test_a_device_that_was_off_for_years_catches_up_where_all_roots_are_there(site: Site, section: Section) -> None:
     site.stop()
-    last = site.clock()
+    last = site.clock.now_utc()
     for years in (1, 2, 3):
         site.publisher.now_utc = last + years * 300 * DAY
         site.publisher.carry_out(lambda repository: rotate(repository, "root"))

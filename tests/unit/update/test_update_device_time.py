@@ -11,6 +11,7 @@ import pytest
 from edge_runtime.errors import DownloadError, MetadataExpired
 from edge_runtime.update.device_time import BUILT_UTC, DeviceTime
 from edge_runtime.update.journal import Journal
+from tests.fakes.dates import FakeCalendar
 from tests.fakes.tuf_repository import NOW, TufRepository
 
 DAY = timedelta(days=1)
@@ -26,7 +27,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def device_time(journal: Journal, clock_utc: datetime, *, synchronised: bool) -> DeviceTime:
     """As after a start of the device."""
-    time = DeviceTime(journal, lambda: clock_utc, lambda: synchronised)
+    time = DeviceTime(journal, FakeCalendar(clock_utc, synchronised=synchronised))
     time.recall()
     return time
 

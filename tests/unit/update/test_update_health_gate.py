@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.errors import RunFailed
 from edge_runtime.serving.mirror import Mirrored
+from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.update.health_gate import LEAST_TO_JUDGE, Observed, Thresholds, Verdict, judge_copies, judge_health
-from edge_runtime.update.observation import Compared, judge_all
+from edge_runtime.update.observation import Compared, RunRecord, judge_all
 
 RULE = Thresholds(window_s=60.0, failure_share=0.02, latency_ratio=3.0)
 GOOD = Observed(1000, 0, 0.010)
@@ -117,8 +117,13 @@ def test_a_release_is_judged_by_copies_of_requests(
 
 
 def test_a_model_that_a_release_brings_is_judged_beside_the_same_model_of_the_release_before() -> None:
-    def runs(requests: int, failures: int = 0) -> Callable[[], Observed]:
-        return lambda: Observed(requests, failures, 0.01, 0.01)
+    def runs(requests: int, failures: int = 0) -> RunRecord:
+        metrics = ModelMetrics()
+        metrics.answered_requests = requests - failures
+        metrics.refusals[RunFailed.code] = failures
+        for _ in range(requests):
+            metrics.run_time.record(0.01)
+        return RunRecord(metrics, whole_life=True)
 
     whole = Compared("", runs(100), runs(100))
     good, bad = Compared("reader/detect", runs(100), runs(100)), Compared("reader/read", runs(100), runs(100, 50))
@@ -127,4 +132,4 @@ def test_a_model_that_a_release_brings_is_judged_beside_the_same_model_of_the_re
     judgement = judge_all([whole, good, bad], 0.5, thresholds)
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.reason.startswith("reader/read: 50 of 100 requests failed")
-    assert judge_all([whole, Compared("reader/new", Observed, runs(0))], 1.0, thresholds).verdict is Verdict.HEALTHY
+    assert judge_all([whole, Compared("reader/new", None, runs(0))], 1.0, thresholds).verdict is Verdict.HEALTHY

@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from edge_runtime.errors import DownloadError, NotPublished, StorageFailed, TrustError, UpdateError
 from edge_runtime.repository.manifest import PATCH_ALGORITHM, Artifact, Delta
 from edge_runtime.repository.patch import apply_patch, find_zstd
+from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.update.download import ExpectedFile, is_whole
 from edge_runtime.update.fetch import FetchedBody, FetchLimits, Pacer
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.staging import Staging, choose_artifacts, plan_fetches
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.tuf_client import TufClient
+from tests.fakes.dying_disk import SmallDisk
 from tests.fakes.releases import Made, delta, make_release, sha256
 from tests.fakes.tuf_repository import NOW, TufRepository
 
@@ -101,8 +103,16 @@ class Site:
         self.releases.lay_out(BEFORE.release, BEFORE.manifest_data, BEFORE.manifest.artifacts)
         self.source = FromRepository(self.repository, "targets")
         self.progress: list[tuple[int, int]] = []
-        self.free_bytes = PLENTY
+        self.set_free_memory(PLENTY)
         self.staging = self.new_staging()
+
+    def set_free_memory(self, nbytes: int) -> None:
+        """Let the host say that so much memory is free."""
+        (self.folder / "proc").mkdir(exist_ok=True)
+        (self.folder / "proc" / "meminfo").write_text(f"MemAvailable: {nbytes // 1024} kB\n")
+
+    def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
+        self.progress.append((done_bytes, total_bytes))
 
     def new_staging(self) -> Staging:
         metadata = FromRepository(self.repository, "metadata")
@@ -114,13 +124,11 @@ class Site:
             self.source,
             self.store,
             pacer=Pacer(FetchLimits(total_s=100.0)),
-            free_bytes=lambda: self.free_bytes,
+            probe=HostProbe(self.folder),
         )
 
     def stage(self, suffixes: Sequence[str] = (".onnx",)) -> tuple[Artifact, ...]:
-        return self.staging.stage(
-            self.made.manifest, suffixes, self.releases.artifacts(), lambda done, of: self.progress.append((done, of))
-        )
+        return self.staging.stage(self.made.manifest, suffixes, self.releases.artifacts(), self)
 
     def install(self) -> bytes:
         """Stage, lay out, open; the model's bytes."""
@@ -233,7 +241,7 @@ def test_a_release_with_code_is_not_fetched(tmp_path: Path) -> None:
 
 def test_a_patch_whose_application_needs_too_much_memory_is_not_taken(tmp_path: Path) -> None:
     site = with_patch(tmp_path)
-    site.free_bytes = 1_500_000
+    site.set_free_memory(1_500_000)
     assert site.install() == NEW
     assert site.names == ["model.onnx"]
 
@@ -357,7 +365,7 @@ def test_a_link_cut_at_many_places_costs_nothing_twice(tmp_path: Path, is_patche
 
 def test_a_full_disk_is_no_fault_of_the_patch(tmp_path: Path) -> None:
     site = with_patch(tmp_path)
-    site.store = ArtifactStore(tmp_path / "artifacts", free_bytes=lambda _folder: len(PATCH))
+    site.store = ArtifactStore(tmp_path / "artifacts", disk=SmallDisk(len(PATCH)))
     site.staging = site.new_staging()
     with pytest.raises(StorageFailed, match="bytes are free"):
         site.stage()

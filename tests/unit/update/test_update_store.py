@@ -18,7 +18,7 @@ from edge_runtime.repository.durable import growing
 from edge_runtime.update.download import ARTIFACT_MODE, ExpectedFile, is_whole
 from edge_runtime.update.fetch import FetchedBody, FetchLimits, Pace
 from edge_runtime.update.store import ArtifactStore, MetadataStore, place, target_file
-from tests.fakes.dying_disk import DyingDisk, failing
+from tests.fakes.dying_disk import DyingDisk, SmallDisk, failing
 
 DATA = bytes(range(256)) * 1024
 PIECE = 10_000
@@ -160,14 +160,15 @@ def test_bytes_that_were_not_signed_leave_nothing_behind(tmp_path: Path, bad: by
 def test_progress_is_told_and_may_end_the_download_which_can_be_gone_on_with(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
-    def progress(here: int, in_all: int) -> None:
-        told.append((here, in_all))
-        if here >= 50_000:
-            raise InterruptedError("the daemon stops")
+    class Stopping:
+        def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
+            told.append((done_bytes, total_bytes))
+            if done_bytes >= 50_000:
+                raise InterruptedError("the daemon stops")
 
     store, source = ArtifactStore(tmp_path), FromMemory()
     with pytest.raises(InterruptedError):
-        store.fetch(source, NAME, wanted(), pace=Pace(FetchLimits(total_s=100.0)), progress=progress)
+        store.fetch(source, NAME, wanted(), pace=Pace(FetchLimits(total_s=100.0)), progress=Stopping())
     assert told == [(number * PIECE, len(DATA)) for number in range(1, 6)]
     fetch(store, source)
     assert source.starts == [0, 50_000]
@@ -175,7 +176,7 @@ def test_progress_is_told_and_may_end_the_download_which_can_be_gone_on_with(tmp
 
 @pytest.mark.parametrize(("free", "is_enough"), [(len(DATA) + 999, False), (len(DATA) + 1000, True)])
 def test_the_reserve_of_the_disk_is_kept(tmp_path: Path, free: int, is_enough: bool) -> None:
-    store, source = ArtifactStore(tmp_path, reserve_bytes=1000, free_bytes=lambda _folder: free), FromMemory()
+    store, source = ArtifactStore(tmp_path, reserve_bytes=1000, disk=SmallDisk(free)), FromMemory()
     if is_enough:
         fetch(store, source)
         return
@@ -186,7 +187,7 @@ def test_the_reserve_of_the_disk_is_kept(tmp_path: Path, free: int, is_enough: b
 
 
 def test_what_is_here_of_a_part_counts_for_the_reserve(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path, reserve_bytes=1000, free_bytes=lambda _folder: len(DATA) - 100_000 + 1000)
+    store = ArtifactStore(tmp_path, reserve_bytes=1000, disk=SmallDisk(len(DATA) - 100_000 + 1000))
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / f"{wanted().digest}.part").write_bytes(DATA[:100_000])
     fetch(store, FromMemory())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -38,15 +39,17 @@ def test_a_device_that_is_woken_without_a_pause_looks_all_the_same(tmp_path: Pat
     settings = UpdateSettings(root_file="", folder=str(tmp_path), min_check_s=0.0, wake_jitter_s=0.0)
     wakes = iter(range(100_000))
 
-    def share() -> float:
+    class Waking(random.Random):
         """Drawn when the worker heard a wake: another one comes at once."""
-        if not updater.has_looked.is_set():
-            next(wakes)
-            worker.look()
-        return 0.0
+
+        def random(self) -> float:
+            if not updater.has_looked.is_set():
+                next(wakes)
+                worker.look()
+            return 0.0
 
     worker = UpdateWorker(
-        cast("Updater", cast("Any", updater)), settings, SystemClock(), threading.Event(), share=share
+        cast("Updater", cast("Any", updater)), settings, SystemClock(), threading.Event(), chance=Waking()
     )
     worker.start()
     try:
