@@ -37,7 +37,7 @@ from edge_runtime.repository.overrides import OverrideFiles
 from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.repository.watch import Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.unanswered import UnansweredBytes
+from edge_runtime.scheduling.request import UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.calibration import Calibrator, CurveCache

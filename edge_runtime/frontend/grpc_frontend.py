@@ -38,7 +38,7 @@ from edge_runtime.frontend.grpc_message import (
 from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference
 from edge_runtime.protobufs import packed, plain, read
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, failure_of
 from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
 from edge_runtime.wire.codec import MAX_ID_BYTES
 from edge_runtime.wire.oip import error_status
@@ -384,10 +384,10 @@ class GrpcFrontend:
             burst, route.burst = route.burst, []
             try:
                 self._frontend.answer_burst(self._endpoint, route, burst)
-            except Exception as error:
-                log.exception("a bug hit %d requests", len(burst))
+            except Exception as error:  # noqa: BLE001 (their clients' answer; failure_of logs it)
+                failed = failure_of(error, f"a bug hit {len(burst)} requests")
                 for pending, _, _ in burst:
-                    pending.put(RunFailed(f"{type(error).__name__}: {error}"))
+                    pending.put(failed)
 
     def _caller(self, call: GrpcCall) -> Caller:
         """Who calls. Raises Unauthenticated."""

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, RunFailed, TensorMismatch
+from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, TensorMismatch
 from edge_runtime.frontend.bursts import BurstReply, join_burst
 from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
-from edge_runtime.scheduling.request import Reply, Request, deadline_exceeded, run_failed
+from edge_runtime.scheduling.request import Reply, Request, deadline_exceeded, failure_of
 from edge_runtime.scheduling.worker import check_in_time
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -363,11 +363,8 @@ class InferFrontend:
         """Reply with any exception raised inside: the message became no request."""
         try:
             yield
-        except EdgeRuntimeError as error:
-            failed = error
-        except Exception as error:
-            log.exception("a message could not become a request")
-            failed = RunFailed(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            failed = failure_of(error, "a message could not become a request")
         else:
             return
         failed.__traceback__ = None  # its frames hold this message's memory, and they this error
@@ -418,8 +415,9 @@ class InferFrontend:
                 # A step of a pipeline was swapped for one that does not run here: nothing has run, and nothing is sent.
                 self._submit_each(endpoint, route, entries[start:], arrived_s, None)
                 return
-            except Exception as error:  # noqa: BLE001 (these requests' answer; run_failed logs it)
-                self._refuse_batch(endpoint, route, batch, run_failed(error, servable.model))
+            except Exception as error:  # noqa: BLE001 (these requests' answer; failure_of logs it)
+                failed = failure_of(error, f"a run of model {servable.model} failed")
+                self._refuse_batch(endpoint, route, batch, failed)
                 continue
             if self.listeners:
                 self.tell(plan, payloads)

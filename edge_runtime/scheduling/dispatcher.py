@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
@@ -25,19 +24,12 @@ from edge_runtime.errors import (
     Unsupported,
 )
 from edge_runtime.scheduling import policy
-from edge_runtime.scheduling.culprits import Culprits
-from edge_runtime.scheduling.latency_model import LatencyModel
 from edge_runtime.scheduling.level_queue import LevelQueue
-from edge_runtime.scheduling.policy import BatchLimits, ChainFlow, ChainLoad, Claim, Load
+from edge_runtime.scheduling.policy import ChainFlow, ChainLoad, Claim, Load
 from edge_runtime.scheduling.queue import RequestQueue
-from edge_runtime.scheduling.refusals import Refusals
 from edge_runtime.scheduling.request import Request
-from edge_runtime.telemetry.metrics import ModelMetrics
-from edge_runtime.tensors import Array
-
-LONELY_RUNS = 8
-"""Runs in a row that ended with nothing else waiting or running before the next takes all cores: with two or more
-callers at once, narrow runs side by side serve more, and each sooner."""
+from edge_runtime.scheduling.scheduled_model import LONELY_RUNS, Job, Layout, ScheduledModel
+from edge_runtime.scheduling.senders import Refusals
 
 WIDE_AGAIN_RUNS = 16
 """Where all cores together are slower than one, since other processes have them, they are tried again this often."""
@@ -48,13 +40,6 @@ TIMER_STEP_S = 0.0005
 LONGEST_SLEEP_S = 3600.0
 """The timer never sleeps longer: a deadline may be any finite number, and one of 300 years is more than the system's
 clocks can wait for."""
-
-LEAST_LIMIT_S = 1.0
-LIMIT_RUNS = 10.0
-"""A run may last ten times as long as most do, and a second at least: a machine that swaps or throttles is no hang."""
-
-UNKNOWN_LIMIT_S = 60.0
-"""The limit of a run that no curve tells of: the model could not be warmed up."""
 
 UNDISTURBED_S = 1.0
 """So long no other model ran, and a run is handed to its host while all cores are taken: one that is there begins when
@@ -68,120 +53,6 @@ TOGETHER_ROWS = 64
 
 MOST_GIVEN_WAY = 16
 """Requests that give way to one at most: one of many rows must not empty a queue of small ones, nor take long."""
-
-Run = Callable[[Sequence[Sequence[Array]], float, bool], list[Array]]
-"""Runs requests together: each one's inputs in the model's order, the run's limit in seconds (math.inf: none), and
-whether the run is on trial alone in its host. Returns the outputs of all, in the model's order. Raises RunFailed."""
-
-
-RunRequests = Callable[[Sequence[Request], Sequence[Sequence[Array]], float, bool], list[Array]]
-"""The same for a model that sees each request by itself. Raises AnsweredApart beside."""
-
-
-@dataclass(slots=True)
-class Layout:
-    """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
-
-    run_limit_s: how long a run may last; None: as the curve says, and least_limit_s at least, see `limit_s`; math.inf
-    inside the daemon, where nothing can end a run. warm_row_bytes: of one row of the inputs that the curve was measured
-    with, where rows differ in size, else 0. restore: waits until the host that ended is replaced. is_down: it is not
-    yet, so nothing runs. ahead: runs that its host takes beside `concurrency`, see `Job.is_ahead`. run_requests: None
-    for a model that sees the joined rows of a run alone.
-    """
-
-    run: Run
-    threads: int = 1
-    concurrency: int = 1
-    run_times: LatencyModel = field(default_factory=LatencyModel)
-    run_limit_s: float | None = math.inf
-    least_limit_s: float = LEAST_LIMIT_S
-    warm_row_bytes: int = 0
-    restore: Callable[[], None] = lambda: None
-    is_down: bool = False
-    ahead: int = 0
-    run_requests: RunRequests | None = None
-
-    def run_of(self, batch: Sequence[Request]) -> Run:
-        """Return what runs these requests."""
-        return self.run if self.run_requests is None else partial(self.run_requests, batch)
-
-    def limit_s(self, rows: int, nbytes: int) -> float:
-        """How long a run may last before it is ended."""
-        if self.run_limit_s is not None:
-            return self.run_limit_s
-        known_s = self.run_times.predict_s(rows)
-        if not known_s:
-            return UNKNOWN_LIMIT_S
-        if self.warm_row_bytes:
-            known_s *= max(nbytes / (rows * self.warm_row_bytes), 1.0)
-        return max(known_s * LIMIT_RUNS, self.least_limit_s)
-
-
-@dataclass(slots=True, eq=False)
-class ScheduledModel:
-    """One servable as the dispatcher sees it. Changed only under the dispatcher's lock.
-
-    layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. served_s: run time
-    used so far, for fair share. may_rerun: whether a request may run again whose host died. runs_alone: a run is on
-    that no other may be beside.
-    """
-
-    name: str
-    layout: Layout
-    limits: BatchLimits = field(default_factory=BatchLimits)
-    max_queue_rows: int = 4096
-    max_queue_bytes: int = 256 << 20
-    wide: Layout | None = None
-    may_rerun: bool = True
-    metrics: ModelMetrics = field(default_factory=ModelMetrics)
-    queue: RequestQueue | LevelQueue = field(default_factory=RequestQueue)
-    running: int = 0
-    lonely_runs: int = LONELY_RUNS
-    served_s: float = 0.0
-    culprits: Culprits = field(default_factory=Culprits)
-    runs_alone: bool = False
-    is_open: bool = True
-    wake_at_s: float = math.inf
-
-    def work_s(self, rows: int) -> float:
-        """Forecast the run time of queued rows, batched as the limits allow."""
-        batch = max(self.limits.max_rows, 1)
-        full, rest = divmod(rows, batch)
-        times = self.layout.run_times
-        return full * times.predict_s(batch) + (times.predict_s(rest) if rest else 0.0)
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One batch in one layout, from its start to its end.
-
-    ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:
-    that runs it. waits_since_s: it waits for another model since then, and has given its cores back; waited_s: before.
-    is_ahead: it was handed to its host while all its runners were at work, and begins when one of those runs ends;
-    started_s is when that should be, until it is known.
-    """
-
-    model: ScheduledModel
-    layout: Layout
-    batch: list[Request]
-    rows: int
-    started_s: float
-    ends_s: float
-    limit_s: float = math.inf
-    ended: set[Request] = field(default_factory=set)
-    thread: int = 0
-    waits_since_s: float | None = None
-    waited_s: float = 0.0
-    is_ahead: bool = False
-
-    def left_s(self, now_s: float) -> float:
-        """How long it still takes cores, as is expected."""
-        return max(self.ends_s - max(now_s, self.started_s), 0.0)
-
-    def unanswered(self) -> list[Request]:
-        """The requests whose reply is still to come."""
-        ended = self.ended
-        return [request for request in self.batch if request not in ended] if ended else self.batch
 
 
 class Dispatcher:
@@ -224,7 +95,8 @@ class Dispatcher:
         Raises Draining (the model was closed: resolve it again), QueueFull, DeadlineUnmeetable. Thread: any.
         """
         with self._lock:
-            self._check_open(model)
+            if not model.is_open:
+                raise _replaced(model)
             if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
                 request.shape = policy.ALONE
             if request.timeout_s != math.inf:
@@ -338,18 +210,19 @@ class Dispatcher:
             job.batch, job.ended = parts, set()
             return parts
 
-    def next_job(self) -> tuple[Job | None, list[Request]]:
-        """The next batch to run, and requests found expired, which the caller refuses. Never waits."""
-        with self._lock:
-            return self._next_job()
+    def next_job(self, *, waits: bool = False) -> tuple[Job | None, list[Request]]:
+        """The next batch to run, and requests found expired, which the caller refuses.
 
-    def wait_for_job(self) -> tuple[Job | None, list[Request]]:
-        """Like `next_job`, but sleeps until there is something, or `stop`. Thread: workers."""
+        waits: sleep until there is one of them, or `stop`. Thread: workers.
+        """
         with self._lock:
-            while not self.is_stopping:
-                job, expired = self._next_job()
-                if job is not None or expired:
-                    return job, expired
+            while not (waits and self.is_stopping):
+                if len(self._active) == 1 and self._room_ahead(model := next(iter(self._active))):
+                    found = self._hand_ahead(model)
+                else:
+                    found = self._next_run()
+                if any(found) or not waits:
+                    return found
                 self._idle_workers += 1
                 self.has_work.wait()
                 self._idle_workers -= 1
@@ -376,8 +249,6 @@ class Dispatcher:
                 model.served_s += max(run_s - job.waited_s, 0.0) * job.layout.threads
                 if not job.is_ahead:  # else it ended before the run that it seemed to wait for: nobody knows its time
                     job.layout.run_times.observe(job.rows, run_s)
-            if not model.running and not model.is_open and not model.queue.rows:
-                self._has_drained.notify_all()
 
     def run_again(self, job: Job, again: Sequence[Request], culprit: Request | None) -> None:
         """Free the cores of a job whose run its host ended, and queue these requests of it again; others are answered.
@@ -397,8 +268,6 @@ class Dispatcher:
                     job.ended.add(request)
                     self._queue(model, request)
             self._end(job)
-            if not model.running and not model.is_open and not model.queue.rows:
-                self._has_drained.notify_all()
 
     # ---- runs that call other models ---------------------------------------------------------------------------------
 
@@ -427,7 +296,8 @@ class Dispatcher:
     def end_call(self, job: Job) -> None:
         """Let a run go on. It takes its cores at once: until others end, more run than there are, and none begins."""
         with self._lock:
-            self._end_wait(job)
+            if job.waits_since_s is not None:
+                self._end_wait(job, job.waits_since_s)
 
     @property
     def workers_wanted(self) -> int:
@@ -459,7 +329,8 @@ class Dispatcher:
     def queue_chain(self, chain: ScheduledModel, request: Request) -> None:
         """Have a request wait before its first step. Raises Draining, QueueFull. Thread: any."""
         with self._lock:
-            self._check_open(chain)
+            if not chain.is_open:
+                raise _replaced(chain)
             given_way = self._make_room(chain, request)
             self._queue(chain, request)
         for other, error in given_way:
@@ -475,7 +346,7 @@ class Dispatcher:
             chain.queue.remove(plan.expired)
             first = plan.take[0] if plan.take else None
             if first is not None and policy.may_begin_chain(flow, first.timeout_s, self._cores):
-                chain.queue.take([first], now_s)
+                chain.queue.remove([first], runs_at_s=now_s)
                 self._begin_chain(chain)
             else:
                 first = None
@@ -485,7 +356,8 @@ class Dispatcher:
     def begin_chain(self, chain: ScheduledModel) -> None:
         """Count a request that begins without having waited. Raises Draining."""
         with self._lock:
-            self._check_open(chain)
+            if not chain.is_open:
+                raise _replaced(chain)
             self._begin_chain(chain)
 
     def promise(self, seconds: float) -> None:
@@ -500,8 +372,8 @@ class Dispatcher:
             self._chains -= 1
             # Sums of floats drift, so they begin anew where they must be 0.
             self._promised_s = max(self._promised_s - promised_s, 0.0) if self._chains else 0.0
-            if not chain.running and not chain.is_open and not chain.queue.rows:
-                self._has_drained.notify_all()
+            if not chain.is_open:
+                self._tell_drained(chain)
 
     def mark_down(self, layout: Layout) -> bool:
         """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
@@ -564,7 +436,7 @@ class Dispatcher:
             self._timer_sleeps_until_s = -math.inf
 
     def stop(self) -> None:
-        """Make `wait_for_job` and `wait_for_timer` return at once from now on."""
+        """Make `next_job` and `wait_for_timer` return at once from now on."""
         with self._lock:
             self.is_stopping = True
             self.has_work.notify_all()
@@ -622,10 +494,6 @@ class Dispatcher:
 
     # ---- under the lock ---------------------------------------------------------------------------------------------
 
-    def _check_open(self, model: ScheduledModel) -> None:
-        if not model.is_open:
-            raise Draining(f"model {model.name} is being replaced or stopped")
-
     def _begin_chain(self, chain: ScheduledModel) -> None:
         chain.running += 1
         self._chains += 1
@@ -673,23 +541,26 @@ class Dispatcher:
                     seen |= called
         return None
 
-    def _end_wait(self, job: Job) -> None:
-        if job.waits_since_s is not None:
-            job.waited_s += self._clock.monotonic_s() - job.waits_since_s
-            job.waits_since_s = None
-            self._waiting_jobs -= 1
-            self._free -= job.layout.threads
+    def _end_wait(self, job: Job, since_s: float) -> None:
+        job.waited_s += self._clock.monotonic_s() - since_s
+        job.waits_since_s = None
+        self._waiting_jobs -= 1
+        self._free -= job.layout.threads
 
     def _is_busy(self) -> bool:
         """Whether a run is on that waits for nothing, or a request waits."""
         return bool(self._active) or any(job.waits_since_s is None for job in self._running)
 
     def _end(self, job: Job) -> None:
-        self._end_wait(job)
+        model = job.model
+        if job.waits_since_s is not None:
+            self._end_wait(job, job.waits_since_s)
         self._running.discard(job)
         self._free += job.layout.threads
-        job.model.running -= 1
-        job.model.runs_alone = False
+        model.running -= 1
+        model.runs_alone = False
+        if not model.is_open:
+            self._tell_drained(model)
         if job.is_ahead:
             self._ahead.remove(job)
         elif self._ahead:
@@ -764,11 +635,17 @@ class Dispatcher:
         return (request.deadline_s for job in self._running for request in job.unanswered())
 
     def _retire(self, model: ScheduledModel) -> None:
+        """Forget a model with an empty queue until it has a request again."""
         if model.queue.rows:
             return
         self._active.pop(model, None)
         model.wake_at_s = math.inf
-        if not model.running and not model.is_open:
+        if not model.is_open:
+            self._tell_drained(model)
+
+    def _tell_drained(self, model: ScheduledModel) -> None:
+        """Wake who closes a model, once its last request has ended."""
+        if not model.running and not model.queue.rows:
             self._has_drained.notify_all()
 
     def _wake_timer_at(self, model: ScheduledModel, instant_s: float) -> None:
@@ -777,15 +654,13 @@ class Dispatcher:
             if instant_s < self._timer_sleeps_until_s:
                 self.has_timer.notify()
 
-    def _next_job(self) -> tuple[Job | None, list[Request]]:
-        if len(self._active) == 1 and self._room_ahead(model := next(iter(self._active))):
-            return self._hand_ahead(model), []
-        return self._next_run() if self._free > 0 and self._active else (None, [])
-
     def _next_run(self) -> tuple[Job | None, list[Request]]:
-        expired: list[Request] = []
-        now_s = self._clock.monotonic_s()
+        """Start the run that is next, of the model whose turn it is; also return what expired on the way."""
         models = list(self._active)
+        expired: list[Request] = []
+        if self._free <= 0 or not models:
+            return None, expired
+        now_s = self._clock.monotonic_s()
         for model in models if len(models) == 1 else self._by_claim(models, now_s):
             if model.running >= model.layout.concurrency or model.layout.is_down or model.runs_alone:
                 continue
@@ -809,9 +684,7 @@ class Dispatcher:
             if plan.take and plan.take[0].shape is policy.ALONE and model.running:
                 continue  # its turn, when the model's other runs have ended
             if plan.take:
-                job = self._start(model, plan.take, now_s)
-                self._retire(model)
-                return job, expired
+                return self._start(model, plan.take, now_s), expired
             if plan.wake_at_s is not None:
                 self._wake_timer_at(model, plan.wake_at_s)
             self._retire(model)
@@ -838,22 +711,21 @@ class Dispatcher:
             return 0
         return min(room, max(rows // most, 1))
 
-    def _hand_ahead(self, model: ScheduledModel) -> Job | None:
-        """Start the run that waits in its host until one of those under way has ended."""
+    def _hand_ahead(self, model: ScheduledModel) -> tuple[Job | None, list[Request]]:
+        """Start the run that waits in its host until one of those under way has ended. Nothing expires here."""
         ends_s = sorted(job.ends_s for job in self._running)
         now_s = self._clock.monotonic_s()
         start_s = max(ends_s[max(len(ends_s) - model.layout.concurrency, 0)], now_s)
         # What would be too late by then may still be on time when a run ends sooner: it waits, and expires by itself.
         take = policy.plan_batch(model.queue.in_order(now_s), start_s, model.limits, model.layout.run_times).take
         if not take or take[0].shape is policy.ALONE:
-            return None
+            return None, []
         job = self._start(model, take, now_s)
         job.limit_s += max((other.limit_s for other in self._running if other is not job), default=0.0)
         job.is_ahead = True
         self._ahead.append(job)
         job.started_s, job.ends_s = start_s, job.ends_s + start_s - now_s
-        self._retire(model)
-        return job
+        return job, []
 
     def _begin_ahead(self, layout: Layout) -> None:
         """A run has ended: the first of those that wait in the host has begun."""
@@ -880,7 +752,8 @@ class Dispatcher:
         return [models[index] for index in policy.choose_model(claims)]
 
     def _start(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
-        model.queue.take(batch, now_s)
+        """Take a batch out of its queue, and the cores that its run has."""
+        model.queue.remove(batch, runs_at_s=now_s)
         rows = batch[0].rows if len(batch) == 1 else sum(request.rows for request in batch)
         is_alone = not self._running and not model.queue.rows and len(self._active) == 1
         is_alone = is_alone and model.lonely_runs >= LONELY_RUNS
@@ -899,4 +772,9 @@ class Dispatcher:
         self._running.add(job)
         self._free -= layout.threads
         model.running += 1
+        self._retire(model)
         return job
+
+
+def _replaced(model: ScheduledModel) -> Draining:
+    return Draining(f"model {model.name} is being replaced or stopped")

@@ -12,12 +12,12 @@ import math
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 
 from edge_runtime.config.settings import QueuePolicies, QueuePolicy
-from edge_runtime.errors import EdgeRuntimeError, RunFailed
+from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.scheduling.queue import Share
-from edge_runtime.scheduling.request import Reply, Request, queue_time_expired
+from edge_runtime.scheduling.request import Reply, Request, failure_of, queue_time_expired
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +129,7 @@ class LevelQueue:
         """When the next request will have waited too long; math.inf: none ever."""
         return self._timeouts[0][0] if self._timeouts else math.inf
 
-    def take(self, batch: Sequence[Request], now_s: float) -> None:  # noqa: ARG002
-        """Remove requests that run now."""
-        self.remove(batch)
-
-    def remove(self, requests: Iterable[Request]) -> None:
+    def remove(self, requests: Iterable[Request], runs_at_s: float | None = None) -> None:  # noqa: ARG002
         """Remove requests; those that wait no longer are passed over."""
         for request in requests:
             share = request.share
@@ -242,14 +238,10 @@ class _Turn:
         assert request is not None
         try:
             self._reply.answer(request)
-        except EdgeRuntimeError as error:
-            self._refuse_instead(request, error)
-        except Exception as error:
-            log.exception("an answer of model %s could not be given", request.header.model)
-            self._refuse_instead(request, RunFailed(f"{type(error).__name__}: {error}"))
-
-    def _refuse_instead(self, request: Request, error: EdgeRuntimeError) -> None:
+            return
+        except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            failed = failure_of(error, f"an answer of model {request.header.model} could not be given")
         try:
-            self._reply.refuse(error)
+            self._reply.refuse(failed)
         except Exception:
             log.exception("a refusal by model %s could not be given", request.header.model)

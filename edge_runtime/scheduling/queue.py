@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from edge_runtime.scheduling import policy
@@ -145,29 +145,33 @@ class Tier:
         self.most_rows = max(self.most_rows, request.rows)
         self._resize(share, request.rows)
 
-    def take(self, request: Request, share: Share, now_s: float) -> None:
-        """Remove a request that runs now: its sender's turn goes on."""
-        self.unserved_since_s = now_s
-        self._turn = max(self._turn, share.turn)
-        share.turn += request.rows
-        self._remove(request, share, has_moved=True)
-
-    def remove(self, request: Request, share: Share) -> None:
-        """Remove a request that does not run."""
-        self._remove(request, share, has_moved=False)
-
-    def _remove(self, request: Request, share: Share, *, has_moved: bool) -> None:
+    def remove(self, request: Request, share: Share, runs_at_s: float | None) -> None:
+        """Remove a request. runs_at_s: its sender's turn goes on, for it runs now; None: it does not run."""
+        is_moved = runs_at_s is not None or share[0] is request
+        if runs_at_s is not None:
+            self.unserved_since_s = runs_at_s
+            self._turn = max(self._turn, share.turn)
+            share.turn += request.rows
         if share[0] is request:
             share.popleft()
-            has_moved = True
         else:
             share.remove(request)
         request.share = None
         self._resize(share, -request.rows)
-        if not share:
-            self._forget(share)
-        elif has_moved:
-            self._move(share)
+        if share:
+            if is_moved:
+                self._move(share)
+            return
+        # Of a share without requests the turn is kept, where it is ahead of the others'.
+        del self._shares[share.sender]
+        del self._order[bisect_left(self._order, share.key)]
+        del share.key  # it holds the share
+        if not self._shares:
+            self._kept_turns.clear()
+        elif share.turn > self._turn:
+            if len(self._kept_turns) >= KEPT_TURNS:
+                del self._kept_turns[next(iter(self._kept_turns))]
+            self._kept_turns[share.sender] = share.turn
 
     def _move(self, share: Share) -> None:
         """Put a share in its place again after its turn or its first request changed."""
@@ -179,18 +183,6 @@ class Tier:
             del order[bisect_left(order, share.key)]
             insort(order, key)
         share.key = key
-
-    def _forget(self, share: Share) -> None:
-        """Remove a share without requests, but keep its turn where it is ahead of the others'."""
-        del self._shares[share.sender]
-        del self._order[bisect_left(self._order, share.key)]
-        del share.key  # it holds the share
-        if not self._shares:
-            self._kept_turns.clear()
-        elif share.turn > self._turn:
-            if len(self._kept_turns) >= KEPT_TURNS:
-                del self._kept_turns[next(iter(self._kept_turns))]
-            self._kept_turns[share.sender] = share.turn
 
     def _resize(self, share: Share, rows: int) -> None:
         before = share.rows
@@ -281,19 +273,18 @@ class RequestQueue:
         self.rows += request.rows
         self.nbytes += request.nbytes
 
-    def take(self, batch: Sequence[Request], now_s: float) -> None:
-        """Remove requests that run now."""
-        for request in batch:
-            if request.share is not None:
-                self._tiers[request.priority].take(request, request.share, now_s)
-                self._uncount(request)
-
-    def remove(self, requests: Iterable[Request]) -> None:
-        """Remove requests that end without a run; those that wait no longer are passed over."""
+    def remove(self, requests: Iterable[Request], runs_at_s: float | None = None) -> None:
+        """Remove requests; those that wait no longer are passed over. runs_at_s: they run now; None: without a run."""
+        deadlines = self._deadlines
         for request in requests:
-            if request.share is not None:
-                self._tiers[request.priority].remove(request, request.share)
-                self._uncount(request)
+            if request.share is None:
+                continue
+            self._tiers[request.priority].remove(request, request.share, runs_at_s)
+            self.rows -= request.rows
+            self.nbytes -= request.nbytes
+            if request.deadline_s != math.inf:
+                entry = (request.deadline_s, request.number)
+                del deadlines[0 if deadlines[0][2] is request else bisect_left(deadlines, entry)]
 
     def remove_sender(self, sender: Hashable) -> list[Request]:
         """Remove and return a sender's requests."""
@@ -322,14 +313,6 @@ class RequestQueue:
             if share is not None and share is not own and share.rows - share[-1].rows >= own_rows + request.rows:
                 return share[-1]
         return None
-
-    def _uncount(self, request: Request) -> None:
-        self.rows -= request.rows
-        self.nbytes -= request.nbytes
-        if request.deadline_s != math.inf:
-            deadlines = self._deadlines
-            entry = (request.deadline_s, request.number)
-            del deadlines[0 if deadlines[0][2] is request else bisect_left(deadlines, entry)]
 
 
 def _due_s(request: Request) -> float:

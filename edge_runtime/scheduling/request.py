@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueTimeExpired, RunFailed
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueFull, QueueTimeExpired, RunFailed
 from edge_runtime.messages import RequestHeader
-from edge_runtime.scheduling.unanswered import UnansweredBytes
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from edge_runtime.scheduling.queue import Share
 
 log = logging.getLogger(__name__)
+
+REQUEST_BYTES = 1024
+"""A request's own objects, which outweigh small tensors."""
+
+NO_BOUND_BYTES = 1 << 62
 
 
 class Reply(Protocol):
@@ -152,8 +157,10 @@ class Request:
         self.held = unanswered, unanswered.hold(self.sender, nbytes)
 
     def let_go(self) -> None:
-        """End what `hold` counted: it is not answered by itself."""
-        self._release()
+        """End what `hold` counted: before the reply, or its client could be refused for it."""
+        held, self.held = self.held, None
+        if held is not None:
+            held[0].give_back(self.sender, held[1])
 
     def take(self, plan: Terms, inputs: Sequence[Array]) -> None:
         """Become a request for one servable."""
@@ -180,20 +187,17 @@ class Request:
         error.__traceback__ = None  # its frames hold the tensors
         self.tensors = self.inputs = self.destinations = ()
         self.plan = None
-        self._release()
+        self.let_go()
 
     def complete(self) -> None:
         """Answer with the outputs of its run, or refuse with its error. Called once; never raises."""
         self.is_given_up = True
         if self.error is None:
-            self._release()
+            self.let_go()
             try:
                 self.reply.answer(self)
-            except EdgeRuntimeError as error:
-                self.error = error
-            except Exception as error:
-                log.exception("an answer of model %s could not be given", self.header.model)
-                self.error = RunFailed(f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+                self.error = failure_of(error, f"an answer of model {self.header.model} could not be given")
             else:
                 self.plan.metrics.answered(self.queue_s, self.run_s, self.count)
                 return
@@ -204,24 +208,72 @@ class Request:
         self.is_given_up = True
         error.__traceback__ = None  # its frames hold the request's memory, and the request may hold the error
         self.metrics.refused(error.code, self.count)
-        self._release()
+        self.let_go()
         try:
             self.reply.refuse(error)
         except Exception:
             log.exception("a refusal by model %s could not be given", self.header.model)
 
-    def _release(self) -> None:
-        """Before the reply, or its client could be refused for it."""
-        held, self.held = self.held, None
-        if held is not None:
-            held[0].give_back(self.sender, held[1])
+
+class UnansweredBytes:
+    """Bytes of unanswered requests. total: of all senders; total_bytes: the bound on it.
+
+    Invariant: no sender gets more than is then left free for the others, so that none shuts another out: of k greedy
+    ones each ends with 1/(k + 1) of the bound in all, and as much stays free.
+    """
+
+    def __init__(self, sender_bytes: int = NO_BOUND_BYTES, total_bytes: int = NO_BOUND_BYTES) -> None:
+        self._sender_bytes = sender_bytes
+        self.total_bytes = total_bytes
+        self._lock = threading.Lock()
+        self._of: dict[Hashable, int] = {}
+        self.total = 0
+
+    def hold(self, sender: Hashable, nbytes: int) -> int:
+        """Count one more request; return what to give back when it ends. Raises QueueFull.
+
+        A sender without any may have one above its own bound.
+        """
+        nbytes += REQUEST_BYTES
+        with self._lock:
+            before = self._of.get(sender, 0)
+            if before and before + nbytes > self._sender_bytes:
+                raise QueueFull(
+                    f"{before} bytes of this connection's requests wait for their answers, its bound is "
+                    f"{self._sender_bytes} (limits.unanswered_bytes); wait for answers before you send more"
+                )
+            if before + nbytes > self.total_bytes - self.total:
+                raise QueueFull(
+                    f"{self.total} bytes of requests wait for their answers, the bound is {self.total_bytes} "
+                    "(limits.total_unanswered_bytes)"
+                )
+            self._of[sender] = before + nbytes
+            self.total += nbytes
+        return nbytes
+
+    def give_back(self, sender: Hashable, nbytes: int) -> None:
+        """End what `hold` counted."""
+        with self._lock:
+            self.total -= nbytes
+            left = self._of[sender] - nbytes
+            if left:
+                self._of[sender] = left
+            else:
+                del self._of[sender]
+
+    def has(self, sender: Hashable) -> bool:
+        """Whether a request of this sender waits."""
+        return sender in self._of
 
 
-def run_failed(error: Exception, model: str) -> EdgeRuntimeError:
-    """What a request is refused with whose run raised; logged where a library or a bug raised it."""
+def failure_of(error: Exception, what: str) -> EdgeRuntimeError:
+    """Return what a request is refused with after an exception: RunFailed where a library or a bug raised it.
+
+    what: is logged then, for example "a run of model m failed".
+    """
     if isinstance(error, EdgeRuntimeError):
         return error
-    log.error("a run of model %s failed", model, exc_info=error)
+    log.error(what, exc_info=error)
     return RunFailed(f"{type(error).__name__}: {error}")
 
 

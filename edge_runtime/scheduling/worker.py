@@ -9,10 +9,10 @@ failing run becomes run_failed, never a dead worker.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,11 +26,10 @@ from edge_runtime.errors import (
     QueueTimeExpired,
     RunTooLong,
 )
-from edge_runtime.scheduling.dispatcher import Dispatcher, Job, Layout, Run, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import ALONE
-from edge_runtime.scheduling.request import AnsweredApart, Request, deadline_exceeded, run_failed
-from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.scheduling.request import AnsweredApart, Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, ScheduledModel
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class WorkerPool:
         dispatcher = self._dispatcher
         while not dispatcher.is_stopping:
             try:
-                job, expired = dispatcher.wait_for_job()
+                job, expired = dispatcher.next_job(waits=True)
                 if expired:
                     refuse_expired(expired, self._clock)
                 if job is not None and run_job(job, dispatcher, self._clock):
@@ -111,11 +110,13 @@ class WorkerPool:
     def _restore(self, model: ScheduledModel, layout: Layout) -> None:
         """Wait for a layout's next host, so that no worker does; what waits stays queued."""
         try:
-            layout.restore()
-        except Exception as error:  # noqa: BLE001 (these requests' answer; run_failed logs it)
+            if layout.runner is not None:
+                layout.runner.restore()
+        except Exception as error:  # noqa: BLE001 (these requests' answer; failure_of logs it)
             if layout is model.wide:
                 return  # it stays down, and the other layout runs everything
-            failed = NotReady(f"model {model.name} has no host: {run_failed(error, model.name)}")
+            reason = failure_of(error, f"the host of model {model.name} was not replaced")
+            failed = NotReady(f"model {model.name} has no host: {reason}")
             for request in self._dispatcher.take_all(model):
                 request.refuse(failed)
         self._dispatcher.mark_up(layout)
@@ -140,52 +141,63 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
 
     Returns whether the layout's host ended: the caller then has it restored.
     """
-    batch, model, run_of = job.batch, job.model, job.layout.run_of
-    run_s = run_batch(run_of(batch), batch, job.rows, model.name, model.metrics, job, clock, job.limit_s)
-    if run_s is None and isinstance(batch[0].error, AnsweredApart):
-        _complete_apart(job, batch[0].error.answers, dispatcher, clock)
-        return False
-    if run_s is None and any(request.count > 1 for request in batch):
-        batch = dispatcher.take_apart(job)
-        if not batch:
-            dispatcher.finish(job, None)
-            return False
-    if run_s is None and isinstance(batch[0].error, HostEnded | RunTooLong):
-        return _judge_lost_run(job, batch[0].error, dispatcher)
-    if run_s is None and len(batch) > 1:
-        # One bad request must not fail its neighbours: they are run again one by one. Before the job's place is given
-        # back: these runs are still its own, and the instance may allow no more.
-        for request in batch:
-            if request in job.ended:
-                continue
-            started_s = clock.monotonic_s()
-            run = run_of([request])
-            run_batch(run, [request], request.rows, model.name, model.metrics, started_s, clock, job.limit_s)
-            if isinstance(request.error, HostEnded | RunTooLong):
-                # Those that have not run yet are lost with it.
-                return _judge_lost_run(job, request.error, dispatcher)
-            if dispatcher.claim(job, request):
-                request.complete()
-        dispatcher.finish(job, None)
-        return False
+    run_s = run_batch(job, clock)
+    if run_s is None:
+        return _after_failure(job, dispatcher, clock)
     dispatcher.finish(job, run_s)
     # Invariant: once a job is finished, the timer expires none of its requests.
     _complete(job.unanswered(), dispatcher)
     return False
 
 
-def _complete(answered: Sequence[Request], dispatcher: Dispatcher) -> None:
-    """Answer what has run. Next steps that the answers ask for, this worker begins itself.
+def _complete(ended: Sequence[Request], dispatcher: Dispatcher) -> None:
+    """Answer or refuse requests of a finished job. Next steps that the answers ask for, this worker begins itself.
 
     Another worker that wakes for them would take the interpreter from this one, and begin with the first alone.
     """
-    asks = any(request.is_step for request in answered)
+    asks = any(request.is_step for request in ended)
     if asks:
         dispatcher.begin_burst()
-    for request in answered:
+    for request in ended:
         request.complete()  # never raises
     if asks:
         dispatcher.end_burst(taken=1)
+
+
+def _after_failure(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
+    """Decide what becomes of requests whose run gave no outputs of all; as `run_job`."""
+    error = job.batch[0].error
+    if isinstance(error, AnsweredApart):
+        _complete_apart(job, error.answers, dispatcher, clock)
+        return False
+    if any(request.count > 1 for request in job.batch) and not dispatcher.take_apart(job):
+        dispatcher.finish(job, None)
+        return False
+    if isinstance(error, HostEnded | RunTooLong):
+        return _judge_lost_run(job, error, dispatcher)
+    if len(job.batch) > 1:
+        return _run_each(job, dispatcher, clock)
+    dispatcher.finish(job, None)
+    _complete(job.unanswered(), dispatcher)
+    return False
+
+
+def _run_each(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
+    """Run the requests of a failed batch again one by one, for one bad request must not fail the others.
+
+    As `run_job`. The job keeps its cores meanwhile: these runs are still its own, and the instance may allow no more.
+    """
+    for request in job.batch:
+        if request in job.ended:
+            continue
+        run_batch(replace(job, batch=[request], rows=request.rows, started_s=clock.monotonic_s()), clock)
+        if isinstance(request.error, HostEnded | RunTooLong):
+            # Those that have not run yet are lost with it.
+            return _judge_lost_run(job, request.error, dispatcher)
+        if dispatcher.claim(job, request):
+            request.complete()
+    dispatcher.finish(job, None)
+    return False
 
 
 def _complete_apart(
@@ -265,41 +277,34 @@ def refuse_expired(requests: Sequence[Request], clock: Clock) -> None:
         request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, clock.monotonic_s()))
 
 
-def run_batch(  # noqa: PLR0917 (on the data path, where keywords cost)
-    run: Run,
-    batch: Sequence[Request],
-    rows: int,
-    model: str,
-    metrics: ModelMetrics,
-    started: float | Job,
-    clock: Clock,
-    limit_s: float = math.inf,
-) -> float | None:
-    """Run requests together; each then has its outputs, or the error that it is to be refused with.
+def run_batch(job: Job, clock: Clock) -> float | None:
+    """Run the requests of a job together; each then has its outputs, or the error that it is to be refused with.
 
-    started: the instant, or the job that knows it once its run has ended. Returns the run's seconds, None when it
-    failed. Never raises.
+    Returns the run's seconds, None when it failed. Never raises. Thread: a worker, or an inline request's own.
     """
+    batch, layout, model = job.batch, job.layout, job.model
     try:
-        if len(batch) == 1:
-            inputs = batch[0].inputs
-            if batch[0].plan.copies_shared:  # a batch is copied by joining it
-                inputs = [array.copy() for array in inputs]
-            parts = [run((inputs,), limit_s, batch[0].shape is ALONE)]
+        parts = [request.inputs for request in batch]
+        is_lone = len(batch) == 1
+        if is_lone and batch[0].plan.copies_shared:  # a batch is copied by joining it
+            parts = [[array.copy() for array in parts[0]]]
+        if layout.by_request is not None:
+            outputs = layout.by_request.run_requests(batch, parts, job.limit_s)
         else:
-            outputs = run([request.inputs for request in batch], limit_s, False)
-            parts = split(outputs, [request.rows for request in batch])
-    except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; run_failed logs it)
-        failed = run_failed(error, model)
+            assert layout.runner is not None  # its concurrency is 0
+            outputs = layout.runner.run_parts(parts, job.limit_s, alone=is_lone and batch[0].shape is ALONE)
+        shares = [outputs] if is_lone else split(outputs, [request.rows for request in batch])
+    except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; failure_of logs it)
+        failed = failure_of(error, f"a run of model {model.name} failed")
         for request in batch:
             request.error = failed
         return None
     finished_s = clock.monotonic_s()
-    started_s = min(started.started_s, finished_s) if isinstance(started, Job) else started
+    started_s = min(job.started_s, finished_s)  # one that was handed ahead knows it now
     run_s = finished_s - started_s
-    metrics.run(rows, run_s)
-    for request, own in zip(batch, parts, strict=True):
-        _give(request, own, started_s, finished_s, run_s, rows)
+    model.metrics.run(job.rows, run_s)
+    for request, own in zip(batch, shares, strict=True):
+        _give(request, own, started_s, finished_s, run_s, job.rows)
     return run_s
 
 

@@ -17,7 +17,7 @@ from edge_runtime.backends.base import HostedInstance, Instance
 from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
 from edge_runtime.repository.durable import write_atomically
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.scheduled_model import LatencyModel
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loading import LoadedVersion

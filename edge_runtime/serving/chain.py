@@ -28,16 +28,15 @@ from edge_runtime.errors import (
     Draining,
     EdgeRuntimeError,
     QueueFull,
-    RunFailed,
     shortened,
 )
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, critical_path
 from edge_runtime.scheduling import policy
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import DEVIATIONS
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
-from edge_runtime.scheduling.request import Request, deadline_exceeded
+from edge_runtime.scheduling.request import Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.scheduled_model import DEVIATIONS, Layout, ScheduledModel
 from edge_runtime.serving.chain_steps import (
     ChainSteps,
     Pieces,
@@ -144,7 +143,7 @@ class _Running:
 
 def chain_model(name: str, *, max_queue_rows: int, max_queue_bytes: int, metrics: ModelMetrics) -> ScheduledModel:
     """Make a pipeline's queue of requests that wait before their first step. The bounds hold for these."""
-    layout = Layout(lambda *_: [], concurrency=0)
+    layout = Layout(None, concurrency=0)
     return ScheduledModel(name, layout, max_queue_rows=max_queue_rows, max_queue_bytes=max_queue_bytes, metrics=metrics)
 
 
@@ -335,11 +334,9 @@ class Chain:
                 asked = running.todo.popleft()
             try:
                 self._ask(running, asked)
-            except EdgeRuntimeError as error:
-                self._fail(running, asked.node, error)
-            except Exception as error:
-                log.exception("step %s of pipeline %s could not be asked", asked.node.step.name, self._scheduled.name)
-                self._fail(running, asked.node, RunFailed(f"{type(error).__name__}: {error}"))
+            except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+                what = f"step {asked.node.step.name} of pipeline {self._scheduled.name} could not be asked"
+                self._fail(running, asked.node, failure_of(error, what))
             with running.lock:
                 running.is_going_on = False
         self._complete(running)

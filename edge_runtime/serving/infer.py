@@ -5,22 +5,18 @@ Owns: the order of these steps, and whether requests are taken. Every door calls
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Hashable, Sequence
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
-from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull, RunFailed
+from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Request
-from edge_runtime.scheduling.unanswered import UnansweredBytes
+from edge_runtime.scheduling.request import Request, UnansweredBytes, failure_of
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request, timeout_ms_of
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array
-
-log = logging.getLogger(__name__)
 
 RESOLVE_TRIES = 8
 """A request whose version was swapped out meanwhile is resolved again; more swaps than this in a row is a bug."""
@@ -108,11 +104,8 @@ class Infer:
                     continue
                 return plan
             raise NotReady(f"model {header.model} is being replaced again and again")
-        except EdgeRuntimeError as error:
-            self._refuse(request, error)
-        except Exception as error:
-            log.exception("a request for model %s could not be admitted", header.model)
-            request.refuse(RunFailed(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            self._refuse(request, failure_of(error, f"a request for model {header.model} could not be admitted"))
         return plan
 
     def submit_burst(self, request: Request, plan: RequestPlan, inputs: Sequence[Array]) -> bool:
@@ -129,9 +122,8 @@ class Infer:
         except EdgeRuntimeError:
             request.let_go()
             return False
-        except Exception as error:
-            log.exception("a burst for model %s could not be admitted", request.header.model)
-            request.refuse(RunFailed(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 (their clients' answer; failure_of logs it)
+            request.refuse(failure_of(error, f"a burst for model {request.header.model} could not be admitted"))
         return True
 
     def rows_together(self, plan: RequestPlan) -> int:

@@ -31,11 +31,11 @@ from edge_runtime.repository.kinds import stand_ins
 from edge_runtime.repository.names import suffix_of, variant_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
-from edge_runtime.scheduling.dispatcher import Dispatcher, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.queue import RequestQueue
+from edge_runtime.scheduling.scheduled_model import LatencyModel, ScheduledModel
 from edge_runtime.serving.build_cache import Conversion
 from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
 from edge_runtime.serving.declared_steps import declared_steps, read_labels, told_preset

@@ -153,7 +153,8 @@ class Mirror:
         try:
             layout = self._candidate.scheduled.layout
             limit_s = layout.limit_s(copy.rows, sum(array.nbytes for array in copy.inputs))
-            outputs = layout.run((copy.inputs,), limit_s, False)
+            assert layout.runner is not None  # its concurrency is 0
+            outputs = layout.runner.run_parts((copy.inputs,), limit_s, alone=False)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is what would have been answered)
             log.info("a copy failed", extra={"model": self._candidate.model, "reason": str(error)})
         run_s = self._clock.monotonic_s() - started_s

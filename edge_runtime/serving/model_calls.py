@@ -15,8 +15,9 @@ from edge_runtime.backends.base import Called
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
-from edge_runtime.scheduling.dispatcher import Dispatcher, Job
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import Job
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.infer import Infer
 from edge_runtime.telemetry.metrics import Metrics

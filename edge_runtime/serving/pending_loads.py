@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 64 << 20
@@ -45,7 +46,7 @@ class PendingLoads:
             if load is None:
                 load = self._loads[header.model] = ScheduledModel(
                     header.model,
-                    Layout(run=lambda *_: [], concurrency=0),
+                    Layout(None, concurrency=0),
                     max_queue_rows=MAX_WAITING,
                     max_queue_bytes=MAX_WAITING_BYTES,
                 )

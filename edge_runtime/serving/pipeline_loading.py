@@ -22,9 +22,9 @@ from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import MAX_DEPTH, PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import BatchLimits
+from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain

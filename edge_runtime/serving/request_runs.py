@@ -6,7 +6,6 @@ where the door takes several, else kept until the run has ended. Thread: the wor
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +15,9 @@ import numpy as np
 from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.backends.host_messages import RequestLine
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, Unsupported
-from edge_runtime.scheduling.dispatcher import RunRequests
-from edge_runtime.scheduling.request import AnsweredApart, Request, StreamingReply
+from edge_runtime.scheduling.request import AnsweredApart, Request, StreamingReply, failure_of
 from edge_runtime.tensors import Array
 from edge_runtime.wire import oip
-
-log = logging.getLogger(__name__)
 
 STREAM_LIMIT_S = 60.0
 """Between two responses of a model that streams, where no limit is configured."""
@@ -32,15 +28,14 @@ _NOT_TOLD = (oip.RAW, oip.TOP_K)
 _PLAIN = RequestLine()
 
 
-def run_requests_of(instance: HostInstance) -> RunRequests:
-    """Return what runs a batch of requests on an instance whose `by_request` is not None."""
+class RequestRuns:
+    """Runs batches of requests on an instance whose `by_request` is not None."""
 
-    def run(
-        batch: Sequence[Request],
-        parts: Sequence[Sequence[Array]],
-        limit_s: float,
-        alone: bool,  # noqa: ARG001
-    ) -> list[Array]:
+    def __init__(self, instance: HostInstance) -> None:
+        self._instance = instance
+
+    def run_requests(self, batch: Sequence[Request], parts: Sequence[Sequence[Array]], limit_s: float) -> list[Array]:
+        """Run; return the outputs of the only request. Raises its error; AnsweredApart where there are several."""
         responses = _Responses(batch)
         lines = [_line(request) for request in batch]
         if all(line is _PLAIN for line in lines):
@@ -48,9 +43,7 @@ def run_requests_of(instance: HostInstance) -> RunRequests:
         else:
             lines = [line for line, request in zip(lines, batch, strict=True) for _ in range(request.count)]
         rows = tuple([each for request in batch for each in (request.rows // request.count,) * request.count])
-        return instance.run_requests(parts, limit_s, rows, lines, responses.take) or responses.end()
-
-    return run
+        return self._instance.run_requests(parts, limit_s, rows, lines, responses.take) or responses.end()
 
 
 def _line(request: Request) -> RequestLine:
@@ -72,7 +65,7 @@ class _Responses:
         self._answers: list[list[Array] | EdgeRuntimeError | None] = [None] * len(self._requests)
 
     def take(self, index: int, response: Sequence[Array | None] | EdgeRuntimeError | None, is_last: bool) -> bool:
-        """See base.OnResponse."""
+        """Take a response of one request, as `OnResponse` in backends/base.py; return whether it still wants others."""
         request = self._requests[index]
         known = self._answers[index]
         if isinstance(known, EdgeRuntimeError) or request.is_given_up or response is None:
@@ -96,11 +89,8 @@ class _Responses:
         try:
             request.outputs = outputs
             request.reply.part(request)
-        except EdgeRuntimeError as error:
-            return error
-        except Exception as error:
-            log.exception("a part of an answer of model %s could not be given", request.header.model)
-            return RunFailed(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            return failure_of(error, f"a part of an answer of model {request.header.model} could not be given")
         return None
 
     def end(self) -> list[Array]:

@@ -23,11 +23,11 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, Run, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, Runner, ScheduledModel
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
-from edge_runtime.serving.request_runs import STREAM_LIMIT_S, run_requests_of
+from edge_runtime.serving.request_runs import STREAM_LIMIT_S, RequestRuns
 from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
@@ -275,14 +275,13 @@ class Servable:
 
     def _run_here(self, request: Request) -> None:
         """Run one request alone on the calling thread: an inline model off the lean path (JSON, in process)."""
-        scheduled, clock = self.scheduled, self._clock
-        layout = scheduled.layout
+        layout = self.scheduled.layout
         with self.inline_lock:
             if not self.is_open:
                 raise Draining(f"model {self.model} version {self.number} was replaced")
-            started_s = clock.monotonic_s()
+            started_s = self._clock.monotonic_s()
             check_in_time(layout.run_times, request.rows, request.arrived_s, request.timeout_s, started_s)
-            run_batch(layout.run, (request,), request.rows, self.model, self.metrics, started_s, clock)
+            run_batch(Job(self.scheduled, layout, [request], request.rows, started_s, started_s), self._clock)
         request.complete()
 
 
@@ -307,55 +306,64 @@ def layout_of(
 
     run_limit_s: None for what the curve says.
     """
-    layout = Layout(run_in_order(instance, batches=batches), threads, concurrency, run_times)
+    runner: Runner = instance if isinstance(instance, HostedInstance) else InsideRunner(instance)
+    most = instance.spec.max_rows
+    layout = Layout(
+        runner if most is None or not batches else PieceRunner(runner, most), threads, concurrency, run_times
+    )
     by_request = instance.spec.by_request
     if by_request is not None and isinstance(instance, HostInstance):
-        layout.run_requests = run_requests_of(instance)
+        layout.by_request = RequestRuns(instance)
         if by_request.streams and run_limit_s is None:
             run_limit_s = STREAM_LIMIT_S
     if isinstance(instance, HostedInstance):
         layout.run_limit_s = run_limit_s
         layout.warm_row_bytes = warm_row_bytes
         layout.ahead = instance.ahead
-        layout.restore = instance.restore
     return layout
 
 
-def run_in_order(instance: Instance, *, batches: bool = False) -> Run:
-    """Adapt an instance's run to the dispatcher: requests' arrays in the model's order, no names.
+class InsideRunner:
+    """Runs requests on an instance inside the daemon, where nothing can end a run."""
 
-    batches: rows do not influence each other, so more rows than the instance takes are run in pieces.
-    """
-    run_parts = _run_hosted(instance) if isinstance(instance, HostedInstance) else _run_here(instance)
-    most = instance.spec.max_rows
-    if most is None or not batches:
-        return run_parts
+    def __init__(self, instance: Instance) -> None:
+        self._names = [spec.name for spec in instance.spec.inputs]
+        self._instance = instance
 
-    def run_in_pieces(parts: Sequence[Sequence[Array]], limit_s: float, alone: bool) -> list[Array]:
+    def run_parts(
+        self,
+        parts: Sequence[Sequence[Array]],
+        limit_s: float,  # noqa: ARG002 (nothing can hold it)
+        *,
+        alone: bool,  # noqa: ARG002
+    ) -> list[Array]:
+        """Join the parts and run them."""
+        return self._instance.run(dict(zip(self._names, join(parts), strict=True)))
+
+    def restore(self) -> None:
+        """Nothing ends: there is no host."""
+
+
+class PieceRunner:
+    """Runs more rows than an instance takes in pieces: rows do not influence each other."""
+
+    def __init__(self, runner: Runner, most_rows: int) -> None:
+        self._runner = runner
+        self._most_rows = most_rows
+
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:
+        """Run, in as many pieces as there have to be."""
+        run, most = self._runner.run_parts, self._most_rows
         if sum(inputs[0].shape[0] for inputs in parts) <= most:
-            return run_parts(parts, limit_s, alone)
+            return run(parts, limit_s, alone=alone)
         arrays = join(parts)
         starts = range(0, arrays[0].shape[0], most)
-        pieces = [run_parts([[array[start : start + most] for array in arrays]], limit_s, alone) for start in starts]
+        pieces = [run([[array[start : start + most] for array in arrays]], limit_s, alone=alone) for start in starts]
         return [np.concatenate(column) for column in zip(*pieces, strict=True)]
 
-    return run_in_pieces
-
-
-def _run_here(instance: Instance) -> Run:
-    """Run inside the daemon, where nothing can end a run."""
-    names = [spec.name for spec in instance.spec.inputs]
-    run = instance.run
-
-    def run_joined(parts: Sequence[Sequence[Array]], limit_s: float, alone: bool) -> list[Array]:  # noqa: ARG001
-        return run(dict(zip(names, join(parts), strict=True)))
-
-    return run_joined
-
-
-def _run_hosted(instance: HostedInstance) -> Run:
-    run = instance.run_parts
-    return lambda parts, limit_s, alone: run(parts, limit_s, alone=alone)
+    def restore(self) -> None:
+        """Wait until the host that ended is replaced. Raises LoadFailed."""
+        self._runner.restore()
 
 
 def row_bytes(spec: ModelSpec) -> int:

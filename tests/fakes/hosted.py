@@ -28,7 +28,7 @@ class FakeHost:
         self.meanwhile: Callable[[], None] = lambda: None
         self._kills = kills
 
-    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, alone: bool) -> list[Array]:
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:
         values = [float(value) for inputs in parts for value in inputs[0][:, 0]]
         self.runs.append((values, limit_s, alone))
         self.meanwhile()

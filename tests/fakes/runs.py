@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_runtime.scheduling.dispatcher import Run
 from edge_runtime.scheduling.worker import join
 from edge_runtime.tensors import Array
 
 
-def run_of(function: Callable[[Sequence[Array]], list[Array]]) -> Run:
-    """A run as the dispatcher calls it, of a function on the joined arrays."""
-    return lambda parts, limit_s, alone: function(join(parts))
+class FunctionRunner:
+    """Runs a function on the joined arrays, as an instance inside the daemon runs."""
+
+    def __init__(self, function: Callable[[Sequence[Array]], list[Array]]) -> None:
+        self._function = function
+
+    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:
+        return self._function(join(parts))
+
+    def restore(self) -> None:
+        """There is no host."""

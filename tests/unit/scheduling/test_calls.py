@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.errors import CalledTooSoon, DeadlineExceeded, DeadlineUnmeetable, Unsupported
-from edge_runtime.scheduling.dispatcher import Dispatcher, Job, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, ScheduledModel
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 
 def model(name: str, *, run_s: float = 0.010, threads: int = 1, concurrency: int = 4) -> ScheduledModel:
-    run = run_of(lambda arrays: arrays)
+    run = FunctionRunner(lambda arrays: arrays)
     return ScheduledModel(name, Layout(run, threads, concurrency, LatencyModel({1: run_s})))
 
 

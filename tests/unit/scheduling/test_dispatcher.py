@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, Draining, QueueFull, RunFailed
-from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, WIDE_AGAIN_RUNS, Dispatcher, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, WIDE_AGAIN_RUNS, Dispatcher
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.scheduling.worker import refuse_expired, run_job
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 
 def double(arrays):
@@ -25,7 +25,7 @@ def double(arrays):
 
 
 def scheduled(name="m", run=double, *, run_s=0.010, threads=1, concurrency=2, **options):
-    layout = Layout(run_of(run), threads, concurrency, LatencyModel({1: run_s} if run_s else None))
+    layout = Layout(FunctionRunner(run), threads, concurrency, LatencyModel({1: run_s} if run_s else None))
     return ScheduledModel(name, layout, **options)
 
 
@@ -81,7 +81,7 @@ def test_the_requests_of_a_burst_wake_a_worker_once_and_together(clock, ends, mo
         wait()
 
     monkeypatch.setattr(has_work, "wait", wait_seen)
-    worker = threading.Thread(target=lambda: taken.append(dispatcher.wait_for_job()))
+    worker = threading.Thread(target=lambda: taken.append(dispatcher.next_job(waits=True)))
     worker.start()
     assert waits.acquire(timeout=60)
 
@@ -283,7 +283,7 @@ def test_a_model_that_was_idle_gets_no_credit_for_it(clock, ends):
 
 
 def test_a_lone_request_on_an_idle_machine_takes_the_wide_layout(clock, ends):
-    wide = Layout(run_of(double), threads=2, concurrency=1)
+    wide = Layout(FunctionRunner(double), threads=2, concurrency=1)
     dispatcher, model = Dispatcher(clock, cores=2), scheduled(wide=wide)
     dispatcher.admit(model, ends.request("alone", clock))
     alone, _ = take(dispatcher)
@@ -297,7 +297,7 @@ def test_a_lone_request_on_an_idle_machine_takes_the_wide_layout(clock, ends):
 
 
 def test_the_wide_layout_is_left_while_it_is_slower_and_tried_again_now_and_then(clock, ends):
-    wide = Layout(run_of(double), threads=2, concurrency=1, run_times=LatencyModel({1: 0.020}))
+    wide = Layout(FunctionRunner(double), threads=2, concurrency=1, run_times=LatencyModel({1: 0.020}))
     dispatcher, model = Dispatcher(clock, cores=2), scheduled(wide=wide, run_s=0.010)
     tried = 0
     for tag in range(10 * WIDE_AGAIN_RUNS):

@@ -10,15 +10,15 @@ import pytest
 
 from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 from edge_runtime.errors import DeadlineExceeded, QueueFull, QueueTimeExpired
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.scheduling.worker import refuse_expired, run_job
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 
 class Queue:
@@ -27,7 +27,7 @@ class Queue:
     def __init__(self, rules: QueuePolicies, *, concurrency: int = 1, max_rows: int = 1) -> None:
         self.clock = FakeClock()
         self.dispatcher = Dispatcher(self.clock, cores=concurrency)
-        layout = Layout(run_of(lambda arrays: arrays), 1, concurrency, LatencyModel({1: 0.010}))
+        layout = Layout(FunctionRunner(lambda arrays: arrays), 1, concurrency, LatencyModel({1: 0.010}))
         limits = BatchLimits(max_rows=max_rows, in_order=True)
         self.model = ScheduledModel("m", layout, limits, queue=LevelQueue(rules, 5))
         self.ends: dict[str, Any] = {}

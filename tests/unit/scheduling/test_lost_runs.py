@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 
 from edge_runtime.clock import SystemClock
 from edge_runtime.errors import DeadlineExceeded, DeadlineUnmeetable, HostEnded, NotReady, Refused, RunTooLong
-from edge_runtime.scheduling.culprits import ALONE_S, FIRST_WAIT_S, LONGEST_WAIT_S
-from edge_runtime.scheduling.dispatcher import (
-    LEAST_LIMIT_S,
-    LIMIT_RUNS,
-    UNDISTURBED_S,
-    UNKNOWN_LIMIT_S,
-    Dispatcher,
-    Layout,
-    ScheduledModel,
-)  # fmt: skip
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import UNDISTURBED_S, Dispatcher
 from edge_runtime.scheduling.policy import ALONE, BatchLimits
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import (
+    LEAST_LIMIT_S,
+    LIMIT_RUNS,
+    UNKNOWN_LIMIT_S,
+    LatencyModel,
+    Layout,
+    ScheduledModel,
+)
+from edge_runtime.scheduling.senders import ALONE_S, FIRST_WAIT_S, LONGEST_WAIT_S
 from edge_runtime.scheduling.worker import LOST_RUNS, WorkerPool, refuse_expired, run_job
 from tests.fakes.clock import FakeClock
 from tests.fakes.hosted import CRASH, ENDLESS, KILLED, FakeHost
@@ -43,7 +42,7 @@ class Kit:
 
     def model_in(self, host, name, max_rows=1, concurrency=2, ahead=0, **options):
         times = LatencyModel({1: 0.010, 4: 0.015})
-        layout = Layout(host.run_parts, 1, concurrency, times, run_limit_s=None, restore=host.restore, ahead=ahead)
+        layout = Layout(host, 1, concurrency, times, run_limit_s=None, ahead=ahead)
         return ScheduledModel(name, layout, BatchLimits(max_rows=max_rows), **options)
 
     def admit(self, tag, value=1.0, *, model=None, sender="polite", timeout_s=math.inf, priority=5):
@@ -65,7 +64,7 @@ class Kit:
     def run(self, job):
         """Run a job; a host that ended is back at once."""
         if run_job(job, self.dispatcher, self.clock):
-            job.layout.restore()
+            job.layout.runner.restore()
             self.dispatcher.mark_up(job.layout)
 
     def run_all(self):
@@ -358,14 +357,12 @@ def test_a_batch_over_its_limit_runs_again_one_by_one():
 def test_a_runs_limit_comes_from_the_curve_and_is_a_second_at_least(
     limit_s, times, warm_row_bytes, rows, nbytes, wanted_s
 ):
-    layout = Layout(
-        FakeHost().run_parts, run_times=LatencyModel(times), run_limit_s=limit_s, warm_row_bytes=warm_row_bytes
-    )
+    layout = Layout(FakeHost(), run_times=LatencyModel(times), run_limit_s=limit_s, warm_row_bytes=warm_row_bytes)
     assert layout.limit_s(rows, nbytes) == pytest.approx(wanted_s)
 
 
 def test_runs_with_pictures_have_a_longer_least_limit_since_pictures_differ_more_than_tensors():
-    layout = Layout(FakeHost().run_parts, run_times=LatencyModel({1: 0.010}), run_limit_s=None, least_limit_s=15.0)
+    layout = Layout(FakeHost(), run_times=LatencyModel({1: 0.010}), run_limit_s=None, least_limit_s=15.0)
     assert layout.limit_s(1, 0) == 15.0
     layout.run_limit_s = 0.5
     assert layout.limit_s(1, 0) == 0.5

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from edge_runtime.clock import SystemClock
 from edge_runtime.errors import DeadlineExceeded, Draining, EdgeRuntimeError, Refused, RunFailed
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.scheduling.worker import WorkerPool, refuse_expired, run_job
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 
 class AllEnds:
@@ -52,7 +52,7 @@ class Kit:
     def __init__(self, function=list, *, cores=1, max_rows=1, clock=None):
         self.clock = clock or FakeClock()
         self.dispatcher = Dispatcher(self.clock, cores)
-        layout = Layout(run_of(function), 1, cores, LatencyModel({1: 0.010, 8: 0.020}))
+        layout = Layout(FunctionRunner(function), 1, cores, LatencyModel({1: 0.010, 8: 0.020}))
         self.model = ScheduledModel("m", layout, BatchLimits(max_rows=max_rows))
         self.ends: dict[object, list[Request | EdgeRuntimeError]] = {}
         self.told = lambda: None

@@ -34,7 +34,7 @@ def order(queue, now_s=0.0):
 def serve(queue, now_s=0.0):
     """Run the first request."""
     first = next(iter(queue.in_order(now_s)))
-    queue.take([first], now_s)
+    queue.remove([first], runs_at_s=now_s)
     return first
 
 

@@ -9,7 +9,7 @@ import pytest
 from edge_runtime.errors import Cancelled, DeadlineUnmeetable, QueueFull
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import REFUSAL_BURST_S, REFUSAL_SHARE, hold_refusal_until_s, refusal_cost_s
-from edge_runtime.scheduling.refusals import MOST_ACCOUNTS, MOST_HELD_OF_SENDER, Refusals
+from edge_runtime.scheduling.senders import MOST_ACCOUNTS, MOST_HELD_OF_SENDER, Refusals
 from edge_runtime.scheduling.worker import WorkerPool
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of

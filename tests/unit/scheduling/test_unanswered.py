@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_runtime.errors import QueueFull
-from edge_runtime.scheduling.unanswered import REQUEST_BYTES, UnansweredBytes
+from edge_runtime.scheduling.request import REQUEST_BYTES, UnansweredBytes
 
 NBYTES = 9 * REQUEST_BYTES
 EACH = 10 * REQUEST_BYTES

@@ -9,11 +9,12 @@ import pytest
 
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.golden import TOLERANCES
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 from edge_runtime.serving.mirror import MAX_COPY_BYTES, Mirror
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 SPEC = ModelSpec((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
 
@@ -32,7 +33,7 @@ class Kit:
             self.seen.append(inputs[0].copy())
             return [inputs[0].copy()]
 
-        candidate = SimpleNamespace(model="m", scheduled=SimpleNamespace(layout=Layout(run_of(run))))
+        candidate = SimpleNamespace(model="m", scheduled=SimpleNamespace(layout=Layout(FunctionRunner(run))))
         self.mirror = Mirror(
             SimpleNamespace(spec=SPEC), candidate, share=share, tolerance=TOLERANCES["f32"],
             dispatcher=self.dispatcher, clock=self.clock, executor=SimpleNamespace(submit=self.soon.append),
@@ -76,7 +77,7 @@ def test_after_a_copy_its_time_is_rested_so_that_the_share_is_kept():
 
 def test_no_copy_is_run_while_requests_wait_or_no_core_is_free():
     kit = Kit()
-    model = ScheduledModel("other", Layout(run_of(list)))
+    model = ScheduledModel("other", Layout(FunctionRunner(list)))
     kit.answer()
     kit.dispatcher.admit(model, request_of([np.zeros((1, 2), np.float32)]))
     found = kit.run_copies()

@@ -7,8 +7,9 @@ import numpy as np
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 from edge_runtime.scheduling.worker import run_job
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.infer import Infer
@@ -20,7 +21,7 @@ from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.wire.codec import pack_error, unpack_request
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
-from tests.fakes.runs import run_of
+from tests.fakes.runs import FunctionRunner
 
 INTERVAL_S = 10.0
 PATIENCE_S = PATIENCE_INTERVALS * INTERVAL_S
@@ -95,7 +96,7 @@ class Kit:
             return [inputs[0].copy()]
 
         metrics = ModelMetrics()
-        scheduled = ScheduledModel(name, Layout(run_of(run)), max_queue_rows=max_queue_rows, metrics=metrics)
+        scheduled = ScheduledModel(name, Layout(FunctionRunner(run)), max_queue_rows=max_queue_rows, metrics=metrics)
         servable = Servable(
             name, 1, ModelSettings(), Layouts(FakeInstance()), batches=True, mode="workers", max_rows=4, inline=None,
             scheduled=scheduled, dispatcher=self.dispatcher, clock=self.clock, metrics=metrics, warm_length=warm_length,

@@ -6,7 +6,8 @@ from typing import Any
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.scheduling.dispatcher import Dispatcher, Layout, ScheduledModel
+from edge_runtime.scheduling.dispatcher import Dispatcher
+from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 from edge_runtime.serving.servable import Layouts, Servable
 from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import ModelMetrics
@@ -42,7 +43,7 @@ def test_the_forms_of_a_version_that_ends_share_its_time() -> None:
         return Servable(
             "m", 1, ModelSettings(), Layouts(instance),
             batches=True, mode="workers", max_rows=1, inline=None,
-            scheduled=ScheduledModel("m", Layout(lambda *_: [])), dispatcher=dispatcher, clock=clock,
+            scheduled=ScheduledModel("m", Layout(None)), dispatcher=dispatcher, clock=clock,
             metrics=ModelMetrics(),
         )  # fmt: skip
 

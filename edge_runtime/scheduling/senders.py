@@ -1,17 +1,31 @@
-"""Which refusals wait before they are told, so that a sender that asks again at once does not cost others their runs.
+"""What the dispatcher remembers of senders, bounded: whose request ended a host, and what refusing each one costs.
 
-Owns: what refusing each sender costs by model, and the refusals that are held. A refusal is judged on the request's
-arrival; what is held here is only its reply. Knows no lock and no clock. Thread: under the dispatcher's lock.
+Owns: `Culprits` of one model, whose requests run alone; `Refusals`, which are told late to a sender that asks again at
+once, so that they do not cost others their runs. A refusal is judged on the request's arrival; only its reply is held.
+Knows no lock and no clock. Thread: under the dispatcher's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.request import Request
+
+ALONE_S = 60.0
+"""How long a culprit's requests run alone after its last death (issue 12: a minute)."""
+
+FIRST_WAIT_S = 0.1
+"""A culprit waits this long after its first death, which is about what the next host takes to load a small model."""
+
+LONGEST_WAIT_S = 8.0
+"""The wait doubles with each death, up to this: then the other senders lose some 2 % of their time to its deaths."""
+
+MOST_CULPRITS = 1024
+"""Beyond this the oldest is forgotten: a client may come back under as many names as it likes."""
 
 MOST_HELD = 16_384
 """Held refusals in all: 8 MB at some 500 bytes each, for their tensors are dropped."""
@@ -21,6 +35,49 @@ MOST_HELD_OF_SENDER = 4096
 
 MOST_ACCOUNTS = 8192
 """Senders whose refusals are counted, one for each of their models; the one counted longest ago is forgotten."""
+
+
+@dataclass(slots=True)
+class Culprit:
+    """One sender. until_s: it is forgotten then. not_before_s: its next request runs then; wait_s: that long a wait."""
+
+    until_s: float
+    not_before_s: float
+    wait_s: float
+
+
+class Culprits:
+    """The culprits of one model."""
+
+    def __init__(self) -> None:
+        self._by_sender: dict[Hashable, Culprit] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_sender)
+
+    def add(self, sender: Hashable, now_s: float) -> None:
+        """A sender's request, alone in its host, has ended it."""
+        known = self._by_sender.pop(sender, None)
+        is_again = known is not None and now_s < known.until_s
+        wait_s = min(known.wait_s * 2, LONGEST_WAIT_S) if known is not None and is_again else FIRST_WAIT_S
+        if len(self._by_sender) >= MOST_CULPRITS:
+            del self._by_sender[next(iter(self._by_sender))]
+        self._by_sender[sender] = Culprit(now_s + ALONE_S, now_s + wait_s, wait_s)
+
+    def has(self, sender: Hashable, now_s: float) -> bool:
+        """Whether a sender's requests run alone now."""
+        known = self._by_sender.get(sender)
+        if known is None:
+            return False
+        if now_s >= known.until_s:
+            del self._by_sender[sender]
+            return False
+        return True
+
+    def not_before_s(self, sender: Hashable) -> float:
+        """The instant from which a sender's next request may run."""
+        known = self._by_sender.get(sender)
+        return known.not_before_s if known is not None else 0.0
 
 
 class Refusals:
