@@ -36,7 +36,8 @@ from edge_runtime.frontend.grpc_message import (
     varint,
 )
 from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, InferRoute, TransportReply
-from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference
+from edge_runtime.frontend.oip_request import OipRequest
+from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.scheduling.request import Request, failure_of
 from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary

@@ -43,7 +43,8 @@ from edge_runtime.frontend.http_message import (
 )
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
-from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OipRequest, OpenInference, infer_header
+from edge_runtime.frontend.oip_request import OipRequest, infer_header
+from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.frontend.torchserve import PING, Sent, TorchServe, TorchServeAnswer
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
 from edge_runtime.serving.model_table import ModelTable

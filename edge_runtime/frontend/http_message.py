@@ -20,7 +20,8 @@ from edge_runtime.frontend.encodings import picture_fields, timing_fields
 from edge_runtime.frontend.generate import generate_answer
 from edge_runtime.frontend.http_form import FORM_TYPE, boundary_of, check_picture_type
 from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, TransportReply
-from edge_runtime.frontend.open_inference import Caller, OipRequest, OpenInference
+from edge_runtime.frontend.oip_request import OipRequest
+from edge_runtime.frontend.open_inference import Caller, OpenInference
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import array_to_wire

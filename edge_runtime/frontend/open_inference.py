@@ -1,7 +1,7 @@
-"""The Open Inference Protocol without its transport: what the HTTP and the gRPC door have in common.
+"""Every call of the Open Inference Protocol but inference, answered alike for the HTTP and the gRPC door.
 
-`OpenInference.call` answers every call of the protocol but inference, in the words of its JSON form; `infer_header`
-reads a request for inference. Knows no socket, no HTTP and no protobuf. Thread: the door's; a reply may come from any.
+Owns: who may make which call, and the results in the words of the protocol's JSON form. oip_request.py reads requests
+for inference. Knows no socket, no HTTP and no protobuf. Thread: the door's; a reply may come from any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.answers import kind_of
-from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import (
     DecodeFailed,
     EdgeRuntimeError,
@@ -26,7 +25,7 @@ from edge_runtime.errors import (
     Unsupported,
 )
 from edge_runtime.frontend import triton_words
-from edge_runtime.frontend.load_parameters import read_override
+from edge_runtime.frontend.oip_request import OipRequest, version_number, whole_number
 from edge_runtime.frontend.operations import Done, OperationHandlers, Status
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable, VersionState
@@ -34,18 +33,9 @@ from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.sources import NOT_ASKED_FOR
 from edge_runtime.telemetry.logs import log_level, set_log_level
-from edge_runtime.tensors import DATATYPES, Array, array_to_wire
+from edge_runtime.tensors import Array, array_to_wire
 from edge_runtime.wire import oip
-from edge_runtime.wire.codec import (
-    MAX_DIMENSION,
-    MAX_HEADER_ITEMS,
-    MAX_ID_BYTES,
-    MAX_VERSION,
-    short,
-    tensor_header,
-    typed,
-)
-from edge_runtime.wire.oip import RegionPart
+from edge_runtime.wire.codec import short, typed
 from edge_runtime.wire.operations import OPERATIONS, Scope
 
 log = logging.getLogger(__name__)
@@ -93,180 +83,6 @@ class Caller:
     sender: Hashable
     may_infer: bool = True
     may_control: bool = False
-
-
-# ---- a request for inference ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OipRequest:
-    """A request for inference, read and checked as far as no model is needed.
-
-    id: as sent, None where it was not. input_sizes: for each input, its bytes behind the JSON head; None: its data is
-    in the head, or in a region. input_regions: for each input. classes: how many, of each output that is wanted as
-    classes. binary: outputs that say whether they are wanted in binary form; binary_default: of the others.
-    """
-
-    header: RequestHeader
-    id: str | None
-    input_sizes: tuple[int | None, ...]
-    input_regions: tuple[RegionPart | None, ...]
-    output_regions: Mapping[str, RegionPart]
-    classes: Mapping[str, int]
-    binary: Mapping[str, bool]
-    binary_default: bool
-
-    def is_binary(self, output: str) -> bool:
-        """Whether an output is wanted in binary form."""
-        return self.binary.get(output, self.binary_default)
-
-
-def infer_header(
-    model: str, version: str | int | None, fields: Mapping[str, Any], *, timeout_ms: float | None = None
-) -> OipRequest:
-    """Read a request for inference from the decoded JSON or protobuf: id, parameters, inputs and outputs.
-
-    version: as in the path, None or "" for the daemon's choice. timeout_ms: what the transport itself says; the
-    smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch,
-    Unsupported.
-    """
-    parameters = typed(fields, "parameters", dict, {})
-    _refuse_sequences(parameters)
-    inputs, sizes, regions = [], [], []
-    for item in _tensors(fields, "inputs"):
-        own = typed(item, "parameters", dict, {})
-        inputs.append(_input(item))
-        sizes.append(_whole_number(own, oip.BINARY_SIZE))
-        regions.append(_region_part(own))
-    names: list[str] = []
-    output_regions: dict[str, RegionPart] = {}
-    classes: dict[str, int] = {}
-    binary: dict[str, bool] = {}
-    for item in _tensors(fields, "outputs"):
-        name = item.get("name")
-        if not isinstance(name, str) or name in names:
-            raise DecodeFailed(f"outputs: got name {short(name)}, wanted text, each once")
-        names.append(name)
-        own = typed(item, "parameters", dict, {})
-        if not own:
-            continue
-        if oip.BINARY_OUTPUT in own:
-            binary[name] = typed(own, oip.BINARY_OUTPUT, bool, False)
-        if count := _whole_number(own, oip.CLASSES):
-            classes[name] = count
-        if part := _region_part(own):
-            if name in classes:
-                raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
-            output_regions[name] = part
-    typed(parameters, oip.RAW, bool, None)
-    level = _whole_number(parameters, oip.PRIORITY) or 0
-    header = RequestHeader(
-        model=model,
-        version=version_number(version),
-        inputs=tuple(inputs),
-        parameters={
-            key: value
-            for key, value in parameters.items()
-            if isinstance(value, str | int | float) and key not in oip.PROTOCOLS_OWN
-        },
-        outputs=tuple(names) or None,
-        timeout_ms=_timeout_ms(parameters, timeout_ms),
-        queue_timeout_ms=(_whole_number(parameters, oip.TIMEOUT_US) or 0) / 1e3 or None,
-        priority=min(level, LOWEST_PRIORITY),
-        level=level,
-        timing=typed(parameters, oip.TIMING, bool, False),
-    )
-    return OipRequest(
-        header,
-        _request_id(fields),
-        tuple(sizes),
-        tuple(regions),
-        output_regions,
-        classes,
-        binary,
-        typed(parameters, oip.BINARY_OUTPUTS, bool, False),
-    )
-
-
-def version_number(text: str | int | None) -> int | None:
-    """A version as the protocol writes it, in decimal digits; None where there is none. Raises DecodeFailed."""
-    if text is None or text == "":
-        return None
-    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= len(str(MAX_VERSION)):
-        text = int(text)
-    if isinstance(text, str | bool) or not 1 <= text <= MAX_VERSION:
-        raise DecodeFailed(f"version: got {short(text)}, wanted a positive integer in digits, or none for the newest")
-    return text
-
-
-def _tensors(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = typed(fields, key, list, [])
-    if len(items) > MAX_HEADER_ITEMS:
-        raise DecodeFailed(f"{key}: got {len(items)}, wanted at most {MAX_HEADER_ITEMS}")
-    for item in items:
-        if not isinstance(item, dict):
-            raise DecodeFailed(f"{key}: got {short(item)}, wanted an object with a name")
-    if key == "inputs" and not items:
-        raise DecodeFailed("inputs: got none, wanted a list of objects with name, shape, datatype and data")
-    return items
-
-
-def _input(item: Mapping[str, Any]) -> TensorHeader:
-    tensor = tensor_header({key: item.get(key) for key in ("name", "datatype", "shape")})
-    if tensor.datatype not in DATATYPES:
-        name, kind, wanted = short(tensor.name), short(tensor.datatype), ", ".join(DATATYPES)
-        raise TensorMismatch(f"input {name}: datatype {kind} is unknown; wanted one of {wanted}")
-    return tensor
-
-
-def _whole_number(parameters: Mapping[str, Any], key: str) -> int | None:
-    """A parameter that is a whole number of 0 or more; None where it is absent. Raises DecodeFailed."""
-    value: int | None = typed(parameters, key, int, None)
-    if value is not None and not 0 <= value <= MAX_DIMENSION:
-        if key == oip.PRIORITY and value > 0:
-            return MAX_DIMENSION
-        raise DecodeFailed(f"{key}: got {short(value)}, wanted a whole number of 0 or more")
-    return value
-
-
-def _region_part(parameters: Mapping[str, Any]) -> RegionPart | None:
-    if not parameters:
-        return None
-    region: str | None = typed(parameters, oip.REGION, str, None)
-    nbytes, offset = _whole_number(parameters, oip.REGION_SIZE), _whole_number(parameters, oip.REGION_OFFSET)
-    if (region is None) != (nbytes is None):
-        raise DecodeFailed(f"got one of {oip.REGION} and {oip.REGION_SIZE}; a tensor in shared memory has both")
-    return RegionPart(region, offset or 0, nbytes) if region is not None and nbytes is not None else None
-
-
-def _timeout_ms(parameters: Mapping[str, Any], timeout_ms: float | None) -> float | None:
-    """The smaller of the transport's timeout and `timeout_ms`."""
-    found = [] if timeout_ms is None else [timeout_ms]
-    own = parameters.get(oip.TIMEOUT_MS)
-    if own is not None:
-        if isinstance(own, bool) or not isinstance(own, int | float) or not 0 <= own <= MAX_DIMENSION:
-            raise DecodeFailed(f"{oip.TIMEOUT_MS}: got {short(own)}, wanted milliseconds, 0 or more")
-        found.append(float(own))
-    return min(found, default=None)
-
-
-def _request_id(fields: Mapping[str, Any]) -> str | None:
-    request_id: str | None = typed(fields, "id", str, None)
-    if request_id is not None and len(request_id) > MAX_ID_BYTES * 4:
-        raise DecodeFailed(f"id: got {len(request_id)} characters, wanted at most {MAX_ID_BYTES * 4}")
-    return request_id
-
-
-def _refuse_sequences(parameters: Mapping[str, Any]) -> None:
-    for key in oip.SEQUENCE:
-        if parameters.get(key):
-            raise Unsupported(
-                f"{key}: sequences are not served: no model here keeps state between requests; send it without "
-                f"{', '.join(oip.SEQUENCE)}"
-            )
-
-
-# ---- every other call -----------------------------------------------------------------------------------------------
 
 
 class OpenInference:
@@ -408,7 +224,7 @@ class OpenInference:
             _name(values),
             None,
             lambda error: loaded({} if error is None else error),
-            read_override(_name(values), parameters),
+            triton_words.read_override(_name(values), parameters),
         )
 
     def _repository_unload(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
@@ -433,11 +249,11 @@ class OpenInference:
 
     def _memory_register(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         _check_may_infer(caller)
-        nbytes = _whole_number(values, "byte_size")
+        nbytes = whole_number(values, "byte_size")
         if nbytes is None:
             raise DecodeFailed("byte_size: wanted the bytes of the region")
         key: str = typed(values, "key", str, "")
-        self.regions.register(typed(values, "name", str, ""), key, _whole_number(values, "offset") or 0, nbytes)
+        self.regions.register(typed(values, "name", str, ""), key, whole_number(values, "offset") or 0, nbytes)
         reply({})
 
     def _memory_unregister(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:

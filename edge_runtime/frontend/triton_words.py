@@ -1,10 +1,12 @@
-"""Loaded versions in Triton's words: a ModelConfig of what was found out, statistics, and the classes of an output.
+"""Triton's words: a loaded version as a ModelConfig, its statistics, classes of an output, and parameters of a load.
 
 Pure. Field names, their order and defaults are those of Triton's JSON, because clients read them by name.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,16 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import TensorMismatch
+from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.pipelines import pipeline_fields
 from edge_runtime.repository.folder import DEFAULT_LATEST
-from edge_runtime.repository.triton_config import ENSEMBLE, TritonConfig
+from edge_runtime.repository.names import NAME_RULE, is_model_name
+from edge_runtime.repository.overrides import MAX_FILES, Override, check_file, check_settings
+from edge_runtime.repository.triton_config import ENSEMBLE, TritonConfig, read_config_json
 from edge_runtime.repository.triton_config import PLATFORMS as TRITON_PLATFORMS
 from edge_runtime.serving.servable import Servable
 from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, bf16_to_fp32
+from edge_runtime.wire.codec import short
 
 PIPELINE = "pipeline"
 """What stands for the backend of a pipeline, which is an ensemble to Triton's clients."""
@@ -38,6 +43,11 @@ MODEL_FILES = {
 """What `default_model_filename` says of each backend."""
 
 CPU_DEVICES = ("", "CPU")
+
+CONFIG, FILE = "config", "file:"
+"""Parameters of a load: a ModelConfig, and what begins with `file:`, a file."""
+
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def model_config(servable: Servable) -> dict[str, Any]:
@@ -224,6 +234,29 @@ def answered_classes(answers: Array, count: int, labels: Sequence[str]) -> Array
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
+def read_override(model: str, parameters: Mapping[str, Any]) -> Override:
+    """Read what a load lays over its model. Raises DecodeFailed, Unsupported.
+
+    parameters: `config`, JSON text, and `file:VERSION/NAME`, bytes or base64 text.
+    """
+    if not is_model_name(model):
+        raise DecodeFailed(f"{short(model)} is no model name; wanted {NAME_RULE}")
+    triton: TritonConfig | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == CONFIG:
+            triton = _load_config(model, value)
+        elif key.startswith(FILE):
+            files[check_file(key.removeprefix(FILE))] = _load_content(key, value)
+        else:
+            raise DecodeFailed(f"parameters: load does not know {short(key)}; wanted {CONFIG} and {FILE}VERSION/NAME")
+    if len(files) > MAX_FILES:
+        raise DecodeFailed(f"parameters: got {len(files)} files, wanted at most {MAX_FILES}")
+    settings = triton.settings if triton is not None else {}
+    check_settings(settings)
+    return Override(settings, files, triton)
+
+
 def _class(value: float, index: int, labels: Sequence[str]) -> bytes:
     text = f"{value:.6f}:{index}" if isinstance(value, float) else f"{value}:{index}"
     return (f"{text}:{labels[index]}" if index < len(labels) else text).encode()
@@ -286,3 +319,30 @@ def _statistics(servable: Servable) -> dict[str, Any]:
 
 def _duration(count: int, seconds: float) -> dict[str, int]:
     return {"count": count, "ns": round(seconds * 1e9)}
+
+
+def _load_content(key: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise DecodeFailed(f"{short(key)}: wanted base64") from None
+    if not isinstance(value, bytes):
+        raise DecodeFailed(f"{short(key)}: got {type(value).__name__}, wanted base64 over HTTP, bytes over gRPC")
+    return value
+
+
+def _load_config(model: str, text: Any) -> TritonConfig:
+    """The ModelConfig of a load."""
+    if not isinstance(text, str) or len(text) > MAX_CONFIG_BYTES:
+        raise DecodeFailed("config: wanted a ModelConfig as JSON text")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DecodeFailed(f"config: not JSON: {str(error)[:200]}") from None
+    if not isinstance(config, dict):
+        raise DecodeFailed(f"config: got {type(config).__name__}, wanted an object")
+    try:
+        return read_config_json(config, model)
+    except DecodeFailed as error:
+        raise DecodeFailed(f"config: {error.message}") from None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.config.settings import ModelSettings, QueuePolicies
 from edge_runtime.errors import DecodeFailed, NotReady, NotServed, TensorMismatch, Unsupported
-from edge_runtime.frontend.open_inference import OipRequest, infer_header, version_number
+from edge_runtime.frontend.oip_request import OipRequest, infer_header, version_number
 from edge_runtime.frontend.triton_words import classes
 from edge_runtime.serving.request_plan import timeout_ms_of
 from edge_runtime.wire.codec import MAX_DIMENSION
