@@ -450,7 +450,7 @@ def _new_http_door(config: Config, core: Core, operations: OperationHandlers, st
         from edge_runtime.daemon.http_door import HttpDoor
     except ImportError as error:
         raise ConfigError(f"http: {error}; install it with: pip install 'edge-runtime[http]'") from None
-    from edge_runtime.frontend.http_message import BINARY
+    from edge_runtime.frontend.http_answer import BINARY
     from edge_runtime.frontend.infer_frontend import InferFrontend
     from edge_runtime.frontend.open_inference import OpenInference
 

@@ -20,7 +20,8 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
 from edge_runtime.frontend.torchserve import TorchServe
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
-from edge_runtime.transports.http_transport import HttpListener, HttpTransport
+from edge_runtime.transports.http_connection import HttpListener
+from edge_runtime.transports.http_transport import HttpTransport
 
 log = logging.getLogger(__name__)
 

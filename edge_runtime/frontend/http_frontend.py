@@ -1,8 +1,8 @@
 """The HTTP door: requests of the Open Inference Protocol, gathered, admitted and refused as those of ZeroMQ are.
 
 Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
-what a connection that ends leaves behind. http_message.py reads heads and writes responses. Thread: `edge-http`;
-workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
+what a connection that ends leaves behind. http_call.py reads heads, http_answer.py writes responses.
+Thread: `edge-http`; workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
 
 Invariant: a request ends as exactly one response, or with its connection.
 """
@@ -21,39 +21,42 @@ from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
 from edge_runtime.frontend.encodings import Encoding
 from edge_runtime.frontend.generate import generate_fields, raw_fields
-from edge_runtime.frontend.http_form import read_form
-from edge_runtime.frontend.http_message import (
+from edge_runtime.frontend.http_answer import (
     BINARY,
-    INFER,
-    MAX_OIP_HEAD_BYTES,
-    OPTIONS,
     EventsReply,
     GenerateAnswer,
-    HttpCall,
     HttpEndpoint,
     OipAnswer,
     PictureAnswer,
-    allowed_page,
     caller_of,
     error_frames,
-    inflate,
-    json_response,
-    read_call,
     response,
 )
+from edge_runtime.frontend.http_call import (
+    INFER,
+    MAX_OIP_HEAD_BYTES,
+    OPTIONS,
+    HttpCall,
+    allowed_page,
+    inflate,
+    read_call,
+)
+from edge_runtime.frontend.http_form import read_form
 from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.frontend.oip_request import OipRequest, infer_header
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
-from edge_runtime.frontend.torchserve import PING, Sent, TorchServe, TorchServeAnswer
+from edge_runtime.frontend.torchserve import PING, TorchServe
+from edge_runtime.frontend.torchserve_message import Sent, read_sent, sent_request
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.transports.http_head import BadMessage, HttpHead
-from edge_runtime.transports.http_transport import Frames, HttpConnection, HttpRequest, HttpTransport
-from edge_runtime.wire import codec, json_codec, oip
+from edge_runtime.transports.http_connection import Frames, HttpConnection, HttpRequest
+from edge_runtime.transports.http_head import HttpHead
+from edge_runtime.transports.http_transport import HttpTransport
+from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import Pictures
 
 log = logging.getLogger(__name__)
@@ -144,7 +147,7 @@ class HttpFrontend:
             if isinstance(error, NotReady) and self._table.is_coming(name, version):
                 return None  # it waits for its model, with its body
             self._metrics.refused(error.code)
-            return call.refuse(error, None)
+            return call.encoding.refusal(error, None)
         return None
 
     def requests(self, requests: Sequence[HttpRequest]) -> None:
@@ -178,9 +181,9 @@ class HttpFrontend:
                     if entry[0].frames is None:
                         self._transport.answer(entry[0], error_frames(_unexpected(error)))
 
-    def failure(self, error: EdgeRuntimeError, status: int) -> Frames:
+    def failure(self, error: EdgeRuntimeError) -> Frames:
         """Write what is told of bytes that are no request."""
-        return error_frames(error, status)
+        return error_frames(error)
 
     def gone(self, connection: HttpConnection) -> None:
         """Take back what waits of a connection that has ended."""
@@ -244,7 +247,8 @@ class HttpFrontend:
             return
         nbytes = len(request.body)
         if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
-            self._transport.answer(request, call.refuse(QueueFull("too many large bodies wait to be read"), None))
+            error = QueueFull("too many large bodies wait to be read")
+            self._transport.answer(request, call.encoding.refusal(error, None))
             return
         self._preparing_bytes += nbytes
         self._preparer.submit(self._prepare, request, call, nbytes)
@@ -271,8 +275,7 @@ class HttpFrontend:
         """Answer a request whose body was read. body, fields: as `_read` gives them."""
         if error is not None:
             self._metrics.refused(error.code)
-            status = error.status if isinstance(error, BadMessage) else None
-            self._transport.answer(request, call.refuse(error, status))
+            self._transport.answer(request, call.encoding.refusal(error, None))
         elif call.name == INFER:
             self._infer(request, call, body, fields)
         elif call.name == OPTIONS:
@@ -285,38 +288,20 @@ class HttpFrontend:
         caller = caller_of(request)
         assert caller is not None
         caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
+        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None).result
         if self._torchserve is not None and self._torchserve.has(call.name):
-            self._torchserve.call(
-                call.name,
-                call.values,
-                caller,
-                lambda result: self._transport.post(
-                    request,
-                    call.refuse(result, None) if isinstance(result, EdgeRuntimeError) else json_response(*result),
-                ),
-            )
-            return
-
-        def reply(result: Any) -> None:
-            if isinstance(result, EdgeRuntimeError):
-                frames = error_frames(result)
-            else:
-                has_readiness = call.name in {"server_ready", "model_ready"}
-                status = oip.readiness_status(result) if has_readiness else 200
-                frames = json_response(result, status)
-            self._transport.post(request, frames)
-
-        self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
+            self._torchserve.call(call.name, call.values, caller, reply)
+        else:
+            self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
 
     def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> None:
-        plain = TorchServeAnswer(call) if call.is_torchserve else BINARY
-        reply = TransportReply(self._frontend, self._endpoint, (request,), plain, b"")
+        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
             name, version = call.values["name"], call.values.get("version")
             tensors: list[Any] | None = None
             if isinstance(body, Sent):
                 assert request.head is not None
-                fields, tensors = TorchServe.request(self._table.resolve(name, oip_version(call)), body, request.head)
+                fields, tensors = sent_request(self._table.resolve(name, oip_version(call)), body, request.head)
             elif "generate" in call.values:
                 fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
             elif call.head_bytes == 0:
@@ -347,9 +332,9 @@ class HttpFrontend:
     def _encoding(self, call: HttpCall, asked: OipRequest, body: Any) -> Encoding:
         """How a request is answered. body: as `_read` gives it."""
         if "generate" in call.values:
-            return GenerateAnswer(call)
+            return GenerateAnswer(call.deflates, is_stream=call.values["generate"] == "generate_stream")
         if call.is_torchserve:
-            return TorchServeAnswer(call)
+            return call.encoding
         if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
             return PictureAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
         return OipAnswer(self._protocol, asked, call.deflates)
@@ -395,7 +380,7 @@ class HttpFrontend:
             if call.name == INFER and not rights.may_infer:
                 raise Forbidden("this token may not infer; make one with: edge-runtime token add NAME --may infer")
         except EdgeRuntimeError as error:
-            return call.refuse(error, None)
+            return call.encoding.refusal(error, None)
         return Caller(rights.name, rights.may_infer, rights.may_control)
 
 
@@ -417,7 +402,7 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return (*_read_pictures(body, call), None)
         if call.is_torchserve:
             assert request.head is not None
-            return TorchServe.read_body(body, request.head, call), {}, None
+            return read_sent(body, request.head, call), {}, None
         if size == 0:
             return body, {}, None
         if size is not None:

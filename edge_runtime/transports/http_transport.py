@@ -18,15 +18,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
-
-import numpy as np
 
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import EdgeRuntimeError, QueueFull
 from edge_runtime.telemetry.metrics import Counters
+from edge_runtime.transports.http_connection import (
+    READ,
+    Frames,
+    HttpConnection,
+    HttpListener,
+    HttpRequest,
+    aligned,
+)
 from edge_runtime.transports.http_head import (
     MAX_HEAD_BYTES,
     BadMessage,
@@ -61,12 +66,8 @@ MOST_WAITING = 64
 MOST_UNSENT_BYTES = 1 << 20
 """No more is read from a connection that leaves so much unread of its responses."""
 
-SENT_BYTES = 1 << 20
 SENT_PARTS = 256
 """Handed to the system at once."""
-
-TLS_RECORD_BYTES = 16 << 10
-"""The largest piece that TLS encrypts at once."""
 
 UNREAD_S = 30.0
 """A peer that reads nothing of its responses for so long is closed: as over ZeroMQ."""
@@ -84,37 +85,8 @@ FLUSH_S = 1.0
 
 BEAT_S = 0.25
 
-ALIGNMENT = 64
-"""Of tensors in a body: what any library may want."""
-
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_READ = select.EPOLLIN | select.EPOLLRDHUP
 _GONE = select.EPOLLHUP | select.EPOLLERR
-
-Frames = tuple[Any, ...]
-"""A whole response: the first has status line and headers, and ends with or after the empty line."""
-
-
-class HttpRequest:
-    """One request on its connection, and the place of its response. arrived_s: when its head was there.
-
-    body: bytes, or a view of memory of its own where it is large. frames: its response, once there is one. closes: the
-    connection ends with it. memory: the receiver's own. parts: of a response that comes in parts, those whose turn has
-    not come; has_begun: some have gone.
-    """
-
-    __slots__ = ("arrived_s", "body", "closes", "connection", "frames", "has_begun", "head", "memory", "parts")
-
-    def __init__(self, connection: HttpConnection, head: HttpHead | None, body: Any, arrived_s: float) -> None:
-        self.connection = connection
-        self.head = head
-        self.body = body
-        self.arrived_s = arrived_s
-        self.frames: Frames | None = None
-        self.memory: Any = None
-        self.parts: list[Any] | None = None
-        self.has_begun = False
-        self.closes = head is None or not head.keeps_alive
 
 
 class HttpReceiver(Protocol):
@@ -132,7 +104,7 @@ class HttpReceiver(Protocol):
         """Take the requests of one round; each is answered once, now or later."""
         ...
 
-    def failure(self, error: EdgeRuntimeError, status: int) -> Frames:
+    def failure(self, error: EdgeRuntimeError) -> Frames:
         """Return the response to what is no request."""
         ...
 
@@ -143,57 +115,6 @@ class HttpReceiver(Protocol):
     def beat(self) -> None:
         """Called at least each BEAT_S."""
         ...
-
-
-@dataclass(slots=True)
-class HttpListener:
-    """A listening socket. place: the receiver's own, of the address. context: of TLS, None without."""
-
-    socket: socket.socket
-    place: Any
-    context: ssl.SSLContext | None = None
-
-
-class HttpConnection:
-    """One connection and what is under way on it.
-
-    waiting: requests in their order, each until its response goes out.
-    """
-
-    __slots__ = (
-        "began_s", "body", "chunked", "fd", "filled", "interest", "is_closing", "is_dirty", "is_lingering", "is_open",
-        "is_shaking", "is_tls", "listener", "request", "rest", "socket", "unread_bytes", "unsent", "unsent_bytes",
-        "used_s", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, sock: socket.socket, listener: HttpListener, now_s: float) -> None:
-        self.socket = sock
-        self.fd = sock.fileno()
-        self.listener = listener
-        self.is_tls = self.is_shaking = listener.context is not None
-        self.rest = b""
-        self.request: HttpRequest | None = None
-        self.body: memoryview | None = None
-        self.chunked: ChunkedBody | None = None
-        self.filled = 0
-        self.waiting: deque[HttpRequest] = deque()
-        self.unsent: deque[memoryview] = deque()
-        self.unsent_bytes = self.unread_bytes = 0
-        self.began_s: float | None = now_s if self.is_tls else None
-        self.used_s = now_s
-        self.interest = _READ
-        self.is_open = True
-        self.is_closing = self.is_lingering = self.is_dirty = False
-
-    @property
-    def place(self) -> Any:
-        """The receiver's own of the address that it came by."""
-        return self.listener.place
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of a body that is not whole yet."""
-        return self.filled if self.chunked is None else len(self.chunked.data)
 
 
 class HttpTransport:
@@ -392,7 +313,7 @@ class HttpTransport:
         try:
             step(connection)
         except BadMessage as error:
-            self._refuse(connection, error, error.status)
+            self._refuse(connection, error)
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             pass
         except ssl.SSLWantWriteError:
@@ -400,7 +321,7 @@ class HttpTransport:
         except OSError:  # reset, broken, or no TLS
             self._close(connection)
         except MemoryError:
-            self._refuse(connection, QueueFull("no memory for this request now"), 503)
+            self._refuse(connection, QueueFull("no memory for this request now"))
         except Exception:
             log.exception("a connection is closed for a bug")
             self._counters.count("http_errors")
@@ -488,7 +409,7 @@ class HttpTransport:
                     self._close(connection)
                     continue
                 text = f"the request did not arrive within {self._body_timeout_s:g} s (body_timeout_s)"
-                self._refuse(connection, BadMessage(text), 408)
+                self._refuse(connection, BadMessage(text, 408))
         if self._dirty:
             self._write_dirty()
 
@@ -503,7 +424,7 @@ class HttpTransport:
         if connection.is_shaking:
             connection.socket.do_handshake()  # type: ignore[attr-defined]
             connection.is_shaking, connection.began_s = False, None
-            self._watch(connection, _READ)
+            self._watch(connection, READ)
         body = connection.body
         if body is not None:
             count = connection.socket.recv_into(body[connection.filled :])
@@ -612,7 +533,7 @@ class HttpTransport:
         if head.is_chunked:
             connection.chunked = ChunkedBody(raw, self._max_body_bytes)
             return len(data) - len(self._take_chunks(connection, connection.chunked, data[at:]))
-        connection.body = _aligned(head.length, head.body_shift)
+        connection.body = aligned(head.length, head.body_shift)
         connection.filled = len(data) - at
         connection.body[: connection.filled] = memoryview(data)[at:]
         self._hold(connection, connection.filled)
@@ -635,7 +556,7 @@ class HttpTransport:
             if oldest is connection and len(bodies) == 1:
                 return
             self._counters.count("http_bodies_refused")
-            self._refuse(oldest, QueueFull("too many large requests arrive at once; send it again"), 503)
+            self._refuse(oldest, QueueFull("too many large requests arrive at once; send it again"))
             if oldest is connection:
                 return
 
@@ -655,7 +576,7 @@ class HttpTransport:
         self._requests.append(request)
         connection.is_closing = request.closes
 
-    def _refuse(self, connection: HttpConnection, error: EdgeRuntimeError, status: int) -> None:
+    def _refuse(self, connection: HttpConnection, error: EdgeRuntimeError) -> None:
         """Answer what is no request after the responses before it, and close."""
         if connection.is_shaking or connection.is_closing:
             self._close(connection)
@@ -666,7 +587,7 @@ class HttpTransport:
         connection.rest = b""
         connection.is_closing = True
         connection.waiting.append(request)
-        self.answer(request, self._receiver.failure(error, status))
+        self.answer(request, self._receiver.failure(error))
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
@@ -711,7 +632,7 @@ class HttpTransport:
             if frames and len(frames) == 1 and is_lean:
                 waiting.popleft()
                 part = frames[0]
-                sent = _send_now(connection, part)
+                sent = connection.send_now(part)
                 if sent != len(part):
                     self._keep(connection, frames, sent)
                 elif not connection.interest & select.EPOLLIN:
@@ -725,7 +646,7 @@ class HttpTransport:
             assert frames is not None
             head = request.head
             if head is None or not head.is_plain or request.closes:
-                frames = _adapted(request, frames) if not request.has_begun else frames
+                frames = request.adapted(frames) if not request.has_begun else frames
                 ends = ends or request.closes
             parts.extend(request.parts or ())
             parts.extend(frames)
@@ -745,7 +666,7 @@ class HttpTransport:
             return
         if len(parts) == 1 or connection.is_tls:
             whole = parts[0] if len(parts) == 1 else b"".join(parts)
-            self._keep(connection, (whole,), _send_now(connection, whole))
+            self._keep(connection, (whole,), connection.send_now(whole))
             return
         try:
             count = connection.socket.sendmsg(parts[:SENT_PARTS])
@@ -784,7 +705,7 @@ class HttpTransport:
         unsent = connection.unsent
         if unsent:
             if connection.is_tls:
-                count = _send_now(connection, unsent[0])
+                count = connection.send_now(unsent[0])
             else:
                 count = connection.socket.sendmsg([unsent[index] for index in range(min(len(unsent), SENT_PARTS))])
             connection.used_s = self._now_s
@@ -811,7 +732,7 @@ class HttpTransport:
         connection.used_s = self._now_s
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
-        self._watch(connection, _READ)
+        self._watch(connection, READ)
 
     def _resume(self, connection: HttpConnection) -> None:
         """Read on, beginning with what had come, once there is room for responses again."""
@@ -826,40 +747,3 @@ class HttpTransport:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
-
-
-def _aligned(length: int, shift: int) -> memoryview:
-    """Memory for a body, untouched as yet, whose byte `shift` lies aligned."""
-    memory = np.empty(length + ALIGNMENT, np.uint8)
-    begin = -(memory.ctypes.data + shift) % ALIGNMENT
-    return memory[begin : begin + length].data
-
-
-def _send_now(connection: HttpConnection, part: Any) -> int:
-    """Send what the system takes of a part; how many bytes. Raises OSError."""
-    sent = 0
-    try:
-        if not connection.is_tls:
-            return connection.socket.send(part)
-        # One record at a time: a write that TLS could not finish has to be tried again with the same bytes.
-        view = memoryview(part).cast("B")
-        while sent < min(view.nbytes, SENT_BYTES):
-            sent += connection.socket.send(view[sent : sent + TLS_RECORD_BYTES])
-    except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-        pass
-    return sent
-
-
-def _adapted(request: HttpRequest, frames: Frames) -> Frames:
-    """A response with what its request changes: the connection ends with it, or it has no body."""
-    first = bytes(frames[0])
-    head = request.head
-    if request.closes:
-        first = first.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-    elif head is not None and head.is_old:
-        first = first.replace(b"\r\n", b"\r\nConnection: keep-alive\r\n", 1)
-    if head is not None and head.adds:
-        first = first.replace(b"\r\n", b"\r\n" + head.adds, 1)
-    if head is not None and head.method == "HEAD":
-        return (first[: first.index(b"\r\n\r\n") + 4],)
-    return (first, *frames[1:])

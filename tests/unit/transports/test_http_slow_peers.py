@@ -12,7 +12,8 @@ import pytest
 
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.binding import bind_unix
-from edge_runtime.transports.http_transport import UNREAD_S, HttpListener, HttpRequest, HttpTransport
+from edge_runtime.transports.http_connection import HttpListener, HttpRequest
+from edge_runtime.transports.http_transport import UNREAD_S, HttpTransport
 from tests.fakes.clock import FakeClock
 
 ANSWER_S = 60.0

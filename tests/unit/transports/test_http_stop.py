@@ -13,7 +13,8 @@ import pytest
 
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.binding import bind_unix
-from edge_runtime.transports.http_transport import HttpListener, HttpRequest, HttpTransport
+from edge_runtime.transports.http_connection import HttpListener, HttpRequest
+from edge_runtime.transports.http_transport import HttpTransport
 
 ANSWER_S = 60.0
 ASKED = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
