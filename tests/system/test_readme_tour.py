@@ -31,6 +31,7 @@ README_MQTT = README[README.index("\n**Through MQTT**") : README.index("\n## The
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 MQTT = (ROOT / "docs" / "mqtt.md").read_text()
 HTTP = (ROOT / "docs" / "http.md").read_text()
+PICTURES = (ROOT / "docs" / "pictures.md").read_text()
 UPDATE = (ROOT / "docs" / "updates.md").read_text()
 START_LIMIT_S = 300.0
 ANSWER_TO_A_PICTURE = "mosquitto_sub -V 5 -t reply/me"
@@ -41,8 +42,8 @@ def blocks(language: str, text: str = TOUR) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every line of the tour that asks a running daemon."""
-    lines = "".join(blocks("sh")).splitlines()
+    """Every line of the tour, and of the page of pictures that goes on from it, that asks a running daemon."""
+    lines = "".join(blocks("sh") + blocks("sh", PICTURES)).splitlines()
     return [line for line in lines if line.startswith("edge-runtime ") and not line.startswith("edge-runtime serve")]
 
 
