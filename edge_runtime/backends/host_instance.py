@@ -1,7 +1,7 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
 Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
-the daemon is host_runner.py's, the host's process hosts.py's. Thread: any number may run; a death is told on
+the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; a death is told on
 `edge-hosts`, and the next host is started on a thread of its own.
 """
 
@@ -22,9 +22,7 @@ import msgspec
 import numpy as np
 
 from edge_runtime.backends.base import Backend, BeginCall, HostStatus, LoadOptions, OnResponse, Probe
-from edge_runtime.backends.host_memory import (
-    SharedMemory,
-)
+from edge_runtime.backends.host_memory import SharedMemory
 from edge_runtime.backends.host_messages import (
     MAX_TASK_BYTES,
     BrokenMessage,
@@ -41,8 +39,9 @@ from edge_runtime.backends.host_messages import (
     receive,
     send,
 )
+from edge_runtime.backends.host_process import END_TIMEOUT_S, HostProcess
 from edge_runtime.backends.host_runner import Apart, FirstResponse, RunnerSide
-from edge_runtime.backends.hosts import END_TIMEOUT_S, HostProcess, Hosts
+from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
     BackendUnavailable,
@@ -387,15 +386,13 @@ class HostInstance:
         if life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S):
             return
         life.was_killed_for_limit = True
-        life.process.kill(f"it was killed: a run took longer than its limit, {limit_s:g} s")
-        life.process.has_ended.wait(END_TIMEOUT_S)
+        life.process.end(f"it was killed: a run took longer than its limit, {limit_s:g} s")
 
     def _ended(self, life: _HostLife) -> HostEnded:
         """Say how a host ended, whose channel ended during a run."""
         process = life.process
         if not process.has_ended.wait(END_TIMEOUT_S):
-            process.kill("it closed its channel")
-            process.has_ended.wait(END_TIMEOUT_S)
+            process.end("it closed its channel")
         how = process.signal_name or ("" if process.status is None else f"exit status {process.status}")
         return HostEnded(
             f"the model's process ended during this run ({process.ended_for or how or process.how_it_ended}); "
@@ -426,8 +423,7 @@ class HostInstance:
             if self.spec.outputs and spec != self.spec:
                 raise LoadFailed(f"{self._task.artifact} was changed: it has other tensors than before")
         except BaseException:
-            process.kill("it is not used")
-            process.has_ended.wait(END_TIMEOUT_S)
+            process.end("it is not used")
             process.close()
             raise
         finally:
@@ -554,8 +550,7 @@ class HostInstance:
         process.hang_up()
         if self.backend == "python":
             process.has_ended.wait(END_GRACE_S)
-        process.kill("it was unloaded")
-        process.has_ended.wait(END_TIMEOUT_S)
+        process.end("it was unloaded")
         process.close()
 
 

@@ -1,10 +1,9 @@
-"""Hosts, seen from the daemon: prepared parents, the processes that they fork, and what those print.
+"""Hosts, seen from the daemon: the prepared parents, and the thread that follows them and the processes they fork.
 
 Owns: one prepared parent a backend, started when a host is first wanted and ended when it has had none for a while;
-each host's process from its fork to its end, and likewise those that call a function once, as conversions do. Knows no
-runs: host_instance.py talks to a loaded host. One thread,
-`edge-hosts`, starts the parents, since the kernel ends a child with the thread that made it; it logs what hosts print,
-and tells of each end.
+which hosts it has, and likewise which processes that call a function once, as conversions do. One process is
+host_process.py's; host_instance.py talks to a loaded host. One thread, `edge-hosts`, starts the parents, since the
+kernel ends a child with the thread that made it; it logs what hosts print, and tells of each end.
 """
 
 from __future__ import annotations
@@ -13,14 +12,10 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
-import socket
-import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,23 +25,29 @@ from edge_runtime.backends.host_messages import (
     CallTask,
     ChannelEnded,
     Ended,
-    Fork,
     Hello,
     HostTask,
-    Kill,
     ParentReport,
     Prepared,
     close_all,
     new_channel,
     receive,
-    send,
 )
 from edge_runtime.backends.host_parent import ParentTask, prepare_hosts
+from edge_runtime.backends.host_process import END_TIMEOUT_S, HostLog, HostProcess
 from edge_runtime.errors import LoadFailed
 from edge_runtime.regions import Regions
-from edge_runtime.sandbox.child import ChildFunction, Show, TaskT, end_child, follow_child, start_child
+from edge_runtime.sandbox.child import (
+    Child,
+    ChildFunction,
+    ChildOutput,
+    Show,
+    TaskT,
+    follow_child,
+    library_environment,
+    start_child,
+)
 from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
-from edge_runtime.telemetry.logs import TRACEBACK, log_traceback
 
 log = logging.getLogger(__name__)
 
@@ -62,144 +63,10 @@ FORK_TRIES = 3
 PARENT_IDLE_S = 10.0
 """A parent without hosts stays this long: a crash, a reload and a calibration want the next host soon."""
 
-END_TIMEOUT_S = 10.0
-"""Killed processes end at once, unless the kernel writes a large one's pages back meanwhile."""
-
 _STOP_LOOK_S = 0.1
 """How long a stop goes unnoticed while a parent imports."""
 
-_LOG_LINE_BYTES = 4096
-"""A longer line is logged in pieces, so a model that prints an endless line costs no memory."""
-
-_TRACEBACK_LINES = 200
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-_VMSTAT = Path("/proc/vmstat")
-
-
-class HostProcess:
-    """One life of a host, from its fork to its end.
-
-    has_ended is set when the process and all that it started are gone; `status` is known by then (negative: a signal's
-    number; None: its parent died first). ended_for: why the daemon killed it, "" where it did not. pipes: the caller's,
-    to which one that calls a function prints and reports; a host's log is read here. Thread: any.
-    """
-
-    def __init__(self, number: int, task: HostTask | CallTask, label: str, pipes: Sequence[int] = ()) -> None:
-        self.number = number
-        self.task = task
-        self.label = label
-        self.pid = 0
-        self.status: int | None = None
-        self.ended_for = ""
-        self.has_ended = threading.Event()
-        self.has_forked = threading.Event()
-        self.oom_kills = oom_kills()
-        self.on_end: Callable[[HostProcess], None] | None = None
-        self.control, self._control_there = new_channel()
-        runners = task.runners + task.ahead if isinstance(task, HostTask) else 0
-        pairs = [new_channel() for _ in range(runners)]
-        self.runners = [mine for mine, _ in pairs]
-        self._runners_there = [there for _, there in pairs]
-        self._pipes = pipes
-        self.log_reader = self._log_writer = -1
-        if not pipes:
-            self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            os.set_blocking(self._log_writer, True)
-        self._parent: _PreparedParent | None = None
-        self.log: _HostLog | None = None
-
-    def begin(self, parent: _PreparedParent) -> None:
-        """Have a parent fork it, and close what is the host's here. Raises ChannelEnded: the parent is gone."""
-        self._parent = parent
-        own = self._pipes or (self._log_writer, *(each.fileno() for each in self._runners_there))
-        there = [self._control_there.fileno(), *own]
-        try:
-            parent.send(Fork(self.number, self.task), there)
-        finally:
-            self._close_theirs()
-
-    def kill(self, reason: str) -> None:
-        """Kill it with all that it started; `has_ended` tells when. reason: what is told of its end. Idempotent."""
-        if not self.has_ended.is_set():
-            self.ended_for = self.ended_for or reason
-            if self._parent is not None:
-                with contextlib.suppress(ChannelEnded):
-                    self._parent.send(Kill(self.number))
-
-    def hang_up(self) -> None:
-        """End its channel, so that it ends by itself, and everything that waits for it wakes. Idempotent."""
-        for channel in (self.control, *self.runners):
-            with contextlib.suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)
-
-    def drop(self) -> None:
-        """Give everything back of a host that was never forked."""
-        self.close()
-        close_all([self.log_reader])
-
-    def close(self) -> None:
-        """Give its sockets back, once it has ended and no run uses them. Idempotent."""
-        self._close_theirs()
-        for channel in (self.control, *self.runners):
-            channel.close()
-
-    @property
-    def signal_name(self) -> str:
-        """The signal that ended it; "" where none did, or none is known."""
-        if self.status is None or self.status >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.status).name
-        except ValueError:
-            return f"signal {-self.status}"
-
-    @property
-    def how_it_ended(self) -> str:
-        """How it ended, as a sentence about "it"."""
-        if self.ended_for:
-            return self.ended_for
-        if self.status is None:
-            return "its process ended with the one that prepared it"
-        return judge_ending(self.status).reason
-
-    @property
-    def was_ended_from_outside(self) -> bool:
-        """Whether a signal ended it that neither the model nor the daemon sent, and not the kernel for its memory."""
-        if self.ended_for:
-            return False
-        if self.status is None:
-            return True
-        return -self.status in _OUTSIDE and not (-self.status == signal.SIGKILL and oom_kills() > self.oom_kills)
-
-    def memory_bytes(self) -> int:
-        """Memory that it holds, with its share of what it shares; 0 where the kernel does not tell."""
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-                if line.startswith("Pss:"):
-                    return int(line.split()[1]) * 1024
-        return 0
-
-    def _close_theirs(self) -> None:
-        for channel in (self._control_there, *self._runners_there):
-            channel.close()
-        if self._log_writer >= 0:
-            close_all([self._log_writer])
-            self._log_writer = -1
-
-
-_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals by which a person or a service manager ends a process, and no crash does."""
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in _VMSTAT.read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 class Hosts:
@@ -286,19 +153,12 @@ class Hosts:
             tuple(map(os.path.abspath, writes)),
             niceness,
         )
-        printed, prints = os.pipe2(os.O_CLOEXEC)
-        reports, reports_there = os.pipe2(os.O_CLOEXEC)
-        try:
+        with ChildOutput() as output:
+            host = self._start(order, what, stop, (output.prints, output.reports))
             try:
-                host = self._start(order, what, stop, (prints, reports_there))
-            finally:
-                close_all([prints, reports_there])
-            try:
-                return follow_child(_Call(host), function, (reports, printed), limits=limits, stop=stop, show=show)
+                return follow_child(host, function, output, limits=limits, stop=stop, show=show)
             finally:
                 host.close()
-        finally:
-            close_all([printed, reports])
 
     def start(self, task: HostTask, label: str) -> HostProcess:
         """Fork a host, which then loads its model. label: what its lines in the log begin with. Raises LoadFailed."""
@@ -355,7 +215,7 @@ class Hosts:
             host.drop()
             return None, "the process that prepares hosts ends"
         try:
-            host.begin(parent)
+            host.begin(parent.channel)
             host.control.settimeout(self._fork_timeout_s)
             receive(host.control, Hello)
             host.has_forked.wait(self._fork_timeout_s)
@@ -367,8 +227,7 @@ class Hosts:
         else:
             return host, ""
         log.warning("a host did not start", extra={"reason": reason, "of": label})
-        host.kill(reason)
-        host.has_ended.wait(END_TIMEOUT_S)
+        host.end(reason)
         host.close()
         return None, reason
 
@@ -408,26 +267,6 @@ def _wanted_by(task: HostTask | CallTask) -> _Preparation:
     return _Preparation(task.backend, task.options.threads if task.backend == "python" else 1)
 
 
-class _Call:
-    """A forked process that calls a function. A WatchedChild."""
-
-    def __init__(self, host: HostProcess) -> None:
-        self._host = host
-        self.pid = host.pid
-
-    def is_alive(self) -> bool:
-        return not self._host.has_ended.is_set()
-
-    def kill(self) -> None:
-        self._host.kill("it was ended")
-
-    def end(self) -> int:
-        self.kill()
-        self._host.has_ended.wait(END_TIMEOUT_S)
-        # Without a status it died with its parent, which only the kernel ends, for its memory.
-        return -signal.SIGKILL if self._host.status is None else self._host.status
-
-
 def _name_of(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
 
@@ -459,7 +298,7 @@ class _PreparedParent:
         self.channel, self._there = new_channel()
         self.log_reader = -1
         self._wanted = wanted
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     def start(self) -> None:
         """Start the process. Thread: the keeper's, which outlives it."""
@@ -483,74 +322,22 @@ class _PreparedParent:
             self._there.close()
         self.keeper.watch_parent(self)
 
-    def send(self, message: Fork | Kill, descriptors: Sequence[int] = ()) -> None:
-        """Send an order. Raises ChannelEnded. Thread: any."""
-        send(self.channel, message, descriptors)
-
     def end(self) -> None:
         """Close the channel, kill what is left, reap it. Idempotent."""
         self.is_leaving = True
         self.channel.close()
         self._there.close()
         if self._process is not None:
-            end_child(self._process)
-            self.how_it_ended = self.how_it_ended or judge_ending(self._process.returncode).reason
+            self.how_it_ended = self.how_it_ended or judge_ending(self._process.end()).reason
             self._process = None
 
-    def _environment(self) -> Mapping[str, str] | None:
+    def _environment(self) -> Mapping[str, str]:
         """A model.py gets the daemon's environment, and its own number of threads; a library next to nothing."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self._wanted.threads))
         if self.backend == "python":
             return {**os.environ, "PYTHONUNBUFFERED": "1", **threads}
-        kept = {name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ}
         calls = {"OMP_WAIT_POLICY": "passive"} if self._wanted.prepare else {}  # they run beside what serves
-        return {**kept, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **calls}
-
-
-_LIBRARY_VARIABLES = (
-    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
-    "ORT_DISABLE_TELEMETRY",
-)
-"""What libraries need of the environment; keys and passphrases may be in it too."""
-
-
-@dataclass(slots=True)
-class _HostLog:
-    """What a process prints: its label, the beginning of a line that has no end yet, and of a traceback."""
-
-    label: str
-    line: bytearray = field(default_factory=bytearray)
-    traceback: list[str] = field(default_factory=list)
-    has_ended: bool = False
-
-    def take(self, piece: bytes) -> None:
-        self.line += piece
-        while (end := self.line.find(b"\n")) >= 0 or len(self.line) >= _LOG_LINE_BYTES:
-            end = end if 0 <= end <= _LOG_LINE_BYTES else _LOG_LINE_BYTES - 1
-            self._write(bytes(self.line[: end + 1]))
-            del self.line[: end + 1]
-
-    def end(self) -> None:
-        self.has_ended = True
-        if self.line:
-            self._write(bytes(self.line))
-        self._write_traceback("a traceback without an end")
-
-    def _write(self, line: bytes) -> None:
-        """One record a line, and one a traceback, which ends with the first line that is not indented."""
-        text = line.decode(errors="replace").rstrip()
-        if text == TRACEBACK or (self.traceback and text.startswith(" ") and len(self.traceback) < _TRACEBACK_LINES):
-            self.traceback.append(text)
-        elif self.traceback:
-            self.traceback.append(text)
-            self._write_traceback(text)
-        else:
-            log.info("%s: %s", self.label, text)
-
-    def _write_traceback(self, text: str) -> None:
-        if self.traceback:
-            lines, self.traceback = self.traceback, []
-            log_traceback(log, f"{self.label}: {text}", "\n".join(lines))
+        return {**library_environment(), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **calls}
 
 
 class _HostKeeper:
@@ -632,7 +419,7 @@ class _HostKeeper:
         for parent in list(self._parents):
             self.parent_ended(parent)
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _HostLog):
+            if isinstance(key.data, HostLog):
                 self._read_log(key.fd, key.data)
                 if key.fd in self._selector.get_map():
                     self._end_log(key.fd, key.data)
@@ -651,7 +438,7 @@ class _HostKeeper:
         try:
             if key.data is None:
                 os.read(self._woken, 1 << 12)
-            elif isinstance(key.data, _HostLog):
+            elif isinstance(key.data, HostLog):
                 if not key.data.has_ended:  # in this very round
                     self._read_log(key.fd, key.data)
             else:
@@ -716,8 +503,8 @@ class _HostKeeper:
         if host.log_reader >= 0:
             host.log = self._watch_log(host.log_reader, host.label)
 
-    def _watch_log(self, reader: int, label: str) -> _HostLog:
-        of = _HostLog(label)
+    def _watch_log(self, reader: int, label: str) -> HostLog:
+        of = HostLog(label)
         self._selector.register(reader, selectors.EVENT_READ, of)
         return of
 
@@ -726,7 +513,7 @@ class _HostKeeper:
         while host.log is not None and not host.log.has_ended and self._read_log(host.log_reader, host.log):
             pass
 
-    def _read_log(self, reader: int, of: _HostLog) -> bool:
+    def _read_log(self, reader: int, of: HostLog) -> bool:
         """Log what has come; return whether there was something."""
         try:
             piece = os.read(reader, 1 << 16)
@@ -738,7 +525,7 @@ class _HostKeeper:
             self._end_log(reader, of)
         return bool(piece)
 
-    def _end_log(self, reader: int, of: _HostLog) -> None:
+    def _end_log(self, reader: int, of: HostLog) -> None:
         self._selector.unregister(reader)
         os.close(reader)
         of.end()

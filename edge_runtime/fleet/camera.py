@@ -11,7 +11,6 @@ import logging
 import math
 import select
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.fleet.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
-from edge_runtime.sandbox.child import end_child, start_child
+from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.steps import PictureSource
 
 log = logging.getLogger(__name__)
@@ -138,21 +137,20 @@ class Camera:
         """Read the camera in a child. Return why that ended."""
         ours, theirs = socket.socketpair()
         with ours:
-            child: subprocess.Popen[bytes] | None = None
+            child: Child | None = None
             try:
                 with theirs:
                     child = self._start_child(theirs)
                 return self._serve(ours)
             finally:
                 if child is not None:
-                    end_child(child)
+                    child.end()
 
-    def _start_child(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _start_child(self, theirs: socket.socket) -> Child:
         kind, address = self.address.kind, self.address.address
         return start_child(
             read_camera,
             CameraTask(address, kind, theirs.fileno(), self._silence_s),
-            stdout=subprocess.DEVNULL,
             has_network=kind in ("rtsp", "http"),
             reads=[Path(address)] if kind == "file" else [],
             writes=[Path(address)] if kind == "v4l2" else [],

@@ -1,8 +1,8 @@
 """Child processes, seen from their parent: start one, feed it its task, watch it, end it with all that it started.
 
 Owns: the process, its environment, and how much of its output is kept. `run_child` is for a task with an end;
-`start_child` and `end_child` are for a child that lives on and is talked to over a channel of its own. The thread that
-starts a child must outlive it, because the kernel ends a child with the thread that made it.
+`start_child` is for a child that lives on and is talked to over a channel of its own. The thread that starts a child
+must outlive it, because the kernel ends a child with the thread that made it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ _LOOK_S = 0.1
 _LAST_READS = 4
 """After a child's end; one takes all that a pipe holds by default (64 KiB, pipe(7))."""
 
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES")
+_PASSED_ON = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+    "ORT_DISABLE_TELEMETRY",
+)
 
 
 Show = Callable[[str, float | None], None]
@@ -82,24 +85,17 @@ def run_child(
     this thread. Leaves no process. Raises OSError: no process can be made now.
     """
     limits = ChildLimits(limit_s, memory_bytes)
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb", buffering=0) as reports:
-        try:
-            child = start_child(
-                function,
-                task,
-                niceness=niceness,
-                reads=reads,
-                writes=writes,
-                reports=writer,
-                stdout=subprocess.PIPE,
-            )
-        finally:
-            os.close(writer)
-        assert child.stdout is not None
-        with child.stdout as printed:
-            pipes = reports.fileno(), printed.fileno()
-            return follow_child(_Started(child), function, pipes, limits=limits, stop=stop, show=show)
+    with ChildOutput() as output:
+        child = start_child(
+            function,
+            task,
+            niceness=niceness,
+            reads=reads,
+            writes=writes,
+            stdout=output.prints,
+            reports=output.reports,
+        )
+        return follow_child(child, function, output, limits=limits, stop=stop, show=show)
 
 
 class WatchedChild(Protocol):
@@ -111,7 +107,7 @@ class WatchedChild(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         ...
 
     def kill(self) -> None:
@@ -126,16 +122,16 @@ class WatchedChild(Protocol):
 def follow_child(
     child: WatchedChild,
     function: ChildFunction[Any, ResultT],
-    pipes: tuple[int, int],
+    output: ChildOutput,
     *,
     limits: ChildLimits,
     stop: threading.Event | None = None,
     show: Show | None = None,
 ) -> Ending[ResultT]:
-    """Wait until a child ends or is ended. pipes: its reports, and what it prints. The rest is as of `run_child`."""
-    output = _Output(*pipes, show)
+    """Wait until a child that was given `output` ends or is ended. The other arguments are those of `run_child`."""
+    output.close_theirs()
     try:
-        ended_for = _watch(child, output, limits, stop or threading.Event())
+        ended_for = _watch(child, output, limits, stop or threading.Event(), show)
     finally:
         status = child.end()
     return judge_ending(
@@ -143,7 +139,7 @@ def follow_child(
         ended_for=ended_for,
         report=output.last,
         result_type=typing.get_type_hints(function)["return"],
-        said=output.said.decode(errors="replace").strip()[-SHOWN_CHARACTERS:],
+        said=output.said,
         limits=limits,
     )
 
@@ -152,7 +148,7 @@ def start_child(
     function: ChildFunction[TaskT, Any],
     task: TaskT,
     *,
-    stdout: Any,
+    stdout: int | None = None,
     niceness: int = 0,
     has_network: bool = False,
     reads: Sequence[Path] | None = None,
@@ -160,13 +156,13 @@ def start_child(
     reports: int | None = None,
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a child that calls `function(task, progress)`; `end_child` must end it.
+) -> Child:
+    """Start a child that calls `function(task, progress)`; `Child.end` must end it.
 
-    stdout: as for Popen; standard error goes there too. niceness, has_network, reads, writes: see Confinement. One with
-    network that sees only a part of the disk opens no Unix sockets.
-    reports: the descriptor that it writes its progress and result to, None for nowhere. environment: in place of the
-    few variables that a child gets otherwise. Raises OSError.
+    stdout: the descriptor for its standard output and standard error; None for nowhere. niceness, has_network, reads,
+    writes: as of Confinement. One with network that sees only a part of the disk opens no Unix sockets. reports: the
+    descriptor that it writes its progress and result to, None for nowhere. environment: in place of what
+    `library_environment` gives. Raises OSError.
     """
     own = [] if reports is None else [reports]
     seen = None if reads is None else tuple(map(os.path.abspath, reads))
@@ -176,141 +172,164 @@ def start_child(
     with os.fdopen(os.memfd_create("task"), "w+b", buffering=0) as source:
         source.write(msgspec.json.encode(task))
         source.seek(0)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "edge_runtime.sandbox.child_main"),
                 *(f"{function.__module__}:{function.__name__}", msgspec.json.encode(confinement).decode()),
                 "-" if reports is None else str(reports),
             ],
             stdin=source,
-            stdout=stdout,
+            stdout=subprocess.DEVNULL if stdout is None else stdout,
             stderr=subprocess.STDOUT,
             pass_fds=(*own, *pass_fds),
             cwd="/",  # `-m` puts the working folder on the path; it could hold anything
-            env=_environment(environment),
+            env={**(library_environment() if environment is None else environment), "PYTHONPATH": _python_path()},
             start_new_session=True,  # a terminal's Ctrl-C is for the parent, which ends the child
         )
+    return Child(process)
 
 
-def is_alive(child: subprocess.Popen[bytes]) -> bool:
-    """Whether a child still runs. Does not reap it, so that its process group stays its own until `end_child`."""
-    if child.returncode is not None:
-        return False
-    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+def library_environment() -> dict[str, str]:
+    """Return what libraries need of this process's environment: it may hold passphrases, and a model may be hostile."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
-def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child with all that it started, and reap it. Idempotent."""
-    if child.returncode is None:
-        # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+class Child:
+    """A child of this process. Thread: one owner."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+
+    def is_alive(self) -> bool:
+        """Return whether it runs. Does not reap it, so that its process group stays its own until `end`."""
+        if self._process.returncode is not None:
+            return False
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill it alone; `end` must still end it."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Kill it with all that it started, and reap it; returns its exit status. Idempotent."""
+        if self._process.returncode is None:
+            # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        return self._process.returncode
+
+
+class ChildOutput:
+    """The two pipes of a child, for its reports and for what it prints, and what has come of them so far.
+
+    reports, prints: the child's ends. last: its last report that is no stage. A context: its end closes all ends.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError: there are no descriptors left."""
+        self.last: ChildResult | ChildError | None = None
+        self._said = b""
+        self._line = b""
+        with contextlib.ExitStack() as opened:
+            self._theirs = opened.enter_context(contextlib.ExitStack())
+            self._reports, self.reports = self._pipe(opened)
+            self._printed, self.prints = self._pipe(opened)
+            self._selector = opened.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._reports, selectors.EVENT_READ)
+            self._selector.register(self._printed, selectors.EVENT_READ)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> ChildOutput:  # noqa: PYI034 (typing.Self is 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def said(self) -> str:
+        """The end of what it printed, at most SHOWN_CHARACTERS."""
+        return self._said.decode(errors="replace").strip()[-SHOWN_CHARACTERS:]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may still write."""
+        return bool(self._selector.get_map())
+
+    def read(self, wait_s: float, show: Show | None) -> bool:
+        """Read what comes within a time. Returns False where nothing came."""
+        ready = self._selector.select(wait_s)
+        for key, _ in ready:
+            piece = os.read(key.fd, 1 << 16)
+            if not piece:
+                self._selector.unregister(key.fd)
+            elif key.fd == self._printed:
+                self._said = (self._said + piece)[-4 * SHOWN_CHARACTERS :]
+            else:
+                self._take_reports(piece, show)
+        return bool(ready)
+
+    def close_theirs(self) -> None:
+        """Close the child's ends here, once the child has them. Idempotent."""
+        self._theirs.close()
+
+    def _pipe(self, opened: contextlib.ExitStack) -> tuple[int, int]:
+        reader, writer = os.pipe()
+        opened.callback(os.close, reader)
+        self._theirs.callback(os.close, writer)
+        return reader, writer
+
+    def _take_reports(self, piece: bytes, show: Show | None) -> None:
+        *lines, self._line = (self._line + piece).split(b"\n")
+        for line in lines:
+            try:
+                report = msgspec.json.decode(line, type=ChildReport)
+            except msgspec.MsgspecError:  # a broken or hostile child
+                continue
+            if not isinstance(report, ChildStage):
+                self.last = report
+            elif show is not None:
+                share = None if report.share is None else min(max(report.share, 0.0), 1.0)
+                show(report.stage[:SHOWN_CHARACTERS], share)
+        if len(self._line) > MAX_REPORT_BYTES:
+            self._line = b""
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-class _Started:
-    """A child of this process. A WatchedChild."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        self.pid = child.pid
-
-    def is_alive(self) -> bool:
-        return is_alive(self._child)
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def end(self) -> int:
-        end_child(self._child)
-        status: int = self._child.returncode
-        return status
+def _python_path() -> str:
+    """This package's folder, then the paths that this process was given."""
+    package = str(Path(edge_runtime.__file__).resolve().parents[1])
+    return os.pathsep.join([package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
-class _Output:
-    """What a child has reported and printed so far."""
-
-    def __init__(self, reports: int, printed: int, show: Show | None) -> None:
-        self.last: ChildResult | ChildError | None = None
-        self.said = b""
-        self._reports = reports
-        self._printed = printed
-        self._show = show
-        self._line = b""
-
-    def take(self, descriptor: int, piece: bytes) -> None:
-        """Keep the end of what it printed; decode its reports line by line."""
-        if descriptor == self._printed:
-            self.said = (self.said + piece)[-4 * SHOWN_CHARACTERS :]
-            return
-        *lines, self._line = (self._line + piece).split(b"\n")
-        for line in lines:
-            self._take_line(line)
-        if len(self._line) > MAX_REPORT_BYTES:
-            self._line = b""
-
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        return self._reports, self._printed
-
-    def _take_line(self, line: bytes) -> None:
-        try:
-            report = msgspec.json.decode(line, type=ChildReport)
-        except msgspec.MsgspecError:  # a broken or hostile child
-            return
-        if not isinstance(report, ChildStage):
-            self.last = report
-        elif self._show is not None:
-            share = None if report.share is None else min(max(report.share, 0.0), 1.0)
-            self._show(report.stage[:SHOWN_CHARACTERS], share)
-
-
-def _watch(child: WatchedChild, output: _Output, limits: ChildLimits, stop: threading.Event) -> Cause | None:
+def _watch(
+    child: WatchedChild, output: ChildOutput, limits: ChildLimits, stop: threading.Event, show: Show | None
+) -> Cause | None:
     """Read until the child ended or has to be; returns why it has to be ended, None where it ended by itself."""
     deadline_s = time.monotonic() + limits.limit_s
     ended_for: Cause | None = None
-    with selectors.DefaultSelector() as selector:
-        for descriptor in output.descriptors:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while child.is_alive() and ended_for is None:
-            if selector.get_map():
-                _read(selector, output, _LOOK_S)
-            else:
-                stop.wait(_LOOK_S)
-            if stop.is_set():
-                ended_for = Cause.STOPPED
-            elif time.monotonic() >= deadline_s:
-                ended_for = Cause.TIMED_OUT
-            elif limits.memory_bytes is not None and resident_bytes(child.pid) > limits.memory_bytes:
-                ended_for = Cause.TOO_LARGE
-        if ended_for is not None:
-            child.kill()
-        # A process that it started may hold the pipes open, and write without end: what they hold now is read, no more.
-        for _ in range(_LAST_READS):
-            if not (selector.get_map() and _read(selector, output, 0.0)):
-                break
-    return ended_for
-
-
-def _read(selector: selectors.BaseSelector, output: _Output, wait_s: float) -> bool:
-    """Read what is there; False where nothing is."""
-    ready = selector.select(wait_s)
-    for key, _ in ready:
-        piece = os.read(key.fd, 1 << 16)
-        if piece:
-            output.take(key.fd, piece)
+    while child.is_alive() and ended_for is None:
+        if output.is_open:
+            output.read(_LOOK_S, show)
         else:
-            selector.unregister(key.fd)
-    return bool(ready)
-
-
-def _environment(given: Mapping[str, str] | None) -> dict[str, str]:
-    """What libraries need of the environment; keys and passphrases may be in it too, and a model may be hostile."""
-    if given is None:
-        given = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    package = str(Path(edge_runtime.__file__).resolve().parents[1])
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**given, "PYTHONPATH": os.pathsep.join(paths)}
+            stop.wait(_LOOK_S)
+        if stop.is_set():
+            ended_for = Cause.STOPPED
+        elif time.monotonic() >= deadline_s:
+            ended_for = Cause.TIMED_OUT
+        elif limits.memory_bytes is not None and resident_bytes(child.pid) > limits.memory_bytes:
+            ended_for = Cause.TOO_LARGE
+    if ended_for is not None:
+        child.kill()
+    # A process that it started may hold the pipes open, and write without end: what they hold now is read, no more.
+    for _ in range(_LAST_READS):
+        if not (output.is_open and output.read(0.0, show)):
+            break
+    return ended_for

@@ -46,6 +46,9 @@ _REASONS = {
 """Each text is a sentence about "it", the work, so that it can stand alone or after a colon."""
 
 
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
 class ChildStage(Struct, frozen=True, tag="stage"):
     """A line from a child: its present stage of work, and the share done, from 0 to 1, where it is known."""
 
@@ -128,7 +131,7 @@ def judge_ending(
         error=shortened(error.error),  # the child cuts it too, unless it is hostile
         limit_s=limits.limit_s,
         memory_bytes=limits.memory_bytes,
-        signal=_signal_name(status),
+        signal=signal_name(status),
         status=status,
         said=f": {said}" if said else "",
     )
@@ -140,6 +143,24 @@ def judge_ending(
     )
 
 
+def is_from_outside(status: int, *, memory_ran_out: bool) -> bool:
+    """Whether a person or a service manager ended a process: by a signal that no crash is.
+
+    memory_ran_out: whether the kernel killed some process for its memory meanwhile.
+    """
+    return -status in _FROM_OUTSIDE and not (-status == signal.SIGKILL and memory_ran_out)
+
+
+def signal_name(status: int) -> str:
+    """Return the name of the signal that an exit status tells; "" where the process ended by itself."""
+    if status >= 0:
+        return ""
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # a real-time signal has no name of its own
+        return f"signal {-status}"
+
+
 def _decoded(report: ChildResult | ChildError | None, result_type: Any) -> tuple[bool, Any]:
     """Whether there is a result of this type, and the result."""
     if not isinstance(report, ChildResult):
@@ -148,10 +169,3 @@ def _decoded(report: ChildResult | ChildError | None, result_type: Any) -> tuple
         return True, msgspec.json.decode(report.result, type=result_type)
     except msgspec.MsgspecError:
         return False, None
-
-
-def _signal_name(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:  # a real-time signal has no name of its own
-        return f"signal {-status}"

@@ -1,4 +1,4 @@
-"""Memory of a process: how much it has, how much it may have, how much a piece of work added.
+"""Memory of a process: how much it has, how much it may have, how much a piece of work added, who died for want of it.
 
 Reads /proc and sets limits of this process only. Called by the sandbox, by the functions that run in it, and by
 backends.
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+_STATUS, _VMSTAT = Path("/proc/self/status"), Path("/proc/vmstat")
+
 
 def resident_bytes(pid: int | None = None) -> int:
     """Resident memory of this process, or of `pid`; 0 where /proc does not tell."""
@@ -21,6 +23,20 @@ def resident_bytes(pid: int | None = None) -> int:
     except (OSError, IndexError):
         return 0
     return int(pages) * resource.getpagesize()
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of a process with its share of what it shares; 0 where /proc does not tell."""
+    return _field_bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") or 0
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in _VMSTAT.read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def watch_growth(at_least: int) -> Callable[[], int]:
@@ -73,7 +89,7 @@ def bound_data(nbytes: int) -> None:
 
 def data_bytes() -> int:
     """Memory that counts against `limited_memory` and `bound_data` now; 0 where the kernel does not say."""
-    return _status_bytes("VmData:") or 0
+    return _field_bytes(_STATUS, "VmData:") or 0
 
 
 def start_peak() -> int:
@@ -85,7 +101,7 @@ def start_peak() -> int:
 
 def peak_bytes() -> int:
     """The highest resident memory since `start_peak`."""
-    return _status_bytes("VmHWM:") or resident_bytes()
+    return _field_bytes(_STATUS, "VmHWM:") or resident_bytes()
 
 
 class _HeapCount(ctypes.Structure):
@@ -110,9 +126,10 @@ def _find_heap_count() -> Callable[[], Any] | None:
 _heap_count = _find_heap_count()
 
 
-def _status_bytes(field: str) -> int | None:
+def _field_bytes(path: Path, field: str) -> int | None:
+    """Read a line of a file in /proc: the field's name, a number, kB."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
     return None

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from edge_runtime.client.load_generator import Measured, Plan, measure, measure_
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.sandbox.child import end_child, is_alive, start_child
+from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.sandbox.ending import ShowProgress, judge_ending
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Candidate
@@ -81,7 +80,7 @@ class ServingFailed(Exception):
 class TrialDaemon:
     """A running daemon. child: its process. endpoint: for requests. log: its output. model: the one served."""
 
-    def __init__(self, child: subprocess.Popen[bytes], endpoint: str, client: Client, log: Path, model: str) -> None:
+    def __init__(self, child: Child, endpoint: str, client: Client, log: Path, model: str) -> None:
         self.endpoint = endpoint
         self.client = client
         self._child = child
@@ -92,10 +91,9 @@ class TrialDaemon:
 
     def check(self) -> None:
         """Raise ServingFailed with the reason where the daemon ended."""
-        if is_alive(self._child):
+        if self._child.is_alive():
             return
-        end_child(self._child)
-        ending = judge_ending(self._child.returncode, said=self._last_words())
+        ending = judge_ending(self._child.end(), said=self._last_words())
         raise ServingFailed(f"the daemon that served it ended: {ending.reason}")
 
     def wait_ready(self, limit_s: float = READY_S) -> dict[str, Any]:
@@ -135,11 +133,11 @@ class TrialDaemon:
     def stop(self) -> None:
         """End the daemon and all that it started; SIGTERM first, which answers admitted requests."""
         deadline_s = time.monotonic() + STOP_S
-        if is_alive(self._child):
+        if self._child.is_alive():
             self._child.terminate()
-        while is_alive(self._child) and time.monotonic() < deadline_s:
+        while self._child.is_alive() and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
-        end_child(self._child)
+        self._child.end()
 
     def _wait_calibrated(self) -> None:
         """Wait for the curve; past the limit the daemon serves with what it has."""
@@ -167,7 +165,7 @@ def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemo
             config, zmq=ZmqSettings(endpoints=(endpoint,)), log=LogSettings(format="json"), watch=False
         )
         with log.open("wb") as output:
-            child = start_child(serve_candidate, config, stdout=output, environment=os.environ)
+            child = start_child(serve_candidate, config, stdout=output.fileno(), environment=os.environ)
         client = Client(f"{endpoint}.control", control=f"{endpoint}.control")
         daemon = TrialDaemon(child, endpoint, client, log, model)
         try:

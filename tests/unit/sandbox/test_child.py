@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from edge_runtime.sandbox.child import end_child, is_alive, run_child, start_child
+from edge_runtime.sandbox.child import run_child, start_child
 from edge_runtime.sandbox.ending import Cause, judge_ending
 from tests.conftest import children_now
 from tests.fakes.sandboxed_work import WAYS_TO_FAIL, Sum, Work, add, count_lines, describe, misbehave
@@ -95,20 +94,18 @@ def test_a_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_child_that_lives_on_is_talked_to_over_its_own_channel() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        child = start_child(
-            count_lines, Work(amount=theirs.fileno()), stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-        )
+        child = start_child(count_lines, Work(amount=theirs.fileno()), pass_fds=[theirs.fileno()])
         theirs.close()
         try:
             ours.settimeout(LIMIT_S)
             for count in (1, 2):
                 ours.send(b"x")
                 assert ours.recv(1) == bytes((count,))
-            assert is_alive(child)
+            assert child.is_alive()
             os.kill(child.pid, 9)
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert not is_alive(child)
+            assert not child.is_alive()
         finally:
-            end_child(child)
-        end_child(child)
-    assert judge_ending(child.returncode).cause is Cause.KILLED
+            status = child.end()
+        assert child.end() == status
+    assert judge_ending(status).cause is Cause.KILLED

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from edge_runtime.sandbox.child import end_child, run_child, start_child
+from edge_runtime.sandbox.child import run_child, start_child
 from edge_runtime.sandbox.landlock import landlock_version
 from tests.fakes.sandboxed_work import Attempt, Work, attempt, attempt_forked, describe
 from tests.models.onnx_models import mlp
@@ -78,14 +77,12 @@ def test_a_child_connects_to_nothing_not_even_to_the_daemons_sockets(tmp_path: P
 def test_a_child_with_network_opens_unix_sockets_only_where_it_sees_the_whole_disk(reads, unix) -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as reports:
-        child = start_child(
-            describe, Work(), stdout=subprocess.DEVNULL, has_network=True, reads=reads, reports=writer
-        )  # fmt: skip
+        child = start_child(describe, Work(), has_network=True, reads=reads, reports=writer)
         os.close(writer)
         try:
             report = json.loads(reports.read().splitlines()[-1])
         finally:
-            end_child(child)
+            child.end()
     facts = report["result"]
     assert (facts["ipv4"], facts["unix"]) == ("allowed", unix)
 

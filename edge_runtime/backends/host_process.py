@@ -1,0 +1,194 @@
+"""One host's process, as the daemon has it: its sockets and its log, what it prints, and how it ended.
+
+Owns: the descriptors of a process from before its fork until it is gone. hosts.py has it forked, and follows it;
+host_instance.py talks to it. What its runs are is host_runner.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.backends.host_messages import (
+    CallTask,
+    ChannelEnded,
+    Fork,
+    HostTask,
+    Kill,
+    close_all,
+    new_channel,
+    send,
+)
+from edge_runtime.sandbox.ending import is_from_outside, judge_ending, signal_name
+from edge_runtime.sandbox.process_memory import oom_kills, proportional_bytes
+from edge_runtime.telemetry.logs import TRACEBACK, log_traceback
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+"""Killed processes end at once, unless the kernel writes a large one's pages back meanwhile."""
+
+_LOG_LINE_BYTES = 4096
+"""A longer line is logged in pieces, so a model that prints an endless line costs no memory."""
+
+_TRACEBACK_LINES = 200
+
+
+class HostProcess:
+    """One life of a host, from its fork to its end.
+
+    has_ended is set when the process and all that it started are gone; `status` is known by then (negative: a signal's
+    number; None: its parent died first). ended_for: why the daemon killed it, "" where it did not. pipes: the caller's,
+    to which one that calls a function prints and reports; a host's log is read here. A WatchedChild. Thread: any.
+    """
+
+    def __init__(self, number: int, task: HostTask | CallTask, label: str, pipes: Sequence[int] = ()) -> None:
+        self.number = number
+        self.task = task
+        self.label = label
+        self.pid = 0
+        self.status: int | None = None
+        self.ended_for = ""
+        self.has_ended = threading.Event()
+        self.has_forked = threading.Event()
+        self._oom_kills = oom_kills()
+        self.on_end: Callable[[HostProcess], None] | None = None
+        self.control, self._control_there = new_channel()
+        runners = task.runners + task.ahead if isinstance(task, HostTask) else 0
+        pairs = [new_channel() for _ in range(runners)]
+        self.runners = [mine for mine, _ in pairs]
+        self._runners_there = [there for _, there in pairs]
+        self._pipes = pipes
+        self.log_reader = self._log_writer = -1
+        if not pipes:
+            self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(self._log_writer, True)
+        self._parent: socket.socket | None = None
+        self.log: HostLog | None = None
+
+    def begin(self, parent: socket.socket) -> None:
+        """Have the prepared parent fork it, and close its own ends here. Raises ChannelEnded: the parent is gone."""
+        self._parent = parent
+        own = self._pipes or (self._log_writer, *(each.fileno() for each in self._runners_there))
+        there = [self._control_there.fileno(), *own]
+        try:
+            send(parent, Fork(self.number, self.task), there)
+        finally:
+            self._close_theirs()
+
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return not self.has_ended.is_set()
+
+    def end(self, reason: str = "it was ended") -> int:
+        """Kill it and wait; returns its exit status. reason: as of `kill`. Idempotent."""
+        self.kill(reason)
+        self.has_ended.wait(END_TIMEOUT_S)
+        # Without a status it died with its parent, which only the kernel ends, for its memory.
+        return -signal.SIGKILL if self.status is None else self.status
+
+    def kill(self, reason: str = "it was ended") -> None:
+        """Kill it with all that it started; `has_ended` tells when. reason: what is told of its end. Idempotent."""
+        if not self.has_ended.is_set():
+            self.ended_for = self.ended_for or reason
+            if self._parent is not None:
+                with contextlib.suppress(ChannelEnded):
+                    send(self._parent, Kill(self.number))
+
+    def hang_up(self) -> None:
+        """End its channel, so that it ends by itself, and everything that waits for it wakes. Idempotent."""
+        for channel in (self.control, *self.runners):
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        """Give everything back of a host that was never forked."""
+        self.close()
+        close_all([self.log_reader])
+
+    def close(self) -> None:
+        """Give its sockets back, once it has ended and no run uses them. Idempotent."""
+        self._close_theirs()
+        for channel in (self.control, *self.runners):
+            channel.close()
+
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it; "" where none did, or none is known."""
+        return "" if self.status is None else signal_name(self.status)
+
+    @property
+    def how_it_ended(self) -> str:
+        """How it ended, as a sentence about "it"."""
+        if self.ended_for:
+            return self.ended_for
+        if self.status is None:
+            return "its process ended with the one that prepared it"
+        return judge_ending(self.status).reason
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether a signal ended it that neither the model nor the daemon sent, and not the kernel for its memory."""
+        if self.ended_for:
+            return False
+        if self.status is None:
+            return True
+        return is_from_outside(self.status, memory_ran_out=oom_kills() > self._oom_kills)
+
+    def memory_bytes(self) -> int:
+        """Memory that it holds, with its share of what it shares; 0 where the kernel does not tell."""
+        return proportional_bytes(self.pid)
+
+    def _close_theirs(self) -> None:
+        for channel in (self._control_there, *self._runners_there):
+            channel.close()
+        if self._log_writer >= 0:
+            close_all([self._log_writer])
+            self._log_writer = -1
+
+
+@dataclass(slots=True)
+class HostLog:
+    """What a process prints: its label, the beginning of a line that has no end yet, and of a traceback."""
+
+    label: str
+    line: bytearray = field(default_factory=bytearray)
+    traceback: list[str] = field(default_factory=list)
+    has_ended: bool = False
+
+    def take(self, piece: bytes) -> None:
+        """Log the lines that are whole; keep the rest."""
+        self.line += piece
+        while (end := self.line.find(b"\n")) >= 0 or len(self.line) >= _LOG_LINE_BYTES:
+            end = end if 0 <= end <= _LOG_LINE_BYTES else _LOG_LINE_BYTES - 1
+            self._write(bytes(self.line[: end + 1]))
+            del self.line[: end + 1]
+
+    def end(self) -> None:
+        """Log what is left."""
+        self.has_ended = True
+        if self.line:
+            self._write(bytes(self.line))
+        self._write_traceback("a traceback without an end")
+
+    def _write(self, line: bytes) -> None:
+        """One record a line, and one a traceback, which ends with the first line that is not indented."""
+        text = line.decode(errors="replace").rstrip()
+        if text == TRACEBACK or (self.traceback and text.startswith(" ") and len(self.traceback) < _TRACEBACK_LINES):
+            self.traceback.append(text)
+        elif self.traceback:
+            self.traceback.append(text)
+            self._write_traceback(text)
+        else:
+            log.info("%s: %s", self.label, text)
+
+    def _write_traceback(self, text: str) -> None:
+        if self.traceback:
+            lines, self.traceback = self.traceback, []
+            log_traceback(log, f"{self.label}: {text}", "\n".join(lines))
