@@ -569,7 +569,7 @@ class FormInstance:
 
     @property
     def hands_over(self) -> bool:
-        """See HostInstance."""
+        """Whether large results go where the host of a pipeline's next step reads them; one setting for all forms."""
         return self._model.hands_over
 
     @hands_over.setter
@@ -582,11 +582,11 @@ class FormInstance:
         return self._model.host
 
     def finish_warm_up(self) -> None:
-        """See HostInstance. Raises LoadFailed."""
+        """End the warm-up of the model's host. Raises LoadFailed: it died too often."""
         self._model.finish_warm_up()
 
     def restore(self) -> None:
-        """See HostInstance. Raises LoadFailed."""
+        """Wait until the model's host can run again. Raises LoadFailed."""
         self._model.restore()
 
     def bind(self, max_rows: int) -> None:

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.backends.picture_fit import Placed, place
-from edge_runtime.backends.picture_scale import scale_pixels
+from edge_runtime.backends.picture_fit import Placed, place, scale_pixels
 from edge_runtime.backends.pictures import check_installed, frame_pixels, open_picture
 from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec

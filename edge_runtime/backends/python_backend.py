@@ -110,7 +110,7 @@ class Context:
         self._call: _CallModel | None = None
 
     def call_by(self, call: _CallModel) -> None:
-        """See base.CallingInstance."""
+        """Ask other models by `call` from now on."""
         self._call = call
 
     def infer(
@@ -159,7 +159,7 @@ class PythonInstance:
         self._context = context
 
     def call_by(self, call: _CallModel) -> None:
-        """See base.CallingInstance."""
+        """Let `infer` ask other models by `call`."""
         self._context.call_by(call)
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:

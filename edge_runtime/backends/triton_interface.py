@@ -13,7 +13,7 @@ import logging
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -229,14 +229,25 @@ class InferenceResponse:
         return json.dumps(dict(self.told or {}))
 
 
+class OpenRequests(Protocol):
+    """The requests of a decoupled run, by their places in it. Thread: any of the model's."""
+
+    def send(self, index: int, response: InferenceResponse | None, *, is_last: bool) -> None:
+        """Send a response to a request, or none. Raises TritonModelException: its last one was sent."""
+        ...
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether nobody waits for another response to a request."""
+        ...
+
+
 class InferenceResponseSender:
     """Sends the responses to one request, as many as there are. Thread: any of the model's."""
 
-    def __init__(
-        self, send: Callable[[InferenceResponse | None, bool], None], is_cancelled: Callable[[], bool]
-    ) -> None:
-        self._send = send
-        self._is_cancelled = is_cancelled
+    def __init__(self, requests: OpenRequests, index: int) -> None:
+        """index: the place of its request."""
+        self._requests = requests
+        self._index = index
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send one response, or none; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it was the last.
@@ -251,11 +262,11 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        self._send(response, bool(flags))
+        self._requests.send(self._index, response, is_last=bool(flags))
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for a response any more."""
-        return self._is_cancelled()
+        return self._requests.is_cancelled(self._index)
 
 
 class InferenceRequest:

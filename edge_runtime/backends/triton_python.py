@@ -20,7 +20,6 @@ import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -216,7 +215,7 @@ class TritonInstance:
 
 
 class _Streams:
-    """The requests of a decoupled run, and which of them still wait for a last response. Thread: any of the model's."""
+    """The requests of a decoupled run, and which still wait for a last response. OpenRequests. Thread: the model's."""
 
     def __init__(self, requests: list[triton.InferenceRequest], run: RequestsRun, ports: _Ports) -> None:
         self._run = run
@@ -227,9 +226,8 @@ class _Streams:
         self._requests: list[triton.InferenceRequest] = requests
         self._asked = [request.requested_output_names() for request in requests]
         for index, request in enumerate(requests):
-            is_cancelled = partial(self.is_cancelled, index)
             request.is_cancelled_by = self, index
-            request.sender = triton.InferenceResponseSender(partial(self._send, index), is_cancelled)
+            request.sender = triton.InferenceResponseSender(self, index)
             weakref.finalize(request.sender, self._let_go, index).atexit = False
 
     def take_requests(self) -> list[triton.InferenceRequest]:
@@ -255,7 +253,7 @@ class _Streams:
         for index in left:
             self._run.respond(index, None, (code, words), is_last=True)
 
-    def _send(self, index: int, response: triton.InferenceResponse | None, is_last: bool) -> None:
+    def send(self, index: int, response: triton.InferenceResponse | None, *, is_last: bool) -> None:
         with self._changed:
             if index not in self._open:
                 raise triton.TritonModelException("Unable to send response. Response sender has been closed.")

@@ -32,35 +32,35 @@ class Disk(Protocol):
     """The system calls used here; tests inject a disk that fails at a chosen call. Each raises OSError."""
 
     def open(self, path: Path, flags: int, mode: int) -> int:
-        """As os.open."""
+        """Open a file or a folder, or make a file; returns its descriptor."""
         ...
 
     def write(self, fd: int, data: memoryview) -> int:
-        """As os.write: may take fewer bytes than given."""
+        """Write to a file; returns how many bytes were taken, which may be fewer than given."""
         ...
 
     def chmod(self, fd: int, mode: int) -> None:
-        """As os.fchmod."""
+        """Set the permissions of an open file."""
         ...
 
     def fsync(self, fd: int) -> None:
-        """As os.fsync."""
+        """Wait until a file, or the names in a folder, survive a power cut."""
         ...
 
     def close(self, fd: int) -> None:
-        """As os.close."""
+        """Close a file or a folder."""
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """As os.replace."""
+        """Give a file another name, in the place of the file that has it."""
         ...
 
     def link(self, old: Path, new: Path) -> None:
-        """As os.link."""
+        """Give a file a second name. Raises FileExistsError: another file has it."""
         ...
 
     def mkdir(self, path: Path) -> None:
-        """As os.mkdir."""
+        """Make a folder. Raises FileExistsError."""
         ...
 
     def free_bytes(self, folder: Path) -> int:
@@ -68,7 +68,7 @@ class Disk(Protocol):
         ...
 
     def commit(self, database: sqlite3.Connection) -> None:
-        """As sqlite3.Connection.commit, of a database whose `synchronous` is FULL; raises sqlite3.Error too."""
+        """Commit the transaction of a database whose `synchronous` is FULL. Raises sqlite3.Error too."""
         ...
 
 
@@ -91,7 +91,7 @@ class SystemDisk:
 
     @staticmethod
     def commit(database: sqlite3.Connection) -> None:
-        """As sqlite3.Connection.commit."""
+        """Commit the transaction of a database. Raises sqlite3.Error."""
         database.commit()
 
 

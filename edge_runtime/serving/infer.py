@@ -127,7 +127,7 @@ class Infer:
         return True
 
     def rows_together(self, plan: RequestPlan) -> int:
-        """See Dispatcher."""
+        """Return the most rows of small requests that may be one request; 0: each is to be one by itself."""
         return self._dispatcher.rows_together(plan.servable.scheduled)
 
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:

@@ -27,7 +27,7 @@ SCREEN = (("command", "edge_runtime.cli.screen.Screen"), ("import_command", "edg
 """The imports from above: the verbs `convert` and `import` print as every verb does."""
 
 FENCES = {
-    **dict.fromkeys(("keras", "h5py"), ("onnx_from_keras", "keras_files")),
+    **dict.fromkeys(("keras", "h5py"), ("onnx_from_keras",)),
     "torch": ("onnx_from_pytorch", "onnx_from_torchscript"),
     "onnxscript": ("onnx_from_pytorch", "onnx_from_keras"),
     "skops": ("onnx_from_sklearn",),

@@ -14,7 +14,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.conversion import convert
-from edge_runtime_converters.keras_files import check_keras
+from edge_runtime_converters.onnx_from_keras import check_keras
 from edge_runtime_converters.options import ConversionOptions
 from tests.converters.sources import TENSORFLOW, needs, present
 

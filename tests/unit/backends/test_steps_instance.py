@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edge_runtime.backends.answer_steps import AnswerSteps
+from edge_runtime.backends.steps_instance import AnswerSteps
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from edge_runtime.backends.picture_fit import place
