@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edge_runtime.backends.steps_instance import AnswerSteps
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from edge_runtime.backends.picture_fit import place
+from edge_runtime.backends.steps_instance import AnswerSteps
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
