@@ -37,7 +37,8 @@ ONE_MEANING = {
     "engine": r"tensorrt|engine|build_(store|cache)|promotions|backends\.(registry|host)|daemon\.|update\.|conversion$",
     "bench": r"cli\.bench",
     # TUF's. Besides: what conversions write (`--to`), ONNX's regressors; TensorRT's, TorchServe's and HTTP's own word.
-    "target": r"publish\.|update\.|repository\.manifest|converters|conversions$|onnx_rule|tensorrt|torchserve|http_head",
+    "target": r"publish\.|update\.|repository\.manifest|converters|conversions$|onnx_rule|tensorrt|torchserve"
+    r"|http_head",
 }
 """Words that name one thing only, and the modules that have to do with it."""
 
