@@ -244,7 +244,7 @@ class RequestPlan:
         ]
 
     def _is_rows_of_one_tensor(self) -> bool:
-        """Whether requests are rows of one input to a host, and their outputs rows of fixed size."""
+        """Whether requests are rows of one input to a host, and their outputs, at least one, rows of fixed size."""
         servable = self.servable
         if (
             not isinstance(servable.layouts.narrow, HostedInstance)
@@ -255,7 +255,7 @@ class RequestPlan:
         if self._plain_dtypes != self._plain_dtypes[:1] or self._plain_dtypes[0] is None:
             return False
         outputs = [servable.spec.outputs[index] for index in self.outputs]
-        return all(
+        return bool(outputs) and all(
             each.has_fixed_inner_shape and element_count(each.shape[1:]) * DATATYPES[each.datatype].itemsize > 0
             for each in outputs
         )

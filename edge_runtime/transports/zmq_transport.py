@@ -318,8 +318,7 @@ class Endpoint:
 
         Raises ValueError, with nothing sent, when there are not as many payloads as entries.
         """
-        if len(entries) != len(payloads):
-            raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+        _check_counts(entries, payloads)
         socket = self.socket
         self._is_unsure = True
         if reply_bytes >= TRACKED_BYTES:
@@ -394,7 +393,8 @@ class Endpoint:
     def post_answers(
         self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
     ) -> None:
-        """Hand answers to the I/O thread, see `send_answers`. Thread: any."""
+        """Hand answers to the I/O thread. Thread: any. Raises ValueError as `send_answers` does, before it hands them."""
+        _check_counts(entries, payloads)
         loop = self._loop
         loop.calls.append(partial(self.send_answers, entries, header, payloads, reply_bytes))
         if loop.is_asleep:  # as in `post`
@@ -494,6 +494,11 @@ class Endpoint:
                 self._loop.counters.count("connections_closed_unread")
         if closed:
             log.warning("closed connections whose peers read nothing", extra={"connections": len(closed)})
+
+
+def _check_counts(entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]) -> None:
+    if len(entries) != len(payloads):
+        raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
 
 
 class IoLoop:

@@ -168,6 +168,12 @@ def test_a_burst_is_refused_one_by_one_where_its_deadline_cannot_be_met(tmp_path
         assert len(found) == COUNT
 
 
+def test_each_of_a_burst_that_wants_no_outputs_is_answered(tmp_path):
+    with known(tmp_path, onnx_models.added, pair(0), outputs=[]) as kit:
+        assert kit.send(*[pair(at) for at in range(COUNT)]) == {b"%d" % at: [] for at in range(COUNT)}
+        assert kit.counted() == (COUNT + 3, {})
+
+
 @pytest.mark.parametrize("limit", [1, 8])
 def test_a_burst_over_the_bound_of_its_connection_is_judged_one_by_one(tmp_path, limit):
     put_model(tmp_path / "models", "m", onnx_models.added, toml='isolation = "always"\nmax_batch_rows = 32\n')
