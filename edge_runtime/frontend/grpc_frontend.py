@@ -312,8 +312,10 @@ class GrpcFrontend:
         route = self._frontend.routes().get(cut.head) if cut is not None else None
         known: KnownHead | None = route.kept if route is not None else None
         pending = PendingCall(partial(self._caller, call))
+        if cut is not None:
+            pending.id_field = cut.id
         if known is not None and route is not None and cut is not None:
-            pending.id_field, pending.known, pending.wants_final = cut.id, known, known.wants_final
+            pending.known, pending.wants_final = known, known.wants_final
             is_ample = left_s is None or left_s > AMPLE_S
             if route.plan.inline is not None and is_ample and not self._has_tokens and _fits(route, cut):
                 self._gather(pending, route, cut)

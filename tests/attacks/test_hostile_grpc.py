@@ -170,6 +170,23 @@ def test_garbage_on_a_stream_is_an_error_of_its_own_and_the_stream_lives_on(chan
     assert [bool(each.error_message) for each in found] == [True, False, True, False]
 
 
+def test_each_refused_request_of_a_stream_is_named_by_its_id(channel):
+    requests = {str(at): good("queued" if at % 2 else "mlp") for at in range(10)}
+    for request_id, request in requests.items():
+        request.id = request_id
+    requests["1"].inputs[0].datatype = "FP31"
+    requests["2"].inputs[0].shape[0] = -1
+    requests["3"].parameters["sequence_id"].int64_param = 5
+    requests["4"].parameters["timeout_ms"].double_param = float("nan")
+    requests["6"].parameters["priority"].double_param = 1.0
+    requests["7"].model_version = "x"
+    requests["8"].outputs.add(name="z")
+    ask = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
+    for _ in range(4):  # decoded, remembered, known
+        found = [(each.infer_response.id, bool(each.error_message)) for each in ask(iter(requests.values()), timeout=60)]
+        assert found == [(str(at), at not in {0, 5, 9}) for at in range(10)]
+
+
 def test_a_client_that_cancels_is_forgotten(channel):
     futures = [channel.unary_unary(INFER).future(good("queued").SerializeToString()) for _ in range(500)]
     for each in futures:
