@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.broker import Broker
+
 SETTLE_S = 60.0
 """How long something that is already stopping may take: on two cores with twenty at work, a second has become ten."""
 
@@ -91,6 +93,13 @@ def _no_leaks() -> Iterator[None]:
         time.sleep(0.01)
     if found:
         pytest.fail("the test left behind: " + "; ".join(found))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that the tests of one file share."""
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
 
 
 def _channels() -> frozenset[str]:

@@ -393,7 +393,7 @@ class Endpoint:
     def post_answers(
         self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
     ) -> None:
-        """Hand answers to the I/O thread. Thread: any. Raises ValueError as `send_answers` does, before it hands them."""
+        """Hand answers to the I/O thread. Thread: any. Raises ValueError as `send_answers` does, before that."""
         _check_counts(entries, payloads)
         loop = self._loop
         loop.calls.append(partial(self.send_answers, entries, header, payloads, reply_bytes))

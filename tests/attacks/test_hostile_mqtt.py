@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import MqttSettings
-from tests.contract.running_daemon import floats, header, put_model, running_daemon
+from tests.contract.running_daemon import floats, header, put_held_model, put_model, running_daemon
 from tests.contract.test_mqtt_wire import counted, error_of, wait_status
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.daemon_process import GROWTH_BYTES, resident_bytes
 from tests.fakes.mqtt_peer import Peer
-from tests.models import onnx_models, python_models
+from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
 
@@ -133,9 +133,7 @@ def test_whatever_the_reply_topic_only_allowed_ones_are_published_to(attacker, d
 
 def test_a_flood_beyond_the_queue_is_refused_by_message(broker, tmp_path):
     models, gate = tmp_path / "models", tmp_path / "gate"
-    body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)"
-    toml = "max_queue_rows = 4\nbatch = false\n[limits]\nrun_limit_ms = 300_000\n"
-    put_model(models, "held", python_models.on_first_value, body=body, toml=toml)
+    put_held_model(models, gate, "max_queue_rows = 4\n")
     gate.touch()
     mqtt = MqttSettings(url=f"{broker.url}/held", reconnect_min_s=0.05)
     payload = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0]}]})

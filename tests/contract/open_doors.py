@@ -16,12 +16,12 @@ import zmq
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.oip_client import OipClient
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import error_from_wire
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import DATATYPES, Array, bf16_from_fp32, bf16_to_fp32, datatype_name
-from tests.contract.running_daemon import ANSWER_S, RawClient, running_daemon
+from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon
 from tests.fakes.broker import Broker
 
 Ask = Callable[..., InferResult]
@@ -73,16 +73,12 @@ def open_doors(models: Path, broker: Broker, folder: Path, device: str, **settin
     folder.mkdir(exist_ok=True)
     url = f"{broker.url}/{device}"
     settings = {
-        "mqtt": MqttSettings(url=url, reconnect_min_s=0.05),
         "http": HttpSettings(endpoint=f"unix:{folder}/http.sock"),
         "grpc": GrpcSettings(endpoint=f"unix:{folder}/grpc.sock"),
         **settings,
     }
-    with running_daemon(models, folder, **settings) as daemon:
-        doors = OpenDoors(daemon, url, folder)
-        with MqttClient(url) as client:
-            client.wait_ready(ANSWER_S)
-        yield doors
+    with online_daemon(models, folder, url, **settings) as daemon:
+        yield OpenDoors(daemon, url, folder)
 
 
 @contextmanager

@@ -12,11 +12,13 @@ import msgpack
 import numpy as np
 import zmq
 
-from edge_runtime.config.settings import Config, ZmqSettings
+from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.updates import FakeUpdates
+from tests.models import python_models
 
 ANSWER_S = 60.0
 """How long a reply may take before the test fails: far above anything but a hang."""
@@ -43,6 +45,19 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
         daemon.stop()
 
 
+@contextmanager
+def online_daemon(models: Path, folder: Path, url: str, **settings) -> Iterator[Daemon]:
+    """A daemon that is asked over MQTT too, once it answers there: what connects later seems to be left by a test.
+
+    url: of the broker, with the device's name.
+    """
+    mqtt = settings.pop("mqtt", None) or MqttSettings(url=url, reconnect_min_s=0.05)
+    with running_daemon(models, folder, mqtt=mqtt, **settings) as daemon:
+        with MqttClient(url) as client:
+            client.wait_ready(ANSWER_S)
+        yield daemon
+
+
 def put_model(models: Path, name: str, maker, version: int = 1, toml: str = "", **options) -> Path:
     """Make a model into `<models>/<name>/<version>/`, whole at once."""
     folder = models / name / str(version)
@@ -51,6 +66,16 @@ def put_model(models: Path, name: str, maker, version: int = 1, toml: str = "", 
     if toml:
         (models / name / "model.toml").write_text(toml)
     return folder
+
+
+def put_held_model(models: Path, gate: Path | str, toml: str = "") -> None:
+    """Put `held`, whose runs wait for the gate, one by one; x FP32 [rows, 1] -> y the same.
+
+    gate: a file; `{value}` in it is the first value of x. The runs have no limit that a slow machine could meet.
+    """
+    body = f"while not os.path.exists(f{str(gate)!r}):\n    time.sleep(0.002)"
+    toml = f"batch = false\n{toml}[limits]\nrun_limit_ms = 600_000\n"
+    put_model(models, "held", python_models.on_first_value, body=body, toml=toml)
 
 
 def header(model="mlp", shape=(1, 16), **fields) -> bytes:

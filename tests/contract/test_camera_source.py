@@ -27,7 +27,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.fleet import results
 from edge_runtime.fleet.camera import Camera, CameraAddress
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mjpeg_camera import MjpegCamera, jpeg
 from tests.fakes.mqtt_peer import Peer
 from tests.fakes.rtsp_camera import RtspCamera
@@ -268,12 +268,6 @@ def models(tmp_path_factory):
     put_model(models, "undeclared", onnx_models.colours)
     put_model(models, "finder", onnx_models.finder, toml=BOXES)
     return models
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @contextmanager

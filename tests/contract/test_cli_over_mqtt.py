@@ -13,9 +13,8 @@ import pytest
 
 from edge_runtime.cli.completion import NAMES
 from edge_runtime.cli.main import main
-from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.config.settings import MqttSettings
-from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
+from tests.contract.running_daemon import online_daemon, put_model, running_daemon
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
@@ -37,10 +36,7 @@ def broker(tmp_path_factory) -> Iterator[Broker]:
 def daemon(broker, tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     put_model(models, "digits", onnx_models.mlp)
-    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
-    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt) as daemon:
-        with MqttClient(f"{broker.url}/dev1") as client:
-            client.wait_ready(ANSWER_S)
+    with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1") as daemon:
         yield daemon
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import (
     DeadlineExceeded,
@@ -29,10 +28,10 @@ from edge_runtime.errors import (
     TensorMismatch,
     Unsupported,
 )
-from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, online_daemon, put_held_model, put_model
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.broker import Broker, needs_mosquitto
-from tests.models import onnx_models, python_models
+from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
 
@@ -55,12 +54,6 @@ class Service:
 
     def client(self, transport: str) -> AnyClient:
         return TRANSPORTS[transport](self.daemon.endpoints[1], self.url)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +87,8 @@ def client(service, request) -> Iterator[AnyClient]:
 def serving(models: Path, broker: Broker, folder: Path, device: str, **settings) -> Iterator[Service]:
     """A daemon on both transports, once it answers on both."""
     url = f"{broker.url}/{device}"
-    mqtt = MqttSettings(url=url, reconnect_min_s=0.05)
-    with running_daemon(models, folder / "run", mqtt=mqtt, **settings) as daemon:
-        service = Service(daemon, url, folder / "gate")
-        with service.client("mqtt") as client:
-            client.wait_ready(ANSWER_S)
-        yield service
+    with online_daemon(models, folder / "run", url, **settings) as daemon:
+        yield Service(daemon, url, folder / "gate")
 
 
 @pytest.fixture(params=list(TRANSPORTS))
@@ -107,13 +96,7 @@ def held(broker, tmp_path, request) -> Iterator[tuple[Service, AnyClient]]:
     """A daemon with one model, `held`, whose runs wait for the gate; and a client."""
     models, gate = tmp_path / "models", tmp_path / "gate"
     gate.touch()
-    put_model(
-        models,
-        "held",
-        python_models.on_first_value,
-        body=f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 4\n[limits]\nrun_limit_ms = 600_000\n",
-    )
+    put_held_model(models, gate, "max_queue_rows = 4\n")
     with (
         serving(models, broker, tmp_path, "held", python_models=True) as service,
         service.client(request.param) as client,

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract.open_doors import OpenDoors, open_doors
-from tests.contract.running_daemon import put_model
-from tests.fakes.broker import Broker, needs_mosquitto
-from tests.models import onnx_models, python_models
+from tests.contract.running_daemon import put_held_model, put_model
+from tests.fakes.broker import needs_mosquitto
+from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
 
@@ -768,20 +768,8 @@ def gates(tmp_path_factory) -> Path:
 def models(tmp_path_factory, gates) -> Path:
     models = tmp_path_factory.mktemp("models")
     put_model(models, "mlp", onnx_models.mlp)
-    put_model(
-        models,
-        "held",
-        python_models.on_first_value,
-        body=f"while not os.path.exists(f'{gates}/{{value}}'):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 64\n[warmup]\nruns = 0\n[limits]\nrun_limit_ms = 600_000\n",
-    )
+    put_held_model(models, gates / "{value}", "max_queue_rows = 64\n[warmup]\nruns = 0\n")
     return models
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

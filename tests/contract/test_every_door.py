@@ -14,10 +14,10 @@ from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import EdgeRuntimeError
 from tests.contract.open_doors import ASKED, Ask, OpenDoors, open_doors
-from tests.contract.running_daemon import ANSWER_S, floats, put_model
+from tests.contract.running_daemon import ANSWER_S, floats, put_held_model, put_model
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
-from tests.fakes.broker import Broker, needs_mosquitto
-from tests.models import onnx_models, python_models
+from tests.fakes.broker import needs_mosquitto
+from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
 
@@ -27,12 +27,6 @@ EVERY_DATATYPE = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64", "BYTES",
 )  # fmt: skip
 """Those that JSON has, which leaves out FP16."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -195,13 +189,7 @@ def test_a_refusal_has_the_same_code_every_time_and_the_door_stays_open(ask, mod
 def busy(broker, gate, tmp_path_factory) -> Iterator[OpenDoors]:
     """A daemon whose only model, `held`, waits for the gate in each run and has a queue of two."""
     models = tmp_path_factory.mktemp("held")
-    put_model(
-        models,
-        "held",
-        python_models.on_first_value,
-        body=f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)",
-        toml="batch = false\nmax_queue_rows = 2\n[limits]\nrun_limit_ms = 600_000\n",
-    )
+    put_held_model(models, gate, "max_queue_rows = 2\n")
     with open_doors(models, broker, tmp_path_factory.mktemp("busy"), "busy", python_models=True) as doors:
         yield doors
 

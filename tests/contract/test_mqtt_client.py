@@ -24,12 +24,12 @@ from edge_runtime.config.broker import broker_access
 from edge_runtime.config.settings import MqttSettings
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
 from edge_runtime.wire.topics import DeviceTopics
-from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, header, put_held_model, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
-from tests.models import onnx_models, python_models
+from tests.models import onnx_models
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,12 +45,6 @@ def models(tmp_path_factory) -> Path:
     put_model(models, "mlp", onnx_models.mlp)
     put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
     return models
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +158,7 @@ def test_without_a_timeout_a_request_does_not_expire(mute):
 def test_an_expiry_below_the_headers_timeout_counts_also_when_the_header_is_known(broker, tmp_path):
     models, gate = tmp_path / "models", tmp_path / "gate"
     gate.touch()
-    body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.002)"
-    put_model(
-        models,
-        "held",
-        python_models.on_first_value,
-        body=body,
-        toml="batch = false\n[limits]\nrun_limit_ms = 600_000\n",
-    )
+    put_held_model(models, gate)
     x = np.zeros((1, 1), np.float32)
     payload = msgpack.packb([msgpack.unpackb(header("held", x.shape, timeout_ms=60_000)), x.tobytes()])
     with (

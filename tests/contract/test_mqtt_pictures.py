@@ -19,9 +19,9 @@ from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import LimitSettings, MqttSettings, PublishRule
-from tests.contract.running_daemon import put_model, running_daemon
+from tests.contract.running_daemon import online_daemon, put_model
 from tests.contract.test_pictures import COLOURS, picture
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
 
@@ -41,23 +41,11 @@ def models(tmp_path_factory):
     return models
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
-
-
 @contextmanager
 def serving(models, broker, folder, *rules, device="dev2", home_assistant=None, **settings):
     """A daemon that is online."""
     mqtt = MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05, home_assistant=home_assistant)
-    with (
-        Peer(broker.url) as watcher,
-        running_daemon(models, folder, mqtt=mqtt, publish=rules, **settings) as daemon,
-    ):
-        watcher.subscribe(f"edge/{device}/status", 1)
-        while watcher.next().payload != b"online":
-            pass
+    with online_daemon(models, folder, mqtt.url, mqtt=mqtt, publish=rules, **settings) as daemon:
         yield daemon
 
 

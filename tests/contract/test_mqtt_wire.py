@@ -12,7 +12,7 @@ from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings
 from tests.contract.running_daemon import floats, header, put_model, running_daemon
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.broker import needs_mosquitto
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
@@ -32,12 +32,6 @@ def models(tmp_path_factory):
     put_model(models, "text", onnx_models.identity, datatype="BYTES")
     put_model(models, "sleepy", onnx_models.mlp, toml="on_demand = true\n")
     return models
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from edge_runtime.client.asyncio_client import AsyncClient
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.oip_client import OipClient
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import DecodeFailed, TensorMismatch
@@ -25,8 +25,8 @@ from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
-from tests.contract.running_daemon import ANSWER_S, RawClient, put_model, running_daemon
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon, put_model
+from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
 
 pytestmark = needs_mosquitto
@@ -59,18 +59,9 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
 def daemon(models, broker, tmp_path_factory):
     doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
-    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
-    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt, **doors) as daemon:
-        with MqttClient(f"{broker.url}/dev1") as client:
-            client.wait_ready(ANSWER_S)
+    with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1", **doors) as daemon:
         yield daemon
 
 

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import GrpcSettings, HttpSettings, MqttSettings
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
-from tests.contract.running_daemon import put_model, running_daemon
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.contract.running_daemon import online_daemon, put_model
+from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
 
 IMAGE = '[input.image]\nrange = "0..1"\n'
@@ -54,20 +54,13 @@ pytestmark = needs_mosquitto
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
 def daemon(broker, tmp_path_factory) -> Iterator[Daemon]:
     models = tmp_path_factory.mktemp("models")
     for name, toml in TOMLS.items():
         put_model(models, name, MAKERS.get(name, onnx_models.colours), toml=toml)
         (models / name / "labels.txt").write_text("cat\ndog\n" if name == "pets" else "red\ngreen\nblue\n")
     doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
-    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
-    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt, **doors) as daemon:
+    with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1", **doors) as daemon:
         yield daemon
 
 

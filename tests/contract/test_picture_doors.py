@@ -22,7 +22,7 @@ from tests.contract.open_doors import OpenDoors, open_doors
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, RawClient, put_model
 from tests.contract.test_pictures import COLOURS, framed, picture
-from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
 
@@ -35,12 +35,6 @@ ANSWER = {
     "picture": READ,
     "classes": [{"label": "red", "index": 0, "score": 1.0}, {"label": "green", "index": 1, "score": 0.0}],
 }
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

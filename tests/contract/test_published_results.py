@@ -50,12 +50,6 @@ def models(tmp_path_factory):
     return models
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
-
-
 @contextmanager
 def publishing(models, broker, folder, *rules, device="dev1"):
     """A daemon with these rules that is online, a client of it, and a listener on everything that it publishes."""

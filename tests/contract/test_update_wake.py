@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ pytestmark = needs_mosquitto
 
 GROUPS = ("line-1", "site")
 UNHEARD = "No matching subscribers"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from edge_runtime.config.settings import MqttSettings
 from tests.contract.running_daemon import running_daemon
@@ -16,12 +13,6 @@ from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 
 pytestmark = needs_mosquitto
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
 
 
 def told(peer: Peer, wanted: Any) -> dict[str, Any]:

@@ -134,12 +134,6 @@ def test_a_program_of_the_tour_prints_its_answer(block: int, says: str, tour: Pa
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
 def mqtt_tour(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[Path]:
     """The tour's folder, with the daemon of docs/mqtt.md; a broker of our own stands for port 1883."""
     folder = tmp_path_factory.mktemp("mqtt")
