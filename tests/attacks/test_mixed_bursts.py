@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.frontend.infer_frontend import InferRoute
-from edge_runtime.scheduling.latency_model import LatencyModel
+from edge_runtime.scheduling.scheduled_model import LatencyModel
 from edge_runtime.serving.servable import Servable
 from tests.contract.running_daemon import RawClient, error_code, floats, header, op, put_model, running_daemon
 from tests.models import onnx_models
