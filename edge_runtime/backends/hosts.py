@@ -76,10 +76,11 @@ class Hosts:
         self,
         *,
         regions: Regions | None = None,
+        on_failure: Callable[[], None] = lambda: None,
         fork_timeout_s: float = FORK_TIMEOUT_S,
         parent_idle_s: float = PARENT_IDLE_S,
     ) -> None:
-        """regions: of clients, which hosts may read."""
+        """regions: of clients, which hosts may read. on_failure: called when an instance has failed; must not wait."""
         self.regions = regions
         self._fork_timeout_s = fork_timeout_s
         self._parent_idle_s = parent_idle_s
@@ -89,7 +90,7 @@ class Hosts:
         self._last = 0
         self._is_closed = False
         self._failures: deque[tuple[object, str]] = deque()
-        self.on_failure: Callable[[], None] = lambda: None
+        self._on_failure = on_failure
         self._loads: set[Callable[[str], None]] = set()
         self._takes_loads = True
 
@@ -114,9 +115,9 @@ class Hosts:
             give_up("the daemon stops")
 
     def report_failure(self, instance: object, reason: str) -> None:
-        """Keep that an instance's host is not started again, and call `on_failure`, which must not wait."""
+        """Keep that an instance's host is not started again, for `take_failures`."""
         self._failures.append((instance, reason))
-        self.on_failure()
+        self._on_failure()
 
     def take_failures(self) -> list[tuple[object, str]]:
         """Return the instances that failed since the last call, each with the reason."""

@@ -15,7 +15,10 @@ from edge_runtime.backends.tensorrt_library import installed_library
 from edge_runtime.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    from edge_runtime.backends.base import BeginCall
+    from edge_runtime.backends.hosts import Hosts
     from edge_runtime.backends.tensorrt_backend import EngineSource
+    from edge_runtime.clock import Clock
 
 _BACKENDS = ("onnxruntime", "openvino", "litert", "tensorrt", "pytorch", "python")
 
@@ -43,6 +46,51 @@ def backend(name: str, *, allow_python: bool = False, engines: EngineSource | No
     if not is_installed:
         raise not_installed(_MODULES.get(name, name), name)
     return _make(name, allow_python=allow_python, engines=engines)
+
+
+class Backends:
+    """The backends of one daemon, each made once.
+
+    allow_python, engines: as of `backend`. begin_call: as of `HostedBackend`.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        *,
+        allow_python: bool = False,
+        engines: EngineSource | None = None,
+        clock: Clock | None = None,
+        begin_call: BeginCall | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._allow_python = allow_python
+        self._engines = engines
+        self._clock = clock
+        self._begin_call = begin_call
+        self._here: dict[str, Backend] = {}
+        self._hosted: dict[str, Backend] = {}
+
+    def here(self, name: str) -> Backend:
+        """Return the backend of this name whose instances live in this process. Raises BackendUnavailable."""
+        if name not in self._here:
+            self._here[name] = backend(name, allow_python=self._allow_python, engines=self._engines)
+        return self._here[name]
+
+    def hosted(self, name: str) -> Backend:
+        """Return the backend of this name whose instances live in hosts. Raises BackendUnavailable."""
+        if name not in self._hosted:
+            from edge_runtime.backends.host_instance import HostedBackend
+
+            self._hosted[name] = HostedBackend(
+                self.here(name),
+                self._hosts,
+                allow_python=self._allow_python,
+                engines=self._engines,
+                clock=self._clock,
+                begin_call=self._begin_call,
+            )
+        return self._hosted[name]
 
 
 def artifact_names(name: str) -> tuple[str, ...]:

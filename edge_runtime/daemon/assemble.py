@@ -9,17 +9,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from edge_runtime import __version__
-from edge_runtime.backends.base import Backend
-from edge_runtime.backends.host_instance import HostedBackend
 from edge_runtime.backends.hosts import Hosts
-from edge_runtime.backends.registry import backend, known_backends
+from edge_runtime.backends.registry import Backends, known_backends
 from edge_runtime.clock import Calendar, Clock, SystemClock
 from edge_runtime.config.door_access import door_access
 from edge_runtime.config.endpoints import state_folder
@@ -44,8 +41,9 @@ from edge_runtime.serving.calibration import Calibrator, CurveCache
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.load_plans import LoadPlans, ServingLimits
 from edge_runtime.serving.loader import Loader
-from edge_runtime.serving.loading import ServingLimits, VersionLoader
+from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.model_calls import ModelCalls
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
@@ -53,6 +51,7 @@ from edge_runtime.serving.pipeline_loading import PipelineLoader
 from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.promotions import Promotions
+from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire.topics import ID_RULE, is_id
@@ -91,37 +90,61 @@ def assemble_core(
     clock = clock or SystemClock()
     facts = detect()
     profile = effective_profile(config, facts)
+    limits = _serving_limits(config, profile)
+    state = state_folder(config.state)
     metrics = Metrics()
-    dispatcher = Dispatcher(clock, profile.limits.cores, profile.limits.max_run_ms / 1e3)
+    # Requests.
+    dispatcher = Dispatcher(clock, limits.cores, profile.limits.max_run_ms / 1e3)
+    workers = WorkerPool(dispatcher, clock)
     executor = Executor()
     table = ModelTable(executor)
     pending_loads = PendingLoads(dispatcher)
-    state = state_folder(config.state)
-    marks = LoadMarks(state / "loads" if state is not None else None)
-    bounds = config.shared_memory
-    regions = Regions(RegionBounds(bounds.per_connection_bytes, bounds.per_user_bytes, bounds.total_bytes))
-    hosts = Hosts(regions=regions)
-    builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
-    hosts.on_failure = executor.wake
-    workers = WorkerPool(dispatcher, clock)
     infer = Infer(table, pending_loads, dispatcher, _new_unanswered(config, facts))
+    # Backends.
+    shared = config.shared_memory
+    regions = Regions(RegionBounds(shared.per_connection_bytes, shared.per_user_bytes, shared.total_bytes))
+    hosts = Hosts(regions=regions, on_failure=executor.wake)
+    builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
-    versions = _new_versions(config, profile, dispatcher, clock, metrics, builds=builds, hosts=hosts, calls=calls)
-    pipelines = versions.pipelines = PipelineLoader(
-        versions, table=table, infer=infer, dispatcher=dispatcher, clock=clock, metrics=metrics
+    backends = Backends(hosts, allow_python=config.python_models, engines=builds, clock=clock, begin_call=calls.begin)
+    # Loads.
+    plans = LoadPlans(_with_python(profile.backends, is_allowed=config.python_models), backends, builds, limits)
+    versions = VersionLoader(
+        plans=plans,
+        backends=backends,
+        isolation=config.isolation,
+        limits=limits,
+        dispatcher=dispatcher,
+        clock=clock,
+        metrics=metrics,
     )
+    watcher = _new_watcher(config, clock)
+    sources = ModelSources(watcher)
+    pipelines = PipelineLoader(
+        sources=sources,
+        backends=backends,
+        limits=limits,
+        table=table,
+        infer=infer,
+        dispatcher=dispatcher,
+        clock=clock,
+        metrics=metrics,
+    )
+    marks = LoadMarks(_below(state, "loads"))
     calibrator = Calibrator(
         executor=executor,
         dispatcher=dispatcher,
         table=table,
         marks=marks,
-        curves=CurveCache(state / "calibration" if state is not None else None),
+        curves=CurveCache(_below(state, "calibration")),
         is_on=config.calibrate,
-        hardware=f"{facts.cpu_model} {profile.limits.cores}",
+        hardware=f"{facts.cpu_model} {limits.cores}",
         budget_bytes=profile.limits.memory_bytes,
     )
     placement = Placement(
         versions=versions,
+        pipelines=pipelines,
+        sources=sources,
         table=table,
         pending_loads=pending_loads,
         marks=marks,
@@ -131,19 +154,16 @@ def assemble_core(
         clock=clock,
         budget_bytes=profile.limits.memory_bytes,
         hosts=hosts,
-        pipelines=pipelines,
     )
-    override_files = OverrideFiles(state / "overrides" if state is not None else None)
-    sources = ModelSources(
-        _new_watcher(config, clock),
-        table,
-        placement,
-        marks,
-        override_files,
-        follows=config.model_control in {None, "poll"},
-        is_loaded_at_start=config.is_loaded_at_start,
+    folder = ServedFolder(
+        watcher,
+        sources=sources,
+        table=table,
+        placement=placement,
+        marks=marks,
+        override_files=OverrideFiles(_below(state, "overrides")),
+        config=config,
     )
-    pipelines.folder_of = sources.folder_of
     loader = Loader(
         executor=executor,
         table=table,
@@ -151,24 +171,16 @@ def assemble_core(
         marks=marks,
         placement=placement,
         sources=sources,
-        promotions=Promotions(builds, table, placement, sources),
-        upkeep=PipelineUpkeep(pipelines, table, placement, sources),
+        folder=folder,
+        promotions=Promotions(builds, table, placement, sources, folder),
+        upkeep=PipelineUpkeep(pipelines, table, placement, sources, folder),
         calibrator=calibrator,
         dispatcher=dispatcher,
         clock=clock,
-        watch=config.watch,
-        model_control=config.model_control,
+        config=config,
     )
     updates = _new_updates(
-        config,
-        state,
-        profile,
-        versions=versions,
-        builds=builds,
-        loader=loader,
-        clock=clock,
-        disk=disk,
-        calendar=calendar,
+        config, state, profile, plans=plans, builds=builds, loader=loader, clock=clock, disk=disk, calendar=calendar
     )
     core = Core(
         config=config,
@@ -277,46 +289,24 @@ def _new_unanswered(config: Config, facts: Facts) -> UnansweredBytes:
     return UnansweredBytes(config.limits.unanswered_bytes, total_bytes)
 
 
-def _new_versions(
-    config: Config,
-    profile: EffectiveProfile,
-    dispatcher: Dispatcher,
-    clock: Clock,
-    metrics: Metrics,
-    *,
-    builds: BuildStore,
-    hosts: Hosts,
-    calls: ModelCalls,
-) -> VersionLoader:
-    def hosted(name: str) -> Backend:
-        inside = backend(name, allow_python=config.python_models, engines=builds)
-        return HostedBackend(
-            inside,
-            hosts,
-            allow_python=config.python_models,
-            engines=builds,
-            clock=clock,
-            begin_call=calls.begin,
-        )
-
-    return VersionLoader(
-        choices=_with_python(profile.backends, is_allowed=config.python_models),
-        backend=cache(partial(backend, allow_python=config.python_models, engines=builds)),
-        hosted=cache(hosted),
-        convert=builds.conversion,
-        isolation=config.isolation,
-        limits=ServingLimits(
-            cores=profile.limits.cores,
-            max_batch_rows=profile.batching.max_batch_rows,
-            queue_rows=profile.limits.queue_rows,
-            queue_bytes=profile.limits.queue_bytes,
-            host_memory_bytes=config.limits.host_memory_bytes or _host_memory_bytes(profile.limits.memory_bytes),
-            run_limit_ms=config.limits.run_limit_ms,
-        ),
-        dispatcher=dispatcher,
-        clock=clock,
-        metrics=metrics,
+def _serving_limits(config: Config, profile: EffectiveProfile) -> ServingLimits:
+    """The profile's limits, with what the configuration says of hosts."""
+    memory_bytes = profile.limits.memory_bytes
+    # Where no setting says it, a host may take as much as all models, and enough for a library's own needs.
+    host_memory_bytes = None if memory_bytes is None else max(memory_bytes, LEAST_HOST_BYTES)
+    return ServingLimits(
+        cores=profile.limits.cores,
+        max_batch_rows=profile.batching.max_batch_rows,
+        queue_rows=profile.limits.queue_rows,
+        queue_bytes=profile.limits.queue_bytes,
+        host_memory_bytes=config.limits.host_memory_bytes or host_memory_bytes,
+        run_limit_ms=config.limits.run_limit_ms,
     )
+
+
+def _below(state: Path | None, name: str) -> Path | None:
+    """A folder of the state; None where no state is kept."""
+    return state / name if state is not None else None
 
 
 def _with_python(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tuple[BackendChoice, ...]:
@@ -328,17 +318,12 @@ def _with_python(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tupl
     return (python, *backends) if is_allowed else (*backends, python)
 
 
-def _host_memory_bytes(memory_bytes: int | None) -> int | None:
-    """What a host may take where no setting says it: as much as all models, and enough for a library's own needs."""
-    return None if memory_bytes is None else max(memory_bytes, LEAST_HOST_BYTES)
-
-
 def _new_updates(
     config: Config,
     state: Path | None,
     profile: EffectiveProfile,
     *,
-    versions: VersionLoader,
+    plans: LoadPlans,
     builds: BuildStore,
     loader: Loader,
     clock: Clock,
@@ -370,12 +355,12 @@ def _new_updates(
             device_id=_device_id(config, settings),
             profile=profile.name,
             runtime=version_numbers(__version__),
-            suffixes=versions.suffixes(),
+            suffixes=plans.suffixes(),
             memory_bytes=memory_bytes,
-            precisions=versions.precisions(),
+            precisions=plans.precisions(),
         ),
         loader,
-        versions,
+        plans,
         state / "update",
         engines=builds.engines.cache.folder,
         pipelines=PipelineTrials(served_apart(config, profile.name), try_pipeline_in_child),

@@ -31,7 +31,7 @@ from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
-from edge_runtime.serving.sources import NOT_ASKED_FOR
+from edge_runtime.serving.served_folder import NOT_ASKED_FOR
 from edge_runtime.telemetry.logs import log_level, set_log_level
 from edge_runtime.tensors import Array, array_to_wire
 from edge_runtime.wire import oip

@@ -174,6 +174,7 @@ class Chain:
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
+        self._python_steps = list((python_steps or {}).values())
         self._steps = ChainSteps(pipeline, spec, table, dict(python_steps or {}))
         self._step_metrics = [scheduled.metrics.step(step.name) for step in pipeline.steps]
         self._outputs = [pipeline.outputs[each.name] for each in spec.outputs]
@@ -219,11 +220,13 @@ class Chain:
         return sum(self._end(each, Cancelled("its sender is gone")) for each in found)
 
     def end_all(self) -> None:
-        """Refuse what is under way: the pipeline is closed, and had its time."""
+        """Refuse what is under way, and what waits for its Python steps: the pipeline is closed, and had its time."""
         with self._lock:
             found = list(self._running.values())
         for running in found:
             self._end(running, Draining("stopped before this request was answered; send it again later"))
+        for servable in self._python_steps:
+            self._dispatcher.close_model(servable.scheduled, 0.0)
 
     def seed(self, rows: Sequence[int]) -> None:
         """Begin the pipeline's curve by those of its steps, for requests of these rows. Once, at load."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edge_runtime.clock import Clock
+from edge_runtime.config.settings import Config
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override
@@ -25,6 +26,7 @@ from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
 from edge_runtime.serving.placement import Placement
 from edge_runtime.serving.promotions import Promotions
+from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.swap import Swap
 
@@ -54,28 +56,27 @@ class Loader:
         marks: LoadMarks,
         placement: Placement,
         sources: ModelSources,
+        folder: ServedFolder,
         promotions: Promotions,
         upkeep: PipelineUpkeep,
         calibrator: Calibrator,
         dispatcher: Dispatcher,
         clock: Clock,
-        watch: bool,
-        model_control: str | None = None,
+        config: Config,
     ) -> None:
-        """watch: look at the models folder again and again. model_control: as in the configuration."""
         self._executor = executor
         self._table = table
         self._pending_loads = pending_loads
         self._marks = marks
         self._placement = placement
         self._sources = sources
+        self._folder = folder
         self._promotions = promotions
         self._upkeep = upkeep
         self._calibrator = calibrator
         self._dispatcher = dispatcher
         self._clock = clock
-        self._watch = watch
-        self._model_control = model_control
+        self._config = config
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self.is_busy = False
@@ -90,7 +91,7 @@ class Loader:
     def close(self) -> None:
         """Stop after the step under way, and refuse the others. Servables stay open. Idempotent."""
         self._is_stopping = True
-        self._sources.stop()
+        self._folder.stop()
         self._marks.close()
         self._executor.wake()
         if self._thread is not None:
@@ -115,7 +116,7 @@ class Loader:
 
     def give_up(self, model: str, done: Done) -> None:
         """Unload and forget a model that `take_in` brought; `done` as of `load`."""
-        self._executor.submit(lambda: self._answer(done, lambda: self._sources.give_up(model)), done)
+        self._executor.submit(lambda: self._answer(done, lambda: self._folder.give_up(model)), done)
 
     def unload(self, model: str, number: int | None, done: Done, *, takes_steps: bool = False) -> None:
         """Unload a version, or all of a model; it stays away until `load` or until its files change.
@@ -126,15 +127,15 @@ class Loader:
 
     def forget_overrides(self) -> None:
         """Give up the files that callers brought. Once it is closed, and no model is loaded any more."""
-        self._sources.close()
+        self._folder.close()
 
     def load_suspects(self) -> None:
         """Load the versions that ended the daemon before. Once, when everything else is served."""
-        self._executor.submit(self._sources.load_suspects)
+        self._executor.submit(self._folder.load_suspects)
 
     def rescan(self) -> None:
         """Look at the folder now (SIGHUP)."""
-        self._executor.submit(self._sources.poll)
+        self._executor.submit(self._folder.poll)
 
     # ---- updates ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,7 @@ class Loader:
             table=self._table,
             placement=self._placement,
             sources=self._sources,
+            served_folder=self._folder,
             calibrator=self._calibrator,
             pending_loads=self._pending_loads,
             dispatcher=self._dispatcher,
@@ -192,14 +194,14 @@ class Loader:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._guarded(self._sources.begin)
+        self._guarded(self._folder.begin)
         self._table.is_complete = True
         self._guarded(self._upkeep.take_news)
         self.has_settled.set()
         while not self._is_stopping:
             step = self._next_step()
             # First, so that a step finds all done that came before it.
-            self._guarded(self._sources.take_failures)
+            self._guarded(self._folder.take_failures)
             self._guarded(self._promotions.take_news)
             self._guarded(self._load_wanted)
             self._guarded(step)
@@ -224,8 +226,8 @@ class Loader:
             self.is_busy = False
 
     def _poll_if_watching(self) -> None:
-        if self._watch:
-            self._sources.poll()
+        if self._config.watch:
+            self._folder.poll()
 
     def _load_wanted(self) -> None:
         """Load the versions on demand that requests asked for."""
@@ -242,10 +244,10 @@ class Loader:
 
     def _check_may_ask(self) -> None:
         """Raise LoadsNotAsked where models are loaded and unloaded by nobody's request."""
-        if self._model_control in {"none", "poll"}:
+        if self._config.model_control in {"none", "poll"}:
             raise LoadsNotAsked(
                 "explicit model load / unload is not allowed if polling is enabled: model_control is "
-                f"{self._model_control!r} here; serve with --model-control-mode explicit, or without that option"
+                f"{self._config.model_control!r} here; serve with --model-control-mode explicit, or without that option"
             )
 
     def _load_asked(self, model: str, number: int | None, override: Override) -> None:
@@ -256,28 +258,28 @@ class Loader:
                 raise Forbidden(f"model {model!r} is a signed release: it takes no config, and no files")
             self._load_release_again(model, number)
             return
-        if self._sources.is_received(model):
+        if self._folder.is_received(model):
             if override != NO_OVERRIDE:
                 raise Forbidden(f"model {model!r} was sent by a detector: it takes no config, and no files")
             self._load_from_folder(model, number)
             return
-        with self._sources.laid_over(model, override):
+        with self._folder.laid_over(model, override):
             self._load_from_folder(model, number)
 
     def _load_from_folder(self, model: str, number: int | None) -> None:
-        folder, selected = self._sources.select_asked(model, number)
+        folder, selected = self._folder.select_asked(model, number)
         for each in selected:
-            self._sources.let_come(model, each)
+            self._folder.let_come(model, each)
             self._placement.load_asked(folder, folder.versions[each])
         if number is None:
             for servable in self._table.live_of(model):
-                is_step = bool(self._placement.users(model, servable.number, by_number=True))
+                is_step = bool(self._table.users(model, servable.number, by_number=True))
                 if servable.number not in selected and not is_step:
                     self._placement.unload(model, servable.number, forget=servable.number not in folder.versions)
 
     def _take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, at_once: bool) -> None:
         model, place = keep()
-        self._sources.take_in(model, place, override)
+        self._folder.take_in(model, place, override)
         if at_once and not self._table.is_answering(model, None):
             self._load_from_folder(model, None)
 
@@ -299,7 +301,7 @@ class Loader:
         if not known:
             raise ModelNotFound(f"no model {model!r}" + (f" version {number}" if number is not None else ""))
         for status in known:
-            if users := self._placement.users(model, status.number):
+            if users := self._table.users(model, status.number):
                 raise LoadFailed(
                     f"model {model!r} version {status.number} is a step of the pipeline {', '.join(map(repr, users))}; "
                     "unload that first"
@@ -307,10 +309,10 @@ class Loader:
         chains = [each.chain for each in self._table.live_of(model) if each.chain is not None]
         for status in known:
             if model not in self._sources.releases:
-                self._sources.hold_back(model, status.number)
+                self._folder.hold_back(model, status.number)
             self._placement.unload(model, status.number, forget=False)
         for step in sorted({each for chain in chains if takes_steps for each in chain.pipeline.models}):
-            if not self._sources.is_asked_for(step):
+            if not self._folder.is_asked_for(step):
                 with contextlib.suppress(LoadFailed, ModelNotFound):  # another pipeline asks it, or it is gone
                     self._unload_asked(step, None, takes_steps)
 
@@ -336,7 +338,7 @@ class Loader:
         self._sources.reserved.discard(model)
         for status in self._table.statuses_of(model):
             self._placement.unload(model, status.number, forget=True)
-        self._sources.catch_up(model)
+        self._folder.catch_up(model)
 
     def _answer(self, done: Done, step: Callable[[], None]) -> None:
         try:

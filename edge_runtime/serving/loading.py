@@ -1,51 +1,48 @@
-"""From a version's folder to a servable: choose the artifact, load, warm up, decide how it runs.
+"""From a version's folder to a servable: load it by its first plan that works, warm it up, decide how it runs.
 
-Owns: the decisions at load. Reads the folder's values, never the folder's layout. Thread: the loader's.
+Owns: whether it runs in a host or inside the daemon, inline or on workers, and what its status says of the load. Which
+backend takes which file is load_plans.py's. Thread: the loader's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, Compiler, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.declared_instance import DeclaringBackend
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
-from edge_runtime.backends.registry import artifact_names, known_backends
+from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
-from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
-from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.artifacts import Want, choose_artifacts
+from edge_runtime.model_spec import ByRequest
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.kinds import stand_ins
-from edge_runtime.repository.names import suffix_of, variant_of
-from edge_runtime.repository.release_paths import is_code
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.scheduling.scheduled_model import LatencyModel, ScheduledModel
-from edge_runtime.serving.build_cache import Conversion
-from edge_runtime.serving.conversions import ConversionPlan, plan_conversion
 from edge_runtime.serving.declared_steps import declared_steps, read_labels, told_preset
+from edge_runtime.serving.load_plans import (
+    CODE,
+    LoadPlans,
+    PassedOver,
+    ServingLimits,
+    variant_note,
+    why_not_loaded,
+    worth_telling,
+)
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import FirstRuns, configured_sample, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-
-if TYPE_CHECKING:
-    from edge_runtime.serving.pipeline_loading import PipelineLoader
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +55,6 @@ INLINE_ROWS = 32
 BATCH_GAIN = 1.5
 """Before the curve is known, batches form when two rows take less than this many times one row's run."""
 
-CODE = frozenset(("python",))
-"""Backends whose artifacts are code: they never run inside the daemon."""
-
-CODE_FILE = "model.py"
-
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
 
@@ -70,38 +62,6 @@ UNCALIBRATED_ROWS = 8
 PICTURE_LIMIT_S = 15.0
 """A run with pictures may last that long at least, whatever the last took: 64 million pixels of PNG take 3.5 s on a
 Xeon."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
-
-    host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
-    None: as the curve says.
-    """
-
-    cores: int
-    max_batch_rows: int
-    queue_rows: int
-    queue_bytes: int
-    host_memory_bytes: int | None = None
-    run_limit_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PassedOver:
-    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
-
-    is_of_file: the file was tried, and is what it could not load.
-    """
-
-    choice: BackendChoice
-    reason: str
-    is_absent: bool = False
-    is_of_file: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.choice.name}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,43 +81,24 @@ class LoadedVersion:
     owned: tuple[LoadedVersion, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """One way to load a version: a backend, the artifact it takes, and how."""
-
-    backend: str
-    artifact: Path
-    options: LoadOptions
-
-
 class VersionLoader:
-    """Loads versions by the profile's backend order, overlaid by each model's own settings, in hosts or here.
-
-    backend, hosted: make a backend whose instances live here, and one whose instances live in hosts. convert: returns
-    the conversion of a file that no backend reads, as `BuildStore.conversion`. isolation: the daemon's.
-    """
+    """Loads versions by their plans, in hosts or inside the daemon. isolation: the daemon's."""
 
     def __init__(
         self,
         *,
-        choices: Sequence[BackendChoice],
-        backend: Callable[[str], Backend],
-        hosted: Callable[[str], Backend],
-        convert: Callable[[ConversionPlan, str], Conversion],
+        plans: LoadPlans,
+        backends: Backends,
         isolation: Isolation,
         limits: ServingLimits,
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """pipelines: loads those, and is set once there is a table of models; None: there are none here."""
-        self.pipelines: PipelineLoader | None = None
-        self._choices = choices
-        self._backend = backend
-        self._hosted = hosted
-        self._convert = convert
+        self._plans = plans
+        self._backends = backends
         self._isolation: Isolation = isolation
-        self.limits = limits
+        self._limits = limits
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
@@ -168,21 +109,18 @@ class VersionLoader:
         NotBuiltYet among them: one will, when its engine is built, or its file converted. metrics: where it counts,
         None for the model's own numbers.
         """
-        if folder.asks_models(version):
-            return self._load_pipeline(folder, version, metrics)
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
         labels = _label_files(folder, version)
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
-        chosen, conversion = self._choose(settings, version, passed)
-        for choice, artifact in chosen:
-            options = _options(choice, settings, self.limits)
+        for plan in self._plans.choose(settings, version, passed):
+            choice, artifact = plan.choice, plan.artifact
             try:
-                options = replace(options, steps=declared_steps(settings, folder, version, artifact))
-                options = _as_configured(options, choice.name, folder.triton)
-                backend, why_hosted = self._choose_place(settings, choice.name, artifact, options)
+                options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
+                options = _as_configured(options, plan.backend, folder.triton)
+                backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
                 instance = backend.load(artifact, options)
             except BackendError as error:
                 is_of_file = not isinstance(error, (BackendUnavailable, NotBuiltYet))
@@ -191,11 +129,7 @@ class VersionLoader:
                 continue
             try:
                 servable, first_runs = self._make_servable(
-                    folder,
-                    version,
-                    instance,
-                    options,
-                    metrics=metrics or self._metrics.model(folder.name),
+                    folder, version, instance, options, metrics=metrics or self._metrics.model(folder.name)
                 )
             except BaseException as error:
                 instance.close()
@@ -206,7 +140,7 @@ class VersionLoader:
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
             log.debug(
                 "chose a backend",
-                extra={"model": folder.name, "backend": choice.name, "passed_over": "; ".join(map(str, passed))},
+                extra={"model": folder.name, "backend": plan.backend, "passed_over": "; ".join(map(str, passed))},
             )
             told = worth_telling(passed, instance.device)
             if folder.triton is not None:
@@ -215,131 +149,17 @@ class VersionLoader:
                     f"{CONFIG_FILE}: {note}"
                     for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
                 )
-            if (front := self._front_note(settings, version, artifact)) is not None:
-                told.append(front)
-            told.extend(filter(None, (first_runs.note, _variant_note(artifact, options))))
+            told.append(self._plans.front_note(settings, version, artifact))
+            told += [first_runs.note, variant_note(artifact, options)]
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
-            if preset := told_preset(settings, options.steps):
-                told.append(preset)
+            told.append(told_preset(settings, options.steps))
             if options.steps is None or not options.steps.inputs:
                 servable.offered = read_metadata(artifact).preset
-            servable.conversion = conversion
-            note = "; ".join(told)
+            servable.conversion = plan.conversion
+            note = "; ".join(filter(None, told))
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         raise failed("; ".join(why_not_loaded(passed, version)))
-
-    def _load_pipeline(
-        self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None
-    ) -> LoadedVersion:
-        if self.pipelines is None:
-            raise LoadFailed("a pipeline is loaded by a daemon, which serves its models too")
-        return self.pipelines.load(folder, version, metrics)
-
-    def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
-        """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
-
-        Raises nothing: `load` says what cannot be compiled.
-        """
-        with contextlib.suppress(BackendError):
-            for plan in self.plans(folder, version):
-                compiler = self._backend(plan.backend)
-                if isinstance(compiler, Compiler):
-                    with contextlib.suppress(BackendError):
-                        compiler.prepare(plan.artifact, plan.options, stop)
-
-    def hosted(self, name: str) -> Backend:
-        """Return the backend of this name whose instances live in hosts. Raises BackendUnavailable."""
-        return self._hosted(name)
-
-    def suffixes(self) -> frozenset[str]:
-        """Return the suffixes of artifacts that an update may bring: of backends here, without code and plans."""
-        names: set[str] = set()
-        for choice in self._choices:
-            with contextlib.suppress(BackendError):
-                names.update(self._backend(choice.name).artifacts)
-        return frozenset(suffix_of(name) for name in names if not is_code(name))
-
-    def precisions(self) -> frozenset[str]:
-        """Return the precisions of the profile: variants of a release in others are of no use here."""
-        return frozenset(choice.precision for choice in self._choices)
-
-    def bytes_wanted(self, version: VersionFolder) -> int:
-        """Guess the memory of a version before its first load: the size of its files, which are mostly weights."""
-        return sum(path.stat().st_size for path in version.files.values() if path.exists())
-
-    def plans(self, folder: ModelFolder, version: VersionFolder) -> list[LoadPlan]:
-        """Return the ways that `load` would try, in its order. Raises LoadFailed: no artifact fits a backend."""
-        passed: list[PassedOver] = []
-        chosen, _ = self._choose(folder.settings, version, passed)
-        if not chosen:
-            raise LoadFailed("; ".join(map(str, passed)))
-        limits = self.limits
-        return [
-            LoadPlan(choice.name, artifact, _options(choice, folder.settings, limits)) for choice, artifact in chosen
-        ]
-
-    def _choose(
-        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
-    ) -> tuple[list[tuple[BackendChoice, Path]], Conversion | None]:
-        """Return the backends with the artifacts that they take, and the conversion that those are of, if one is.
-
-        Raises LoadFailed: there is no artifact; NotConvertedYet: there will be.
-        """
-        choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
-        if not choices and settings.backend is not None:
-            choices = [BackendChoice(name=settings.backend)]
-        wants: list[Want] = []
-        usable: list[BackendChoice] = []
-        for choice in choices:
-            try:
-                artifacts = self._backend(choice.name).artifacts
-            except BackendError as error:
-                if settings.backend is not None or _is_read_by(choice.name, version):
-                    passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
-                continue
-            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
-            usable.append(choice)
-        conversion = None
-        try:
-            found = choose_artifacts(version, wants) if wants else []
-        except LoadFailed as error:
-            conversion = self._converted(
-                settings, version, wants, LoadFailed("; ".join([error.message, *map(str, passed)]))
-            )
-            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
-        chosen = [(choice, path) for choice, path in zip(usable, found, strict=True) if path is not None]
-        # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
-        return (chosen[:1] if chosen and chosen[0][0].name in CODE else chosen), conversion
-
-    def _converted(
-        self, settings: ModelSettings, version: VersionFolder, wants: Sequence[Want], why_none: LoadFailed
-    ) -> Conversion:
-        """Return what the version's file was converted to.
-
-        why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
-        LoadFailed, NotConvertedYet.
-        """
-        plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
-        if plan is None:
-            raise why_none
-        if missing := plan.missing():
-            raise LoadFailed(f"{why_none.message} (not installed: {', '.join(missing)})") from why_none
-        return self._convert(plan, plan.key())
-
-    def _front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str | None:
-        """Say which of a `model.py` and a net beside it is served; None where there is only one of them."""
-        if artifact.name != CODE_FILE:
-            if CODE_FILE not in version.files:
-                return None
-            why = f"backend is {settings.backend!r}" if settings.backend else "python_models = true is not configured"
-            return f"{CODE_FILE} was left out, and {artifact.name} is served: {why}"
-        nets: set[str] = set()
-        for choice in self._choices:
-            with contextlib.suppress(BackendError):
-                nets.update(self._backend(choice.name).artifacts)
-        beside = sorted(nets & set(version.files) - {CODE_FILE})
-        return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else None
 
     def _choose_place(
         self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions
@@ -356,15 +176,15 @@ class VersionLoader:
         if options.steps is not None and settings.isolation == "never":
             raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
         if options.steps is not None:
-            return self._hosted(name), "its declared steps decode pictures"
+            return self._backends.hosted(name), "its declared steps decode pictures"
         if why_always is not None:
-            return self._hosted(name), f"{artifact.name} {why_always}"
-        here = self._backend(name) if options.interface is None else DeclaringBackend(self._backend(name))
+            return self._backends.hosted(name), f"{artifact.name} {why_always}"
+        here = self._backends.here(name) if options.interface is None else DeclaringBackend(self._backends.here(name))
         if isolation == "never":
             return here, ""
         why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
         if why_hosted is not None:
-            return self._hosted(name), why_hosted
+            return self._backends.hosted(name), why_hosted
         return here, ""
 
     def _make_servable(
@@ -388,11 +208,11 @@ class VersionLoader:
             instance.finish_warm_up()
         _check_range(instance, first, options)
         by_request = instance.spec.by_request
-        most = by_request.max_rows if by_request is not None else self.limits.max_batch_rows
+        most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
         max_rows = (settings.max_batch_rows or most) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
-        run_limit_ms = settings.limits.run_limit_ms or self.limits.run_limit_ms
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
         layout = layout_of(
             instance,
             batches=first.batches and instance.spec.may_batch,
@@ -413,8 +233,8 @@ class VersionLoader:
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
                 in_order=settings.queue is not None,
             ),
-            max_queue_rows=settings.max_queue_rows or self.limits.queue_rows,
-            max_queue_bytes=settings.max_queue_bytes or self.limits.queue_bytes,
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
             # One that streams may have sent responses by then.
             may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
             metrics=metrics,
@@ -503,13 +323,6 @@ def _label_files(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple
     return {output: read_labels(file, (version.path, folder.path)) for output, file in files.items()}
 
 
-def _variant_note(artifact: Path, options: LoadOptions) -> str:
-    """Say of a variant that nobody asked for why it is served; "" of any other artifact."""
-    if variant_of(artifact.name) in ("", options.precision):
-        return ""
-    return f"{artifact.name} is served, since no other model lies beside it"
-
-
 def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
     """Yield where the device profile serves a model otherwise than its `config.pbtxt` says."""
     if config.backend not in ("", instance.backend):
@@ -518,37 +331,6 @@ def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
     on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
     if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
         yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
-
-
-def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
-    """Return why no backend loaded a version, each fault once, what a person can act on first.
-
-    Files that stand in for others come first, and backends that were tried before those not installed. Where ONNX
-    Runtime could not load the file, OpenVINO's words about the same file are left out: its reader says less.
-    """
-    names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
-    told = list(stand_ins(version.path, names))
-    has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
-    said: set[str] = set()
-    for each in sorted(passed, key=lambda each: each.is_absent):
-        is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
-        if not is_noise and each.reason not in said:
-            told.append(str(each))
-            said.add(each.reason)
-    return told
-
-
-def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
-    """Return the backends that did not load a version, and that its owner should know of. device: where it runs.
-
-    A library that is not installed is how this device was set up (`profile show` lists it), unless it would have run
-    on an accelerator and the CPU does it instead: a fall back to slower hardware is never silent.
-    """
-    return [
-        str(each)
-        for each in passed
-        if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
-    ]
 
 
 def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:
@@ -626,51 +408,3 @@ def _is_one_row(instance: Instance) -> bool:
     """Whether every tensor is of fixed shape with axis 0 of length 1, so that one row is one request."""
     tensors = (*instance.spec.inputs, *instance.spec.outputs)
     return all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
-
-
-def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimits) -> LoadOptions:
-    cores = limits.cores
-    threads = min(settings.threads or choice.threads or 1, cores)
-    return LoadOptions(
-        threads=threads,
-        precision=settings.precision or choice.precision,
-        device=settings.device or choice.device,
-        spin=choice.spin,
-        extra=_options_for(choice.name, {**choice.extra, **settings.options}),
-        concurrency=min(settings.instances or cores, max(cores // threads, 1)),
-        max_rows=settings.max_batch_rows,
-        declared=_declared(settings),
-        host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
-        delegate=choice.delegate,
-        delegate_options=choice.delegate_options,
-    )
-
-
-def _is_read_by(backend: str, version: VersionFolder) -> bool:
-    """Return whether a version has a file that a backend, which may not be installed, would load."""
-    return backend in known_backends() and Want(backend, artifact_names(backend)).find(version) is not None
-
-
-def _declared(settings: ModelSettings) -> ModelSpec | None:
-    """Return the tensors that `[input.NAME]` and `[output.NAME]` describe; None where they describe none."""
-    inputs, outputs = (
-        tuple(
-            TensorSpec(name, each.datatype or default, each.shape or ())
-            for name, each in tables.items()
-            if each.shape is not None or each.datatype is not None
-        )
-        for tables, default in ((settings.input, "FP32"), (settings.output, ""))
-    )
-    return ModelSpec(inputs, outputs) if inputs or outputs else None
-
-
-def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a backend's options: the general ones, and its own `<backend>.<option>`, which others never get."""
-    mine: dict[str, str] = {}
-    for key, value in options.items():
-        owner, dot, option = key.partition(".")
-        if not dot or owner not in known_backends():
-            mine[key] = value
-        elif owner == backend:
-            mine[option] = value
-    return mine

@@ -220,6 +220,20 @@ class ModelTable:
         """Return every servable that holds memory: live, or standing by during a swap of its model."""
         return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
 
+    def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
+        """Return the loaded pipelines whose steps this version answers. by_number: only those that name the version."""
+        newest = max((each.number for each in self.live_of(model)), default=None)
+        return sorted(
+            {
+                servable.model
+                for servable in self.loaded()
+                if servable.chain is not None
+                for step in servable.chain.pipeline.steps
+                if step.model == model and (step.version == number or (step.version is None and number == newest))
+                if not by_number or step.version == number
+            }
+        )
+
     def conversions_in_use(self) -> set[Path]:
         """Return the folders of conversions that loaded servables may read again, when a host starts anew."""
         return {each.conversion.folder for each in self.loaded() if each.conversion is not None}

@@ -1,19 +1,20 @@
 """From a pipeline's file to a servable: its steps' models are there, they fit, its Python steps are loaded.
 
-Owns: which models a pipeline waits for, who asks whom, which versions live pipelines hold in memory, and that no step's
-new version answers that a live pipeline could not go on with. How a request runs through is chain.py's. Thread: the
+Owns: which models a pipeline waits for, who asks whom, and that no step's new version answers that a live pipeline
+could not go on with. How a request runs through is chain.py's. Thread: the
 loader's, but for `PipelineInstance`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
 from edge_runtime.backends.host_instance import HostInstance
+from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
@@ -28,10 +29,12 @@ from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, Schedu
 from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
-from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, VersionLoader
+from edge_runtime.serving.load_plans import ServingLimits
+from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.pipeline_fit import Fit, ensemble_faults, fit_pipeline
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
+from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.warmup import FirstRuns
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array, Tensors
@@ -51,11 +54,9 @@ class PipelineInstance:
     precision = ""
     concurrency = 1
 
-    def __init__(self, spec: ModelSpec, python: HostInstance | None, end: Callable[[], None]) -> None:
-        """end: refuses what waits for its Python steps."""
+    def __init__(self, spec: ModelSpec, python: HostInstance | None) -> None:
         self.spec = spec
         self._python = python
-        self._end = end
 
     @property
     def memory_bytes(self) -> int:
@@ -71,8 +72,7 @@ class PipelineInstance:
         """Return None: its steps have buffers of their own."""
 
     def close(self) -> None:
-        """End its Python steps."""
-        self._end()
+        """Free nothing: its chain ends its Python steps, whose host is closed beside it."""
 
 
 @dataclass(slots=True)
@@ -97,27 +97,26 @@ class _Absence:
 
 
 class PipelineLoader:
-    """Loads pipelines, and tells what live ones need.
-
-    folder_of: the folder that a model is loaded from; set once the sources are there. attempts: by model and version.
-    """
+    """Loads pipelines, and tells what live ones need. attempts: by model and version."""
 
     def __init__(
         self,
-        versions: VersionLoader,
         *,
+        sources: ModelSources,
+        backends: Backends,
+        limits: ServingLimits,
         table: ModelTable,
         infer: Infer,
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """versions: knows the profile's limits, and the backends."""
-        self.folder_of: Callable[[str], ModelFolder | None] = lambda _: None
         self.attempts: dict[tuple[str, int], Attempt] = {}
+        self._sources = sources
+        self._backends = backends
+        self._limits = limits
         self._table = table
         self._infer = infer
-        self._versions = versions
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
@@ -140,7 +139,7 @@ class PipelineLoader:
         for step in pipeline.steps:
             if step.model is None or self._answering(step) is not None:
                 continue
-            of_step = self.folder_of(step.model)
+            of_step = self._sources.folder_of(step.model)
             status = max(
                 (each for each in self._table.statuses_of(step.model) if step.version in {None, each.number}),
                 key=lambda each: each.number,
@@ -169,7 +168,7 @@ class PipelineLoader:
         first = FirstRuns(fit.batches, {})
         note = "; ".join(f"{CONFIG_FILE}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
-            servable, self._versions.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
+            servable, self._backends.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
         )
 
     def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
@@ -191,26 +190,14 @@ class PipelineLoader:
 
     # ---- what live pipelines need ------------------------------------------------------------------------------------
 
-    def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
-        """Return the live pipelines whose steps this version answers. by_number: only those that name the version."""
-        newest = max((each.number for each in self._table.live_of(model)), default=None)
-        return sorted(
-            {
-                servable.model
-                for servable, step in self._live_steps()
-                if step.model == model and (step.version == number or (step.version is None and number == newest))
-                if not by_number or step.version == number
-            }
-        )
-
-    def check_swap(self, candidate: Servable, swapping: Collection[str]) -> None:
+    def check_swap(self, candidate: Servable) -> None:
         """Raise LoadFailed where a live pipeline could not go on with this version of a step's model.
 
-        One whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. swapping:
-        models under swap, whose own versions are judged by others.
+        A pipeline whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. Nor is
+        one that is being swapped itself: its update judges it.
         """
         for servable in self._table.live():
-            if servable.chain is None or servable.model in swapping:
+            if servable.chain is None or servable.model in self._sources.swapping:
                 continue
             fit = self._fit_with(servable.chain.pipeline, candidate)
             if fit is None or not fit.faults:
@@ -233,11 +220,11 @@ class PipelineLoader:
                 servables[step.name] = found
         if not any(each is candidate for each in servables.values()):
             return None
-        return fit_pipeline(pipeline, servables, self._versions.limits.max_batch_rows)
+        return fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
 
     def _newest(self, model: str) -> Pipeline | None:
         """Return a pipeline as it lies in its folder now; None where there is none that can be read."""
-        folder = self.folder_of(model)
+        folder = self._sources.folder_of(model)
         if folder is None or not folder.versions:
             return None
         try:
@@ -304,12 +291,6 @@ class PipelineLoader:
                 return found
         return None
 
-    def _live_steps(self) -> Iterator[tuple[Servable, Step]]:
-        for servable in self._table.loaded():
-            if servable.chain is not None:
-                for step in servable.chain.pipeline.steps:
-                    yield servable, step
-
     def _answering(self, step: Step) -> Servable | None:
         """Return who answers a step now."""
         if step.model is None:
@@ -340,7 +321,7 @@ class PipelineLoader:
             raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
         if config is not None and (faults := list(ensemble_faults(config, servables))):
             raise LoadFailed("; ".join(faults))
-        fit = fit_pipeline(pipeline, servables, self._versions.limits.max_batch_rows)
+        fit = fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
         if fit.faults:
             raise LoadFailed("; ".join(fit.faults))
         return fit
@@ -366,7 +347,7 @@ class PipelineLoader:
         return _Absence(f"model {model!r} is {status.state.value}", is_coming=False)
 
     def _fingerprint(self, model: str, number: int) -> Fingerprint | None:
-        folder = self.folder_of(model)
+        folder = self._sources.folder_of(model)
         version = folder.versions.get(number) if folder is not None else None
         return version.fingerprint if version is not None else None
 
@@ -384,14 +365,10 @@ class PipelineLoader:
             else {}
         )
 
-        def end() -> None:
-            for each in own.values():
-                self._dispatcher.close_model(each.scheduled, 0.0)
-
         scheduled = chain_model(
             folder.name,
-            max_queue_rows=settings.max_queue_rows or self._versions.limits.queue_rows,
-            max_queue_bytes=settings.max_queue_bytes or self._versions.limits.queue_bytes,
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
             metrics=metrics,
         )
         chain = Chain(
@@ -421,7 +398,7 @@ class PipelineLoader:
             folder.name,
             version.number,
             settings,
-            Layouts(PipelineInstance(fit.spec, host, end), others=(host,) if host is not None else ()),
+            Layouts(PipelineInstance(fit.spec, host), others=(host,) if host is not None else ()),
             batches=fit.batches,
             mode="pipeline",
             max_rows=fit.max_rows,
@@ -441,7 +418,7 @@ class PipelineLoader:
         file: Path | None = version.pipeline_file if is_own else version.files.get(STEPS_FILE)
         if file is None:
             raise LoadFailed(f"{version.path} holds no {STEPS_FILE}, which its Python steps are in")
-        memory_bytes = settings.limits.host_memory_bytes or self._versions.limits.host_memory_bytes
+        memory_bytes = settings.limits.host_memory_bytes or self._limits.host_memory_bytes
         options = LoadOptions(
             threads=settings.threads or 1,
             extra=dict(settings.options),
@@ -449,7 +426,7 @@ class PipelineLoader:
             functions=functions,
         )
         try:
-            host = self._versions.hosted("python").load(file, options)
+            host = self._backends.hosted("python").load(file, options)
         except LoadFailed:
             raise
         except BackendError as error:
@@ -461,7 +438,7 @@ class PipelineLoader:
     def _function_servable(self, folder: ModelFolder, version: VersionFolder, instance: Instance) -> Servable:
         """A Python step as the chain asks it: with a queue of its own, each request alone, and counted nowhere else."""
         settings = folder.settings
-        run_limit_ms = settings.limits.run_limit_ms or self._versions.limits.run_limit_ms
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
         layout = layout_of(
             instance, run_times=LatencyModel({}), run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None
         )
@@ -489,8 +466,8 @@ class PipelineLoader:
             name,
             layout,
             BatchLimits(max_rows=max_rows),
-            max_queue_rows=settings.max_queue_rows or self._versions.limits.queue_rows,
-            max_queue_bytes=settings.max_queue_bytes or self._versions.limits.queue_bytes,
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
             may_rerun=settings.rerun,
             metrics=metrics,
         )

@@ -12,6 +12,7 @@ from edge_runtime.errors import LoadFailed
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.pipeline_loading import Attempt, PipelineLoader
 from edge_runtime.serving.placement import Placement, state_after
+from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,18 @@ class PipelineUpkeep:
     """Loads pipelines that waited, and takes away those whose steps went."""
 
     def __init__(
-        self, pipelines: PipelineLoader, table: ModelTable, placement: Placement, sources: ModelSources
+        self,
+        pipelines: PipelineLoader,
+        table: ModelTable,
+        placement: Placement,
+        sources: ModelSources,
+        folder: ServedFolder,
     ) -> None:
         self._pipelines = pipelines
         self._table = table
         self._placement = placement
         self._sources = sources
+        self._folder = folder
         self._generation = -1
 
     def take_news(self) -> None:
@@ -53,7 +60,7 @@ class PipelineUpkeep:
             self._forget(model, number, attempt)
             return
         seen = self._pipelines.look(attempt.pipeline)
-        if status.state in _AWAY or model in self._placement.swapping or seen == attempt.seen:
+        if status.state in _AWAY or model in self._sources.swapping or seen == attempt.seen:
             return
         attempt.seen = seen
         servable = self._table.find(model, number)
@@ -83,4 +90,4 @@ class PipelineUpkeep:
         """A pipeline is gone: versions that only it kept may go."""
         del self._pipelines.attempts[model, number]
         for each in attempt.pipeline.models:
-            self._sources.settle(each)
+            self._folder.settle(each)

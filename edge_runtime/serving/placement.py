@@ -1,7 +1,7 @@
 """Which versions are in memory: room is made for one, it is loaded, published, calibrated, and closed at last.
 
-Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take; which models
-are being swapped. What is to be loaded is others' to say (sources, loader, swap). Thread: the loader's.
+Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take. What is to
+be loaded is others' to say (served_folder, loader, swap). Thread: the loader's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
@@ -25,11 +24,10 @@ from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loading import LoadedVersion, VersionLoader
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.pipeline_loading import PipelineLoader
 from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-
-if TYPE_CHECKING:
-    from edge_runtime.serving.pipeline_loading import PipelineLoader
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +76,14 @@ def plan_eviction(residents: Sequence[Resident], wanted_bytes: int, budget_bytes
 
 
 class Placement:
-    """Loads and unloads versions, one at a time.
-
-    budget_bytes None: memory is not bounded. swapping: models under swap, whose versions never leave for others.
-    """
+    """Loads and unloads versions, one at a time. budget_bytes None: memory is not bounded."""
 
     def __init__(
         self,
         *,
         versions: VersionLoader,
+        pipelines: PipelineLoader,
+        sources: ModelSources,
         table: ModelTable,
         pending_loads: PendingLoads,
         marks: LoadMarks,
@@ -95,14 +92,12 @@ class Placement:
         metrics: Metrics,
         clock: Clock,
         budget_bytes: int | None,
-        hosts: Hosts | None = None,
-        pipelines: PipelineLoader | None = None,
+        hosts: Hosts,
     ) -> None:
-        """hosts: tells of instances whose host is not started again; None: every instance runs in this process.
-
-        pipelines: tells what live pipelines need; None: there are none.
-        """
+        """hosts: tells of instances whose host is not started again."""
         self._versions = versions
+        self._pipelines = pipelines
+        self._sources = sources
         self._table = table
         self._pending_loads = pending_loads
         self._marks = marks
@@ -112,11 +107,9 @@ class Placement:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._hosts = hosts
-        self._pipelines = pipelines
         self._held: list[str] = []
         self._depth = 0
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
-        self.swapping: set[str] = set()
 
     # ---- a version's life --------------------------------------------------------------------------------------------
 
@@ -212,10 +205,6 @@ class Placement:
         """Take a version away that cannot answer any more, after what it admitted was answered."""
         self.retire(self._table.withdraw(model, number, state, reason))
 
-    def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
-        """Return the live pipelines that ask a version. by_number: only those that name it."""
-        return self._pipelines.users(model, number, by_number=by_number) if self._pipelines is not None else []
-
     def forget(self, model: str) -> None:
         """Drop what is known of a model whose versions are all gone; one that comes by this name counts from 0."""
         self._metrics.forget(model)
@@ -223,9 +212,8 @@ class Placement:
 
     def take_failures(self) -> list[str]:
         """Withdraw the versions whose hosts kept ending; return their models, which may have an older version."""
-        failures = self._hosts.take_failures() if self._hosts is not None else []
         models: list[str] = []
-        for instance, reason in failures:
+        for instance, reason in self._hosts.take_failures():
             for servable in self._table.live():
                 if servable.layouts.holds(instance):
                     gone = self._table.withdraw(servable.model, servable.number, VersionState.FAILED, reason)
@@ -296,6 +284,8 @@ class Placement:
 
     def _load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None) -> LoadedVersion:
         try:
+            if folder.asks_models(version):
+                return self._pipelines.load(folder, version, metrics)
             return self._versions.load(folder, version, metrics)
         except LoadFailed:
             raise
@@ -313,8 +303,7 @@ class Placement:
         try:
             # Files are only a guess at what a library makes of them: hold the budget by what was measured.
             self._make_room(servable.memory_bytes, without)
-            if self._pipelines is not None:
-                self._pipelines.check_swap(servable, self.swapping)
+            self._pipelines.check_swap(servable)
             if check is not None:
                 check(loaded)
         except LoadFailed:
@@ -345,7 +334,7 @@ class Placement:
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
         """Load the models that a pipeline asks, and keep them in memory until it does so itself."""
-        if self._pipelines is None or not folder.asks_models(version) or self._depth >= MAX_DEPTH:
+        if not folder.asks_models(version) or self._depth >= MAX_DEPTH:
             yield
             return
         before = len(self._held)
@@ -361,15 +350,15 @@ class Placement:
 
     def _is_held_up(self, version: VersionFolder) -> bool:
         """Whether a version fits, but for models under swap: it will when that is over."""
-        held = [each for each in self._table.loaded() if each.model in self.swapping]
+        held = [each for each in self._table.loaded() if each.model in self._sources.swapping]
         return not self.has_room(version) and self.has_room(version, without=held)
 
     def _bytes_wanted(self, version: VersionFolder) -> int:
-        """Memory that these very files were measured to take, else a guess."""
+        """Return the memory that these very files were measured to take; else their size, which is mostly weights."""
         known = self._measured.get((version.model, version.number))
         if known is not None and known[0] == (version.path, version.fingerprint):
             return known[1]
-        return self._versions.bytes_wanted(version)
+        return sum(path.stat().st_size for path in version.files.values() if path.exists())
 
     def _make_room(self, wanted: int, without: Collection[Servable]) -> None:
         plan = self._plan(wanted, without)
@@ -396,8 +385,8 @@ class Placement:
         return plan_eviction(residents, wanted, self._budget_bytes)
 
     def _must_stay(self, servable: Servable, keeping: str) -> bool:
-        is_asked = servable.mode == "pipeline" or bool(self.users(servable.model, servable.number))
-        is_held = servable.model in self.swapping or servable.model in self._held or servable.model == keeping
+        is_asked = servable.mode == "pipeline" or bool(self._table.users(servable.model, servable.number))
+        is_held = servable.model in self._sources.swapping or servable.model in self._held or servable.model == keeping
         return servable.settings.pinned or is_asked or is_held
 
     def _watch_queue(self, servable: Servable) -> None:

@@ -22,6 +22,7 @@ from edge_runtime.serving.build_store import BuildNews, BuildStore
 from edge_runtime.serving.loading import LoadedVersion
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.placement import Placement
+from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.tensors import Array
 
@@ -40,11 +41,14 @@ MEANWHILE = ("onnxruntime", "openvino")
 class Promotions:
     """Loads what was built: engines beside the backend that serves meanwhile, to answer in its place; conversions."""
 
-    def __init__(self, builds: BuildStore, table: ModelTable, placement: Placement, sources: ModelSources) -> None:
+    def __init__(
+        self, builds: BuildStore, table: ModelTable, placement: Placement, sources: ModelSources, folder: ServedFolder
+    ) -> None:
         self._builds = builds
         self._table = table
         self._placement = placement
         self._sources = sources
+        self._folder = folder
         self._waiting: list[BuildNews] = []
 
     def take_news(self) -> None:
@@ -61,7 +65,7 @@ class Promotions:
     def _take(self, news: BuildNews) -> None:
         for folder, version, status in list(self._waiting_for(news.artifact)):
             is_serving = status.state is VersionState.READY
-            is_swapping = folder.name in self._placement.swapping
+            is_swapping = folder.name in self._sources.swapping
             if not news.has_ended and news.is_conversion:
                 older = "a newer copy of its files waits: " if is_serving else ""
                 self._table.set_status(replace(status, reason=f"{older}{news.words}"))
@@ -92,7 +96,7 @@ class Promotions:
         """Load what was built beside what serves, compare, swap; where it is not taken, what serves goes on."""
         self._placement.load_or_report(folder, version, check=partial(self._check, artifact))
         # An older version may have answered for it until now.
-        self._sources.settle(folder.name)
+        self._folder.settle(folder.name)
 
     def _check(self, artifact: str, loaded: LoadedVersion) -> None:
         """Compare a new engine with what serves. Raises LoadFailed: they differ, and the engine is not used again."""

@@ -1,346 +1,45 @@
 """Where each model comes from: the models folder, or a release that updates let serve. A model has one source.
 
-Owns: the releases that serve; which versions of the folder its policy selects, which were held back by hand, and what
-was reported as not served. Thread: the loader's, but `reserve` before that starts, and `stop`.
+Owns: the releases that serve, and which models are being swapped. Loads nothing. Thread: the loader's; `reserved` is
+filled before that starts.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-
-from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
-from edge_runtime.repository.folder import ModelFolder, Problem, is_owned_name, select_versions
-from edge_runtime.repository.overrides import NO_OVERRIDE, Override, OverrideFiles
-from edge_runtime.repository.watch import VersionChange, Watcher
-from edge_runtime.serving.load_marks import LoadMarks
-from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
-from edge_runtime.serving.placement import Placement
-
-log = logging.getLogger(__name__)
-
-NOT_ASKED_FOR = "not loaded: nobody asked for it"
-"""The reason of a version that lies in the folder, where models are not loaded by themselves."""
+from edge_runtime.errors import LoadFailed
+from edge_runtime.repository.folder import ModelFolder
+from edge_runtime.repository.watch import Watcher
 
 
 class ModelSources:
-    """Keeps the live table true to the models folder, but for the models that updates serve.
+    """Says which folder a model is loaded from.
 
-    watcher None: the folder is not served at all. releases: the folder of the release that serves, by model. reserved:
-    models whose releases are still to be loaded. follows: whether changes of the folder are served without anybody
-    asking; else they are listed. is_loaded_at_start: whether the start loads a model that it finds.
+    releases: the folder of the release that serves, by model. reserved: models whose releases are still to be loaded.
+    swapping: models under swap, whose versions never leave the memory for others.
     """
 
-    def __init__(
-        self,
-        watcher: Watcher | None,
-        table: ModelTable,
-        placement: Placement,
-        marks: LoadMarks,
-        override_files: OverrideFiles | None = None,
-        *,
-        follows: bool = True,
-        is_loaded_at_start: Callable[[str], bool] = lambda _: True,
-    ) -> None:
-        self._watcher = watcher
-        self._table = table
-        self._placement = placement
-        self._marks = marks
-        self._override_files = override_files or OverrideFiles(None)
-        self._follows = follows
-        self._is_loaded_at_start = is_loaded_at_start
-        self._laid_over: dict[str, tuple[Override, Path | None]] = {}
-        self._received: set[str] = set()
-        self._is_stopping = False
-        self._held_back: set[tuple[str, int]] = set()
-        self._asked: set[str] = set()
-        self._missed: dict[str, set[int | None]] = {}
-        self._reported: set[str] = set()
-        self._suspects: list[str] = []
+    def __init__(self, watcher: Watcher | None) -> None:
+        """watcher: reads the models folder; None: the folder is not served at all."""
         self.releases: dict[str, ModelFolder] = {}
         self.reserved: set[str] = set()
+        self.swapping: set[str] = set()
+        self._watcher = watcher
 
-    def stop(self) -> None:
-        """Load no further model: the daemon stops. Thread: any."""
-        self._is_stopping = True
+    def in_folder(self, model: str) -> ModelFolder | None:
+        """Return a model as it lies in the models folder; None where it does not."""
+        return self._watcher.scan.models.get(model) if self._watcher is not None else None
 
-    def close(self) -> None:
-        """Give up the files that callers brought. Once no model is loaded any more."""
-        self._override_files.close()
-
-    # ---- one source a model ------------------------------------------------------------------------------------------
+    def folder_of(self, model: str) -> ModelFolder | None:
+        """Return the folder that a model was loaded from, and is again on demand."""
+        return self.releases.get(model) or self.in_folder(model)
 
     def is_managed(self, model: str) -> bool:
         """Whether the models folder's model of this name is ignored."""
-        return model in self.releases or model in self.reserved or model in self._placement.swapping
-
-    def folder_of(self, model: str) -> ModelFolder | None:
-        """Where the model was loaded from, and is again on demand."""
-        return self.releases.get(model) or self._find(model)
+        return model in self.releases or model in self.reserved or model in self.swapping
 
     def check_free(self, model: str) -> None:
         """Raise LoadFailed while the model is being swapped: one hand at a time."""
-        if model in self._placement.swapping:
+        if model in self.swapping:
             raise LoadFailed(
                 f"an update of model {model!r} is under way; wait until it is decided, see: edge-runtime update status"
             )
-
-    def swap_ended(self, model: str) -> None:
-        """A swap is over: either the model is an update's now, or all is as it was before."""
-        self._placement.swapping.discard(model)
-        if model not in self.releases:
-            self.catch_up(model)
-
-    def catch_up(self, model: str) -> None:
-        """Updates do not serve a model any more: take what changed in the folder meanwhile."""
-        changed = self._missed.pop(model, set())
-        if self._watcher is not None:
-            self._reconcile(model, changed)
-
-    def take_failures(self) -> None:
-        """Where a version failed that served, load the newest older one that can be."""
-        for model in self._placement.take_failures():
-            folder = self._find(model)
-            if folder is not None and not self.is_managed(model):
-                self._fall_back(folder, select_versions(folder.versions, folder.settings.versions))
-
-    # ---- the models folder -------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Look for the first time, and load all but the models that ended the daemon before."""
-        if self._watcher is None:
-            return
-        changes = self._watcher.poll()
-        self._report_problems(self._watcher)
-        found = self._watcher.scan.models
-        asked = {name for name in found if self._is_loaded_at_start(name)}
-        for name in found.keys() - asked:
-            self._list(name)
-        self._suspects = [name for name, folder in found.items() if name in asked and self._marks.is_suspect(folder)]
-        for model in self._suspects:
-            for number in select_versions(found[model].versions, found[model].settings.versions):
-                reason = "waits for all others: the daemon ended while it was loaded"
-                self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
-        self._asked |= asked
-        asked.difference_update(self._suspects)
-        self._take([change for change in changes if change.model in asked], at_start=True)
-
-    def load_suspects(self) -> None:
-        """Load those that `begin` left; one that ends the daemon again costs the others a restart only."""
-        suspects, self._suspects = self._suspects, []
-        for model in suspects:
-            if not self._is_stopping:
-                self._reconcile(model, set())
-
-    def poll(self) -> None:
-        """Look at the folder once, and load and unload what that asks for."""
-        if self._watcher is not None:
-            changes = self._watcher.poll()
-            self._report_problems(self._watcher)
-            self._take(changes)
-
-    def select_asked(self, model: str, number: int | None) -> tuple[ModelFolder, Sequence[int]]:
-        """Return the model as it lies in the folder now, and its versions that a person asks for.
-
-        Raises ModelNotFound, LoadFailed (its policy selects none).
-        """
-        if self._watcher is None:
-            raise ModelNotFound(
-                f"model {model!r} is no release of the update repository, and no folder is served while "
-                "update.require_signed holds; see: edge-runtime update status"
-            )
-        changes = self._watcher.poll(at_once=model)
-        self._take([change for change in changes if change.model != model])
-        folder = self._find(model)
-        if folder is None or (number is not None and number not in folder.versions):
-            what = "it" if folder is None else f"version {number}"
-            raise ModelNotFound(
-                f"failed to load '{model}', failed to poll from model repository: {what} is not in the models folder"
-            )
-        selected = (number,) if number is not None else select_versions(folder.versions, folder.settings.versions)
-        if not selected:
-            raise LoadFailed(f"model {model!r}: its version policy selects none of {sorted(folder.versions)}")
-        return folder, selected
-
-    @property
-    def serves_folders(self) -> bool:
-        """Whether models come from folders at all; they do not where only releases are served."""
-        return self._watcher is not None
-
-    @contextmanager
-    def laid_over(self, model: str, override: Override) -> Iterator[None]:
-        """Lay a caller's settings and files over a model, for good unless the load inside fails.
-
-        Raises Forbidden (only releases are served), LoadFailed (files cannot be kept).
-        """
-        if self._watcher is None:
-            if override != NO_OVERRIDE:
-                raise Forbidden("only signed releases are served here (require_signed): no config, and no files")
-            yield
-            return
-        before = self._laid_over.get(model, (NO_OVERRIDE, None))
-        place = self._override_files.write(model, override.files) if override.files else None
-        self._watcher.lay_over(model, override, place)
-        try:
-            yield
-        except BaseException:
-            self._watcher.lay_over(model, *before)
-            self._watcher.poll(at_once=model)
-            if place is not None:
-                self._override_files.remove(place)
-            raise
-        self._laid_over[model] = override, place
-        if before[1] is not None:
-            self._override_files.remove(before[1])
-
-    def is_received(self, model: str) -> bool:
-        """Whether a door brought this model, and keeps its files."""
-        return model in self._received
-
-    def take_in(self, model: str, place: Path, override: Override) -> None:
-        """Serve a model to the door alone that keeps its folder. With `on_demand` it waits for its first request.
-
-        Raises Forbidden: only signed releases are served.
-        """
-        if self._watcher is None:
-            raise Forbidden("only signed releases are served here (require_signed)")
-        self._received.add(model)
-        self._table.closed |= {model}
-        self._watcher.lay_over(model, override, place)
-        self._take(self._watcher.poll(at_once=model))
-
-    def give_up(self, model: str) -> None:
-        """Unload and forget a model that `take_in` brought; its folder is its door's to remove."""
-        if self._watcher is None or model not in self._received:
-            return
-        self._received.discard(model)
-        self._watcher.lay_over(model, NO_OVERRIDE, None)
-        self._take(self._watcher.poll(at_once=model))
-        self._table.closed -= {model}
-        self._placement.forget(model)
-
-    def hold_back(self, model: str, number: int) -> None:
-        """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""
-        self._held_back.add((model, number))
-        self._asked.discard(model)
-
-    def let_come(self, model: str, number: int) -> None:
-        """End `hold_back`."""
-        self._held_back.discard((model, number))
-        self._asked.add(model)
-
-    def is_asked_for(self, model: str) -> bool:
-        """Whether the folder, the start or a person has a model loaded; else only a pipeline that asks it."""
-        return self._follows or model in self._asked
-
-    def settle(self, model: str) -> None:
-        """Unload what the policy does not select: a version came that others answered for.
-
-        Models that a pipeline brings with it are none of the folder's.
-        """
-        if self._watcher is not None and model not in self.releases and not is_owned_name(model):
-            self._reconcile(model, set())
-
-    # ---- private ----------------------------------------------------------------------------------------------------
-
-    def _find(self, model: str) -> ModelFolder | None:
-        return self._watcher.scan.models.get(model) if self._watcher is not None else None
-
-    def _is_pipeline(self, model: str) -> bool:
-        """Whether a model asks others, so that those are loaded before."""
-        folder = self._find(model)
-        return folder is not None and folder.is_pipeline
-
-    def _report_problems(self, watcher: Watcher) -> None:
-        """Log once what lies in the folder and is not served, and list what is no version."""
-        scan = watcher.scan
-        problems = [*scan.problems, *self._ignored(scan.models.values())]
-        told = {str(each): each for each in problems if not each.is_of_version or self._is_untold(each)}
-        for text in sorted(told.keys() - self._reported):
-            log.warning("not served: %s", text, extra={"model": told[text].model})
-        self._reported = set(told)
-        self._table.not_served = tuple(each for each in problems if each.model and not each.is_of_version)
-
-    def _is_untold(self, problem: Problem) -> bool:
-        """Whether neither a failed load has told a problem of a version, nor a load to come will."""
-        folder = self._find(problem.model)
-        if folder is None or problem not in folder.all_problems():
-            return False  # it has not settled: the load comes then
-        statuses = self._table.statuses_of(problem.model)
-        is_loading = any(status.state is VersionState.LOADING for status in statuses)
-        return bool(statuses) and not is_loading and not any(problem.reason in status.reason for status in statuses)
-
-    def _ignored(self, folders: Iterable[ModelFolder]) -> Iterator[Problem]:
-        for folder in folders:
-            release = self.releases.get(folder.name)
-            if release is not None:
-                (number,) = release.versions
-                yield Problem(
-                    folder.path, f"ignored: release {number} of the update repository serves this name", folder.name
-                )
-
-    def _take(self, changes: list[VersionChange], *, at_start: bool = False) -> None:
-        for change in changes:
-            for key in [key for key in self._held_back if key[0] == change.model]:
-                if change.version in {None, key[1]}:
-                    self._held_back.discard(key)
-        models = dict.fromkeys(change.model for change in changes)
-        for model in sorted(models, key=self._is_pipeline):
-            if self._is_stopping:
-                return
-            changed = {change.version for change in changes if change.model == model}
-            if not (self._follows or at_start or model in self._received):
-                self._list(model)
-            elif self.is_managed(model):
-                self._missed.setdefault(model, set()).update(changed)
-            else:
-                self._reconcile(model, changed)
-
-    def _list(self, model: str) -> None:
-        """Have the status of a model tell what lies in the folder, and load and unload nothing."""
-        folder = self._find(model)
-        numbers = set(folder.versions) if folder is not None else set()
-        for status in self._table.statuses_of(model):
-            if status.number not in numbers and status.reason == NOT_ASKED_FOR:
-                self._table.forget(model, status.number)
-        for number in numbers:
-            if self._table.status(model, number) is None:
-                self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, NOT_ASKED_FOR))
-
-    def _reconcile(self, model: str, changed: set[int | None]) -> None:
-        """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
-        folder = self._find(model)
-        known = self._table.statuses_of(model)
-        if folder is None:
-            for status in known:
-                self._placement.unload(model, status.number, forget=True)
-            return
-        selected = select_versions(folder.versions, folder.settings.versions)
-        for number in sorted(selected, reverse=True):
-            if (model, number) in self._held_back:
-                continue
-            is_new = self._table.find(model, number) is None
-            if is_new or number in changed or None in changed:
-                self._placement.load_or_wait(folder, folder.versions[number])
-        has_failed = any(self._table.has_failed(model, number) for number in selected)
-        if has_failed:
-            self._fall_back(folder, selected)
-        for status in known:
-            is_gone = status.number not in folder.versions
-            is_step = bool(self._placement.users(model, status.number, by_number=True))
-            if is_gone or (status.number not in selected and not has_failed and not is_step):
-                self._placement.unload(model, status.number, forget=is_gone)
-
-    def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
-        """Where a selected version failed and nothing of the model serves, load the newest older one that can be."""
-        if folder.settings.versions.specific or self._table.live_of(folder.name):
-            return
-        for number in sorted(set(folder.versions) - set(selected), reverse=True):
-            self._placement.load_or_wait(folder, folder.versions[number])
-            if self._table.find(folder.name, number) is not None:
-                log.warning("an older version serves", extra={"model": folder.name, "version": number})
-                return
-            if self._table.is_being_made(folder.name, number):
-                return  # one more build at most: each takes minutes

@@ -24,6 +24,7 @@ from edge_runtime.serving.model_table import ModelTable, VersionState, VersionSt
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.placement import Placement, log_loaded
 from edge_runtime.serving.servable import Servable
+from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.split import Split, why_not_alike
 
@@ -49,6 +50,7 @@ class Swap:
         table: ModelTable,
         placement: Placement,
         sources: ModelSources,
+        served_folder: ServedFolder,
         calibrator: Calibrator,
         pending_loads: PendingLoads,
         dispatcher: Dispatcher,
@@ -64,6 +66,7 @@ class Swap:
         self._table = table
         self._placement = placement
         self._sources = sources
+        self._served_folder = served_folder
         self._calibrator = calibrator
         self._pending_loads = pending_loads
         self._dispatcher = dispatcher
@@ -92,7 +95,7 @@ class Swap:
         """
         model, number = self.model, self._version.number
         self._sources.check_free(model)
-        self._placement.swapping.add(model)
+        self._sources.swapping.add(model)
         self._status_before = self._table.status(model, number)
         self._origin = self._sources.folder_of(model)
         self._release_before = self._sources.releases.get(model)
@@ -354,4 +357,4 @@ class Swap:
 
     def _end(self) -> None:
         self._is_over = True
-        self._sources.swap_ended(self.model)
+        self._served_folder.swap_ended(self.model)

@@ -15,8 +15,8 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFailed, UpdateError
 from edge_runtime.repository.golden import GoldenTensors
+from edge_runtime.serving.load_plans import LoadPlans
 from edge_runtime.serving.loader import Loader
-from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.swap import Swap
 from edge_runtime.update.health_gate import Judgement, Verdict
 from edge_runtime.update.observation import Observation
@@ -57,7 +57,7 @@ class RolloutContext:
     device: DeviceTraits
     releases: Releases
     loader: Loader
-    versions: VersionLoader
+    plans: LoadPlans
     pipelines: PipelineTrials
     trial_limits: TrialLimits
     engines: Path
@@ -145,7 +145,7 @@ class Rollout:
         staged = self._context.releases.open(self._release)
         for folder in staged.folder.owned or (staged.folder,):
             (version,) = folder.versions.values()
-            self._context.versions.prepare(folder, version, self.progress.stop)
+            self._context.plans.prepare(folder, version, self.progress.stop)
         self.progress.check_wanted()
         if self._context.loader.holds_both(staged.folder):
             self._try(staged)
@@ -164,7 +164,7 @@ class Rollout:
         if staged.folder.owned:
             report = try_pipeline(staged, context.pipelines, context.trial_limits, stop=stop, engines=context.engines)
         else:
-            plans = context.versions.plans(staged.folder, staged.version)
+            plans = context.plans.of(staged.folder, staged.version)
             report = try_release(staged, plans, context.trial_limits, stop=stop, engines=context.engines)
         match report.outcome:
             case Outcome.FAILED:

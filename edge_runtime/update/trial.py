@@ -34,7 +34,7 @@ from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
-    from edge_runtime.serving.loading import LoadPlan
+    from edge_runtime.serving.load_plans import LoadPlan
     from edge_runtime.update.releases import StagedRelease
 
 GOLDEN_RUNS = 10

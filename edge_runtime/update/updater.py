@@ -17,8 +17,8 @@ from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.manifest import Assignment
+from edge_runtime.serving.load_plans import LoadPlans
 from edge_runtime.serving.loader import Loader
-from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.update.active import ActiveReleases
 from edge_runtime.update.device_time import DeviceTime
 from edge_runtime.update.fetch import FetchLimits, Pacer
@@ -61,7 +61,7 @@ class Updater:
         settings: UpdateSettings,
         device: DeviceTraits,
         loader: Loader,
-        versions: VersionLoader,
+        plans: LoadPlans,
         folder: Path,
         *,
         engines: Path,
@@ -89,7 +89,7 @@ class Updater:
         releases = Releases(folder / "releases", self._artifacts, disk=disk)
         self._active = ActiveReleases(self._journal, releases, loader, self._time)
         self._context = RolloutContext(
-            device, releases, loader, versions, pipelines, trial_limits, engines, settings, clock
+            device, releases, loader, plans, pipelines, trial_limits, engines, settings, clock
         )
         self._under_way: RolloutProgress | None = None
         self.board = StatusBoard(self._journal, self._active, settings.group, device.device_id)

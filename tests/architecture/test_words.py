@@ -28,7 +28,7 @@ MEANT_OTHERWISE = {
     "info": r"pytorch_archives|mqtt_connection|triton_interface",  # ZipInfo, MQTTMessageInfo, Triton's log level
     "manager": r"openvino_from_onnx",  # OpenVINO's pass manager
     "outcome": r"update\.(rollout|trial)",  # the word that a result has for how it ended
-    "settle": r"repository\.watch|serving\.sources",  # files come to rest
+    "settle": r"repository\.watch|serving\.served_folder",  # files come to rest
 }
 """Words that mean another thing in the modules whose names the pattern finds."""
 

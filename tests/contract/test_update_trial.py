@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.manifest import TensorForm, Tolerance
 from edge_runtime.sandbox.ending import ChildResult, ShowProgress, judge_ending
-from edge_runtime.serving.loading import LoadPlan
+from edge_runtime.serving.load_plans import LoadPlan
 from edge_runtime.tensors import Array
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.store import ArtifactStore
@@ -61,7 +62,10 @@ def installed(folder: Path, made: Made) -> StagedRelease:
 def candidates(release: StagedRelease, *backends: str) -> list[LoadPlan]:
     (version,) = release.folder.versions.values()
     options = LoadOptions(threads=1)
-    return [LoadPlan(name, version.files["model.onnx"], options) for name in backends or ("onnxruntime",)]
+    return [
+        LoadPlan(BackendChoice(name=name), version.files["model.onnx"], options)
+        for name in backends or ("onnxruntime",)
+    ]
 
 
 def attempt(release: StagedRelease, limits: TrialLimits = LIMITS, **others: object) -> TrialReport:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from edge_runtime.backends.base import Backend
+from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.library_import import not_installed
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import Backends, backend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
@@ -24,7 +24,8 @@ from edge_runtime.repository.walk import scan
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.executor import Executor
-from edge_runtime.serving.loading import PassedOver, ServingLimits, VersionLoader, worth_telling
+from edge_runtime.serving.load_plans import LoadPlans, PassedOver, ServingLimits, worth_telling
+from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -33,17 +34,36 @@ from tests.models.onnx_models import add_weights, external_tensor, mlp, mlp_int8
 CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
 
 
+class SomeBackends(Backends):
+    """Backends as `make` has them, none in hosts."""
+
+    def __init__(self, make: Callable[[str], Backend]) -> None:
+        super().__init__(Hosts())
+        self._make = make
+
+    def here(self, name: str) -> Backend:
+        return self._make(name)
+
+    def hosted(self, name: str) -> Backend:
+        return self._make(name)
+
+
+LIMITS = ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20)
+
+
+def plans(choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend) -> LoadPlans:
+    return LoadPlans(choices, SomeBackends(make_backend), BuildStore(None, ModelTable(Executor())), LIMITS)
+
+
 def loader(
     choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend
 ) -> VersionLoader:
     clock = FakeClock()
     return VersionLoader(
-        choices=choices,
-        backend=cache(make_backend),
-        hosted=cache(make_backend),
-        convert=BuildStore(None, ModelTable(Executor())).conversion,
+        plans=plans(choices, make_backend),
+        backends=SomeBackends(make_backend),
         isolation="auto",
-        limits=ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20),
+        limits=LIMITS,
         dispatcher=Dispatcher(clock, 4, 0.05),
         clock=clock,
         metrics=Metrics(),
@@ -58,7 +78,7 @@ def model(folder: Path, settings: str = "") -> ModelFolder:
 
 def test_candidates_are_in_the_profiles_order_with_its_options(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    found = loader().plans(folder, folder.versions[1])
+    found = plans().of(folder, folder.versions[1])
     assert [(each.backend, each.artifact) for each in found] == [
         (name, tmp_path / "mlp" / "1" / "model.onnx") for name in ("openvino", "onnxruntime")
     ]
@@ -70,14 +90,14 @@ def test_candidates_are_in_the_profiles_order_with_its_options(tmp_path: Path) -
 
 def test_a_models_own_settings_come_before_the_profiles(tmp_path: Path) -> None:
     folder = model(tmp_path, "backend = 'onnxruntime'\nthreads = 3\ninstances = 1\n")
-    (only,) = loader().plans(folder, folder.versions[1])
+    (only,) = plans().of(folder, folder.versions[1])
     assert (only.backend, only.options.threads, only.options.concurrency) == ("onnxruntime", 3, 1)
 
 
 def test_a_backend_that_is_not_there_leaves_no_candidate_and_says_why(tmp_path: Path) -> None:
     folder = model(tmp_path, "backend = 'tensorflow'\n")
     with pytest.raises(LoadFailed, match="there is no backend 'tensorflow'"):
-        loader().plans(folder, folder.versions[1])
+        plans().of(folder, folder.versions[1])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +119,7 @@ def test_a_file_that_no_backend_loads_is_named_with_what_it_lacks(
     file.write_bytes(content)
     folder = scan(tmp_path).models["m"]
     with pytest.raises(LoadFailed, match=f"^{said.replace('{file}', str(file))}"):
-        loader().plans(folder, folder.versions[1])
+        plans().of(folder, folder.versions[1])
 
 
 def test_a_file_beside_the_artifact_is_not_blamed_alone(tmp_path: Path) -> None:
@@ -108,7 +128,7 @@ def test_a_file_beside_the_artifact_is_not_blamed_alone(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "scaler.pkl").write_bytes(b"\x80\x04\x95")
     folder = scan(tmp_path).models["m"]
     with pytest.raises(LoadFailed, match=r"1 holds a\.xml, scaler\.pkl; wanted .*; scaler\.pkl is a pickle"):
-        loader().plans(folder, folder.versions[1])
+        plans().of(folder, folder.versions[1])
 
 
 def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None:
@@ -129,7 +149,7 @@ def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None
     with pytest.raises(
         LoadFailed, match=r"model\.pt is .*TorchScript.*convert .*; pytorch: torch is not installed; .*pip"
     ):
-        loader(choices, without_pytorch).plans(folder, folder.versions[1])
+        plans(choices, without_pytorch).of(folder, folder.versions[1])
 
 
 def test_pytorch_that_is_not_there_is_no_reason_of_a_model_that_it_never_reads(tmp_path: Path) -> None:
@@ -148,19 +168,19 @@ def test_tensors_that_the_settings_describe_go_to_the_backend(tmp_path: Path) ->
         '[input.x]\nshape = [-1, 3]\n[input.image]\nshape = [1, 2]\ndatatype = "INT64"\n'
         '[input.other]\nrange = "0..1"\n[output.y]\nshape = [-1, 4]\n',
     )
-    declared = loader().plans(folder, folder.versions[1])[0].options.declared
+    declared = plans().of(folder, folder.versions[1])[0].options.declared
     assert declared == ModelSpec(
         (TensorSpec("x", "FP32", (-1, 3)), TensorSpec("image", "INT64", (1, 2))), (TensorSpec("y", "", (-1, 4)),)
     )
     plain = model(tmp_path)
-    assert loader().plans(plain, plain.versions[1])[0].options.declared is None
+    assert plans().of(plain, plain.versions[1])[0].options.declared is None
 
 
 def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
     folder = scan(tmp_path).models["m"]
     with pytest.raises(LoadFailed, match=r"^.*/1/model\.onnx: is a folder; wanted a file"):
-        loader().plans(folder, folder.versions[1])
+        plans().of(folder, folder.versions[1])
 
 
 # ---- what a healthy model's owner is told ---------------------------------------------------------------------------
@@ -271,12 +291,12 @@ def test_a_profile_that_asks_for_int8_gets_the_variant_and_the_plain_model_after
     folder = model(tmp_path)
     mlp_int8(tmp_path / "mlp" / "1")
     folder = scan(tmp_path).models["mlp"]
-    found = loader(INT8_THEN_PLAIN).plans(folder, folder.versions[1])
+    found = plans(INT8_THEN_PLAIN).of(folder, folder.versions[1])
     assert [(each.artifact.name, each.options.precision) for each in found] == [
         ("model.int8.onnx", "int8"),
         ("model.onnx", ""),
     ]
-    assert [each.artifact.name for each in loader().plans(folder, folder.versions[1])] == ["model.onnx"] * 2
+    assert [each.artifact.name for each in plans().of(folder, folder.versions[1])] == ["model.onnx"] * 2
 
 
 def test_what_was_loaded_for_int8_runs_in_int8_and_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,279 @@
+"""The ways to load a version: which backend of the profile takes which of its files, and with which options.
+
+Owns: the profile's order of backends, overlaid by each model's own settings; when a file is converted first; the words
+for backends that were passed over. Loads no model. Thread: the loader's; the updater's asks for plans, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_runtime.backends.base import Compiler, LoadOptions
+from edge_runtime.backends.registry import Backends, artifact_names, known_backends
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.profiles.profile import BackendChoice
+from edge_runtime.repository.artifacts import Want, choose_artifacts
+from edge_runtime.repository.folder import ModelFolder, VersionFolder
+from edge_runtime.repository.kinds import stand_ins
+from edge_runtime.repository.names import suffix_of, variant_of
+from edge_runtime.repository.release_paths import is_code
+from edge_runtime.serving.build_cache import Conversion
+from edge_runtime.serving.build_store import BuildStore
+from edge_runtime.serving.conversions import plan_conversion
+
+CODE = frozenset(("python",))
+"""Backends whose artifacts are code: they never run inside the daemon."""
+
+CODE_FILE = "model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
+
+    host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
+    None: as the curve says.
+    """
+
+    cores: int
+    max_batch_rows: int
+    queue_rows: int
+    queue_bytes: int
+    host_memory_bytes: int | None = None
+    run_limit_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
+
+    is_of_file: the file was tried, and is what it could not load.
+    """
+
+    choice: BackendChoice
+    reason: str
+    is_absent: bool = False
+    is_of_file: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.choice.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """One way to load a version: a backend of the profile, the artifact it takes, and how.
+
+    conversion: what the artifact is part of, where the version's own file was converted.
+    """
+
+    choice: BackendChoice
+    artifact: Path
+    options: LoadOptions
+    conversion: Conversion | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.choice.name
+
+
+class LoadPlans:
+    """Plans loads by the profile's backend order, overlaid by each model's own settings."""
+
+    def __init__(
+        self, choices: Sequence[BackendChoice], backends: Backends, builds: BuildStore, limits: ServingLimits
+    ) -> None:
+        """builds: converts files that no backend reads."""
+        self._choices = choices
+        self._backends = backends
+        self._builds = builds
+        self._limits = limits
+
+    def of(self, folder: ModelFolder, version: VersionFolder) -> list[LoadPlan]:
+        """Return the ways that a load would try, in its order. Raises as `choose`; LoadFailed: there is none."""
+        passed: list[PassedOver] = []
+        found = self.choose(folder.settings, version, passed)
+        if not found:
+            raise LoadFailed("; ".join(map(str, passed)))
+        return found
+
+    def choose(self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]) -> list[LoadPlan]:
+        """Return the ways to load a version, best first, and add the backends that cannot to `passed`.
+
+        Raises LoadFailed: there is no artifact; NotConvertedYet: there will be.
+        """
+        choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
+        if not choices and settings.backend is not None:
+            choices = [BackendChoice(name=settings.backend)]
+        wants: list[Want] = []
+        usable: list[BackendChoice] = []
+        for choice in choices:
+            try:
+                artifacts = self._backends.here(choice.name).artifacts
+            except BackendError as error:
+                if settings.backend is not None or _is_read_by(choice.name, version):
+                    passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
+                continue
+            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
+            usable.append(choice)
+        conversion = None
+        try:
+            found = choose_artifacts(version, wants) if wants else []
+        except LoadFailed as error:
+            why_none = LoadFailed("; ".join([error.message, *map(str, passed)]))
+            conversion = self._converted(settings, version, wants, why_none)
+            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        plans = [
+            LoadPlan(choice, path, _options(choice, settings, self._limits), conversion)
+            for choice, path in zip(usable, found, strict=True)
+            if path is not None
+        ]
+        # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
+        return plans[:1] if plans and plans[0].backend in CODE else plans
+
+    def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
+        """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
+
+        Raises nothing: `load` says what cannot be compiled.
+        """
+        with contextlib.suppress(BackendError):
+            for plan in self.of(folder, version):
+                compiler = self._backends.here(plan.backend)
+                if isinstance(compiler, Compiler):
+                    with contextlib.suppress(BackendError):
+                        compiler.prepare(plan.artifact, plan.options, stop)
+
+    def suffixes(self) -> frozenset[str]:
+        """Return the suffixes of artifacts that an update may bring: of backends here, without code and plans."""
+        names: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                names.update(self._backends.here(choice.name).artifacts)
+        return frozenset(suffix_of(name) for name in names if not is_code(name))
+
+    def precisions(self) -> frozenset[str]:
+        """Return the precisions of the profile: variants of a release in others are of no use here."""
+        return frozenset(choice.precision for choice in self._choices)
+
+    def front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str:
+        """Say which of a `model.py` and a net beside it is served; "" where there is only one of them."""
+        if artifact.name != CODE_FILE:
+            if CODE_FILE not in version.files:
+                return ""
+            why = f"backend is {settings.backend!r}" if settings.backend else "python_models = true is not configured"
+            return f"{CODE_FILE} was left out, and {artifact.name} is served: {why}"
+        nets: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                nets.update(self._backends.here(choice.name).artifacts)
+        beside = sorted(nets & set(version.files) - {CODE_FILE})
+        return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else ""
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _converted(
+        self, settings: ModelSettings, version: VersionFolder, wants: Sequence[Want], why_none: LoadFailed
+    ) -> Conversion:
+        """Return what the version's file was converted to.
+
+        why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
+        LoadFailed, NotConvertedYet.
+        """
+        plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
+        if plan is None:
+            raise why_none
+        if missing := plan.missing():
+            raise LoadFailed(f"{why_none.message} (not installed: {', '.join(missing)})") from why_none
+        return self._builds.conversion(plan, plan.key())
+
+
+def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
+    """Return why no backend loaded a version, each fault once, what a person can act on first.
+
+    Files that stand in for others come first, and backends that were tried before those not installed. Where ONNX
+    Runtime could not load the file, OpenVINO's words about the same file are left out: its reader says less.
+    """
+    names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
+    told = list(stand_ins(version.path, names))
+    has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
+    said: set[str] = set()
+    for each in sorted(passed, key=lambda each: each.is_absent):
+        is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
+        if not is_noise and each.reason not in said:
+            told.append(str(each))
+            said.add(each.reason)
+    return told
+
+
+def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
+    """Return the backends that did not load a version, and that its owner should know of. device: where it runs.
+
+    A library that is not installed is how this device was set up (`profile show` lists it), unless it would have run
+    on an accelerator and the CPU does it instead: a fall back to slower hardware is never silent.
+    """
+    return [
+        str(each)
+        for each in passed
+        if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
+    ]
+
+
+def variant_note(artifact: Path, options: LoadOptions) -> str:
+    """Say of a variant that nobody asked for why it is served; "" of any other artifact."""
+    if variant_of(artifact.name) in ("", options.precision):
+        return ""
+    return f"{artifact.name} is served, since no other model lies beside it"
+
+
+def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimits) -> LoadOptions:
+    cores = limits.cores
+    threads = min(settings.threads or choice.threads or 1, cores)
+    return LoadOptions(
+        threads=threads,
+        precision=settings.precision or choice.precision,
+        device=settings.device or choice.device,
+        spin=choice.spin,
+        extra=_options_for(choice.name, {**choice.extra, **settings.options}),
+        concurrency=min(settings.instances or cores, max(cores // threads, 1)),
+        max_rows=settings.max_batch_rows,
+        declared=_declared(settings),
+        host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
+        delegate=choice.delegate,
+        delegate_options=choice.delegate_options,
+    )
+
+
+def _is_read_by(backend: str, version: VersionFolder) -> bool:
+    """Return whether a version has a file that a backend, which may not be installed, would load."""
+    return backend in known_backends() and Want(backend, artifact_names(backend)).find(version) is not None
+
+
+def _declared(settings: ModelSettings) -> ModelSpec | None:
+    """Return the tensors that `[input.NAME]` and `[output.NAME]` describe; None where they describe none."""
+    inputs, outputs = (
+        tuple(
+            TensorSpec(name, each.datatype or default, each.shape or ())
+            for name, each in tables.items()
+            if each.shape is not None or each.datatype is not None
+        )
+        for tables, default in ((settings.input, "FP32"), (settings.output, ""))
+    )
+    return ModelSpec(inputs, outputs) if inputs or outputs else None
+
+
+def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a backend's options: the general ones, and its own `<backend>.<option>`, which others never get."""
+    mine: dict[str, str] = {}
+    for key, value in options.items():
+        owner, dot, option = key.partition(".")
+        if not dot or owner not in known_backends():
+            mine[key] = value
+        elif owner == backend:
+            mine[option] = value
+    return mine
