@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.backends import host_instance, registry
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotBuiltYet, NotReady
 from edge_runtime.serving.build_store import BuildNews, BuildStore
@@ -28,8 +28,8 @@ ONLY = 'backend = "tensorrt"\n'
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
     made = SlowCompiler()
-    monkeypatch.setattr(assemble, "backend", made.in_place_of)
-    monkeypatch.setattr(assemble, "HostedBackend", made.in_place_of_hosts)
+    monkeypatch.setattr(registry, "backend", made.in_place_of)
+    monkeypatch.setattr(host_instance, "HostedBackend", made.in_place_of_hosts)
     return made
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import zmq
 
+from edge_runtime.backends import host_instance, registry
 from edge_runtime.config.settings import BackendSettings, FrigateSettings, HttpSettings
-from edge_runtime.daemon import assemble
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend import frigate_frontend
 from edge_runtime.serving.build_store import BuildNews
@@ -174,8 +174,8 @@ def test_a_detector_waits_while_its_model_loads_and_is_answered_in_time(daemon, 
 def building(tmp_path, monkeypatch):
     """A daemon that runs models by engines alone, which are there when the test says so: it, and the compiler."""
     compiler = SlowCompiler()
-    monkeypatch.setattr(assemble, "backend", compiler.in_place_of)
-    monkeypatch.setattr(assemble, "HostedBackend", compiler.in_place_of_hosts)
+    monkeypatch.setattr(registry, "backend", compiler.in_place_of)
+    monkeypatch.setattr(host_instance, "HostedBackend", compiler.in_place_of_hosts)
     monkeypatch.setattr(frigate_frontend, "HANDSHAKE_S", 0.2)
     with serving(tmp_path, backends=(BackendSettings(name="tensorrt"),)) as daemon:
         yield daemon, compiler
