@@ -81,14 +81,16 @@ RETRY_MS = 100.0
 class PendingCall:
     """What one request, or another call, waits for on the transport's thread: answers, in the order in which they came.
 
-    caller: tells whose turn it uses. request: its request, once there is one. id_field: its id, as an answer has it.
-    room: for further answers before its caller has read those that came; None while there were no further ones.
+    call: by which it came, None where no model is asked. caller: who calls, once that was looked up. request: its
+    request, once there is one. id_field: its id, as an answer has it. room: for further answers before its caller has
+    read those that came; None while there were no further ones.
     """
 
-    __slots__ = ("_came", "_later", "caller", "id_field", "known", "request", "room", "wants_final")
+    __slots__ = ("_came", "_later", "call", "caller", "id_field", "known", "request", "room", "wants_final")
 
-    def __init__(self, caller: Callable[[], Caller]) -> None:
-        self.caller = caller
+    def __init__(self, call: GrpcCall | None = None) -> None:
+        self.call = call
+        self.caller: Caller | None = None
         self.request: Request | None = None
         self.known: KnownHead | None = None
         self.id_field = b""
@@ -96,6 +98,13 @@ class PendingCall:
         self.room: threading.Semaphore | None = None
         self._came: asyncio.Future[tuple[Any, bool]] = asyncio.get_running_loop().create_future()
         self._later: deque[tuple[Any, bool]] | None = None
+
+    @property
+    def sender(self) -> Hashable:
+        """Whose turn it uses: of its token, or of its connection."""
+        if self.caller is not None:
+            return self.caller.sender
+        return self.call.peer if self.call is not None else None
 
     def put(self, answer: Any, *, is_last: bool = True) -> None:
         """Add an answer's bytes, a result, or the error that it ends with. Thread: the transport's."""
@@ -173,7 +182,7 @@ class GrpcEndpoint:
 
     def sender(self, pending: PendingCall) -> Hashable:
         """Whose turn it uses."""
-        return pending.caller().sender
+        return pending.sender
 
     def connection(self, pending: PendingCall, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
         """None: memory is named by the protocol's own regions."""
@@ -311,7 +320,7 @@ class GrpcFrontend:
             cut = None
         route = self._frontend.routes().get(cut.head) if cut is not None else None
         known: KnownHead | None = route.kept if route is not None else None
-        pending = PendingCall(partial(self._caller, call))
+        pending = PendingCall(call)
         if cut is not None:
             pending.id_field = cut.id
         if known is not None and route is not None and cut is not None:
@@ -322,8 +331,7 @@ class GrpcFrontend:
                 return pending
         reply = reply_of(self._frontend, self._endpoint, (pending,), PROTOBUF, pending.id_field)
         with self._frontend.answering(reply):
-            caller = self._caller(call)
-            pending.caller = lambda: caller
+            caller = pending.caller = self._caller(call)
             if not caller.may_infer:
                 raise Forbidden("this token may not infer; give it the right: edge-runtime token add NAME --may infer")
             if left_s is not None and left_s <= 0:
@@ -426,7 +434,7 @@ class GrpcFrontend:
         """The result of a call. Raises EdgeRuntimeError."""
         assert self._endpoint is not None
         caller = Caller(None) if name in OPEN_CALLS else self._caller(call)
-        pending = PendingCall(lambda: caller)
+        pending = PendingCall()
         post = self._endpoint.post
         self._protocol.call(name, values, caller, lambda result: post((pending,), (result,)))
         result, _ = await pending.next()
@@ -465,10 +473,9 @@ class GrpcFrontend:
         if service not in ("", SERVICE):
             return SERVICE_UNKNOWN
         assert self._endpoint is not None
-        nobody = Caller(None)
-        pending = PendingCall(lambda: nobody)
+        pending = PendingCall()
         post = self._endpoint.post
-        self._protocol.call("server_ready", {}, nobody, lambda result: post((pending,), (result,)))
+        self._protocol.call("server_ready", {}, Caller(None), lambda result: post((pending,), (result,)))
         result, _ = await pending.next()
         return SERVING if isinstance(result, dict) and result.get("ready") else NOT_SERVING
 

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, TensorMismatch
 from edge_runtime.frontend.bursts import BurstReply, join_burst
 from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
-from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.frontend.operations import OperationCall, OperationHandlers
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
 from edge_runtime.scheduling.request import Reply, Request, deadline_exceeded, failure_of
@@ -545,14 +544,14 @@ class InferFrontend:
 
     def _op(self, endpoint: ReplyEndpoint, origin: Any, reply: OpReply, header: RequestHeader, frame: Any) -> None:
         self.count_runs()  # for stats
-        self._operations.answer(
-            header,
+        call = OperationCall(
             reply.result,
-            is_control=endpoint.is_control,
-            max_frame_bytes=endpoint.max_frame_bytes,
-            connection=partial(endpoint.connection, origin, frame),
-            sender=endpoint.sender(origin),
+            endpoint.is_control,
+            endpoint.max_frame_bytes,
+            endpoint.connection(origin, frame),
+            endpoint.sender(origin),
         )
+        self._operations.answer(header, call)
 
     # ---- the cache of headers ---------------------------------------------------------------------------------------
 

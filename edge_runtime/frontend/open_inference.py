@@ -26,7 +26,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.frontend import triton_words
 from edge_runtime.frontend.oip_request import OipRequest, version_number, whole_number
-from edge_runtime.frontend.operations import Done, OperationHandlers, Status
+from edge_runtime.frontend.operations import Done, OperationCall, OperationHandlers, Status
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.request_plan import RequestPlan
@@ -151,13 +151,11 @@ class OpenInference:
         header = RequestHeader(
             op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
         )
-        self._operations.answer(
-            header,
+        call = OperationCall(
             lambda result: reply(result if isinstance(result, EdgeRuntimeError) else shape(result)),
             is_control=caller.may_control,
-            max_frame_bytes=0,
-            connection=lambda: None,
         )
+        self._operations.answer(header, call)
 
     # ---- health and metadata ----------------------------------------------------------------------------------------
 

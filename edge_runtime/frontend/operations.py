@@ -82,17 +82,25 @@ class Updates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OperationCall:
-    """One call of an operation. reply: called once. max_frame_bytes: the largest tensor that its endpoint takes.
+    """One call of an operation. reply: called once. is_control: whether it came to a control endpoint.
 
-    connection: tells which connection asks; None where there is none. sender: whose requests share a queue with it.
-    is_control: whether it came to a control endpoint.
+    max_frame_bytes: the largest tensor that its endpoint takes. connection: by which it came; None where there is none.
+    sender: whose requests share a queue with it. It is the reply of a request that waits for a load, and never runs.
     """
 
     reply: Done
-    max_frame_bytes: int
-    connection: Callable[[], Hashable]
+    is_control: bool
+    max_frame_bytes: int = 0
+    connection: Hashable = None
     sender: Hashable = None
-    is_control: bool = False
+
+    def answer(self, request: Request) -> None:
+        """Never called: what waits for a load is called by its own way once it has ended."""
+        raise NotImplementedError
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """End with an error."""
+        self.reply(error)
 
 
 class StopNotices:
@@ -117,21 +125,6 @@ class StopNotices:
         """Answer all."""
         while self._waiting:
             self._waiting.popitem()[1](True)
-
-
-class WaitingReply:
-    """The reply to an operation that waits for a load as a request does, and is never run."""
-
-    def __init__(self, reply: Done) -> None:
-        self._reply = reply
-
-    def answer(self, request: Request) -> None:
-        """Never called."""
-        raise NotImplementedError
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """End it with an error."""
-        self._reply(error)
 
 
 class OperationHandlers:
@@ -165,31 +158,18 @@ class OperationHandlers:
         self.stop_notices = StopNotices()
         self._handlers = {name: getattr(self, name) for name in OPERATIONS}
 
-    def answer(
-        self,
-        header: RequestHeader,
-        reply: Done,
-        *,
-        is_control: bool,
-        max_frame_bytes: int,
-        connection: Callable[[], Hashable],
-        sender: Hashable = None,
-    ) -> None:
-        """Call `reply` exactly once with the result or an EdgeRuntimeError, or raise one.
-
-        is_control, max_frame_bytes, connection, sender: as in OperationCall.
-        """
+    def answer(self, header: RequestHeader, call: OperationCall) -> None:
+        """Call `call.reply` exactly once with the result or an EdgeRuntimeError, or raise one."""
         operation = OPERATIONS.get(header.op)
         if operation is None:
             raise Unsupported(f"unknown op {header.op!r}; wanted one of {', '.join(('infer', *sorted(OPERATIONS)))}")
-        if operation.scope is Scope.CONTROL and not is_control:
+        if operation.scope is Scope.CONTROL and not call.is_control:
             raise Forbidden(f"{header.op} is answered on the control endpoint only")
         if operation.is_update and self._updates is None:
             raise Unsupported(
                 "updates are not configured; add [update] with root_file, and url or folder, to the daemon's "
                 "configuration, and restart it"
             )
-        call = OperationCall(reply, max_frame_bytes, connection, sender, is_control)
         self._handlers[header.op](call, **operation.values_in(header))
 
     # ---- the daemon and its models ----------------------------------------------------------------------------------
@@ -212,18 +192,17 @@ class OperationHandlers:
 
     def attach_memory(self, call: OperationCall, secret: str) -> None:
         """Reply True: the regions that belong to the secret may be named by the connection that asks."""
-        connection = call.connection() if self._regions is not None else None
-        if self._regions is None or connection is None:
+        if self._regions is None or call.connection is None:
             raise Unsupported("no memory is shared here: it belongs to ipc endpoints; send the tensors themselves")
         try:
-            self._regions.attach(bytes.fromhex(secret), connection)
+            self._regions.attach(bytes.fromhex(secret), call.connection)
         except ValueError:
             raise DecodeFailed("secret: wanted 32 hexadecimal digits") from None
         call.reply(True)
 
     def stop_notice(self, call: OperationCall) -> None:
         """Reply True when all that was admitted is answered, and nothing is read any more."""
-        if call.connection() is None:
+        if call.connection is None:
             raise Unsupported("stop_notice is the last answer on a ZeroMQ connection; there is none here")
         if call.is_control:  # a load or an update under way is not waited for
             raise Unsupported("what a control endpoint has not answered may have been begun; ask another endpoint")
@@ -240,9 +219,7 @@ class OperationHandlers:
         except NotReady:
             if not self._table.is_coming(model, version):
                 raise
-            waiting = Request(
-                RequestHeader(model=model), (), 0, WaitingReply(call.reply), METADATA, 0.0, ModelMetrics()
-            )
+            waiting = Request(RequestHeader(model=model), (), 0, call, METADATA, 0.0, ModelMetrics())
             self._pending_loads.wait(waiting, lambda _: self._metadata_after_load(call, model, version))
             if not self._table.ask_again(model, version):
                 self._pending_loads.end(model, None)

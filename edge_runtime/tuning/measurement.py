@@ -1,49 +1,25 @@
-"""A candidate measured end to end: the real daemon in one child process, the load in another, over ipc.
+"""A candidate measured end to end: its daemon in one child process (daemons.py), the load in another, over ipc.
 
-Owns: the daemon's process with its socket and log, how long is measured, and with what load. A failure is a
-ServingFailed or a result with a reason. Thread: one owner.
+Owns: how long is measured, and with what load. A failure is a ServingFailed or a result with a reason. Thread: one
+owner.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
 
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.client.load_generator import Measured, Plan, measure, measure_here, quantile
-from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.sandbox.child import Child, start_child
-from edge_runtime.sandbox.ending import ShowProgress, judge_ending
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Candidate
-from edge_runtime.tuning.folders import temporary_folder
+from edge_runtime.tuning.daemons import ServingFailed, TrialDaemon
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.other_work import OtherWork
 from edge_runtime.tuning.plan import RateSearch
 from edge_runtime.tuning.results import FullMeasurement, QuickLook, RateProbe, Slice
-
-READY_S = 600.0
-"""As for a way's first load: TensorRT builds for minutes."""
-
-CALIBRATED_S = 10.0
-"""A curve is measured in about 1 s once the daemon is idle, and the layout for all cores with a second load."""
-
-LOOK_S = 0.02
-STOP_S = 5.0
-
-SHOWN_CHARACTERS = 300
 
 IN_FLIGHT = 16
 """Of a look: enough to fill batches and all cores. Fewer where so many would wait longer than the objective."""
@@ -71,119 +47,6 @@ FIRST_SHARE = 0.85
 
 MIN_ANSWERED = 0.98
 """Of the requests sent: lost and refused ones miss the objective too."""
-
-
-class ServingFailed(Exception):
-    """The daemon did not serve a candidate, or stopped; the message says why."""
-
-
-class TrialDaemon:
-    """A running daemon. child: its process. endpoint: for requests. log: its output. model: the one served."""
-
-    def __init__(self, child: Child, endpoint: str, client: Client, log: Path, model: str) -> None:
-        self.endpoint = endpoint
-        self.client = client
-        self._child = child
-        self._log = log
-        self._model = model
-        self._socket = Path(endpoint.removeprefix("ipc://"))
-        self._status: dict[str, Any] | None = None
-
-    def check(self) -> None:
-        """Raise ServingFailed with the reason where the daemon ended."""
-        if self._child.is_alive():
-            return
-        ending = judge_ending(self._child.end(), said=self._last_words())
-        raise ServingFailed(f"the daemon that served it ended: {ending.reason}")
-
-    def wait_ready(self, limit_s: float = READY_S) -> dict[str, Any]:
-        """Wait until the model is ready and its curve is measured; returns its status then. Raises ServingFailed."""
-        if self._status is not None:
-            self.check()
-            return self._status
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s:
-            self.check()
-            with contextlib.suppress(ConnectionError, TimeoutError, EdgeRuntimeError):
-                for status in self.client.models():
-                    if status["name"] == self._model and status["state"] == "ready" and self._socket.exists():
-                        if status["mode"] == "workers":
-                            self._wait_calibrated()
-                        self._status = status
-                        return status
-                    if status["name"] == self._model and status["state"] == "failed":
-                        raise ServingFailed(str(status["reason"])[:SHOWN_CHARACTERS])
-            time.sleep(LOOK_S)
-        raise ServingFailed(f"was not loaded within {limit_s:g} s")
-
-    def memory_bytes(self) -> int:
-        """The memory of the daemon's process, with all that it loaded."""
-        host = self.client.stats()["host"]
-        return int(host.get("pss_bytes") or host.get("rss_bytes") or 0)
-
-    def wait_bound(self, socket: Path) -> None:
-        """Wait until the daemon has made its control socket. Raises ServingFailed: it ended, or is late."""
-        deadline_s = time.monotonic() + READY_S
-        while not socket.exists():
-            self.check()
-            if time.monotonic() > deadline_s:
-                raise ServingFailed(f"the daemon did not start within {READY_S:g} s")
-            time.sleep(LOOK_S)
-
-    def stop(self) -> None:
-        """End the daemon and all that it started; SIGTERM first, which answers admitted requests."""
-        deadline_s = time.monotonic() + STOP_S
-        if self._child.is_alive():
-            self._child.terminate()
-        while self._child.is_alive() and time.monotonic() < deadline_s:
-            time.sleep(LOOK_S)
-        self._child.end()
-
-    def _wait_calibrated(self) -> None:
-        """Wait for the curve; past the limit the daemon serves with what it has."""
-        deadline_s = time.monotonic() + CALIBRATED_S
-        while time.monotonic() < deadline_s and '"calibrated"' not in self._log.read_text(errors="replace"):
-            self.check()
-            time.sleep(LOOK_S)
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        if not lines:
-            return "it said nothing"
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return str(json.loads(lines[-1])["message"])[:SHOWN_CHARACTERS]
-        return lines[-1][:SHOWN_CHARACTERS]
-
-
-@contextmanager
-def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemon]:
-    """Run a daemon with this configuration on a socket of its own; it ends with the block. Paths are absolute."""
-    # A socket's path may have some hundred bytes; a state folder's may be longer.
-    with temporary_folder() as sockets:
-        endpoint = f"ipc://{sockets}/s"
-        config = msgspec.structs.replace(
-            config, zmq=ZmqSettings(endpoints=(endpoint,)), log=LogSettings(format="json"), watch=False
-        )
-        with log.open("wb") as output:
-            child = start_child(serve_candidate, config, stdout=output.fileno(), environment=os.environ)
-        client = Client(f"{endpoint}.control", control=f"{endpoint}.control")
-        daemon = TrialDaemon(child, endpoint, client, log, model)
-        try:
-            daemon.wait_bound(Path(f"{sockets}/s.control"))
-            yield daemon
-        finally:
-            client.close()
-            daemon.stop()
-
-
-def serve_candidate(config: Config, _progress: ShowProgress) -> None:
-    """Serve until told to stop, in the child; ends its process with the daemon's exit status."""
-    from edge_runtime.daemon.run import serve
-
-    sys.exit(serve(config, lambda: config))
-
-
-# ---- the load -------------------------------------------------------------------------------------------------------
 
 
 def frames_of(model: str, inputs: Mapping[str, Array]) -> list[bytes]:

@@ -38,19 +38,11 @@ from edge_runtime.tuning.artifacts import (
 )
 from edge_runtime.tuning.candidates import PLAIN, Candidate, ThreadLayout, Way, ways
 from edge_runtime.tuning.comparison import JudgingInputs, WayComparison
+from edge_runtime.tuning.daemons import DaemonPool, ServingFailed, TrialDaemon, running_daemon
 from edge_runtime.tuning.folders import ModelCopy, tune_folder
-from edge_runtime.tuning.measurement import (
-    ServingFailed,
-    TrialDaemon,
-    frames_of,
-    look_first,
-    measure_fully,
-    running_daemon,
-    take_slice,
-)
+from edge_runtime.tuning.measurement import frames_of, look_first, measure_fully, take_slice
 from edge_runtime.tuning.options import TunedDevice, TuneOptions
 from edge_runtime.tuning.plan import Space, TuneStep, has_answer, is_settled, next_step
-from edge_runtime.tuning.pool import DaemonPool
 from edge_runtime.tuning.race import with_slice
 from edge_runtime.tuning.results import FullMeasurement, KeptResults, QuickLook, TuneResults, WayResult, digest_of
 from edge_runtime.tuning.samples import Samples, make_samples, read_samples

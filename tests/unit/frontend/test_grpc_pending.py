@@ -9,12 +9,11 @@ from tritonclient.grpc import service_pb2
 
 from edge_runtime.frontend.grpc_frontend import PendingCall
 from edge_runtime.frontend.grpc_message import cut_request, varint
-from edge_runtime.frontend.open_inference import Caller
 
 
 def test_several_answers_of_one_request_come_in_order_and_the_last_says_so():
     async def ask():
-        pending = PendingCall(lambda: Caller(None))
+        pending = PendingCall()
         loop = asyncio.get_running_loop()
         pending.put(b"1", is_last=False)
         pending.put(b"2", is_last=False)

@@ -14,7 +14,7 @@ from edge_runtime.frontend.grpc_frontend import PARTS_AHEAD, GrpcEndpoint, Pendi
 
 def test_a_model_that_sends_more_than_its_caller_reads_is_held_and_told_when_the_caller_has_left() -> None:
     async def run() -> None:
-        pending = PendingCall(lambda: None)  # type: ignore[arg-type, return-value]
+        pending = PendingCall()
         transport: Any = SimpleNamespace(post=lambda action: action())
         frontend: Any = SimpleNamespace(listeners={})
         encoding: Any = SimpleNamespace(answer=lambda request, request_id: (b"response",))

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way
-from edge_runtime.tuning.measurement import ServingFailed
+from edge_runtime.tuning.daemons import DaemonPool, ServingFailed
 from edge_runtime.tuning.other_work import OtherWork
-from edge_runtime.tuning.pool import DaemonPool
 
 ONE, TWO, THREE = (Candidate(Way("onnxruntime"), ThreadLayout(threads, 1)) for threads in (1, 2, 3))
 
