@@ -200,7 +200,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """What is told of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
+    """The status of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
 
     pid: int
     restarts: int
@@ -229,7 +229,7 @@ class HostedInstance(Protocol):
 
     @property
     def host(self) -> HostStatus:
-        """What is told of its host now."""
+        """The status of its host now."""
         ...
 
     @property

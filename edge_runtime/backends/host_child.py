@@ -136,14 +136,14 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
         sys.stdout.flush()
         sys.stderr.flush()
         if task.backend != "python":
-            os._exit(0)  # a library's own end takes time, and helps nobody
+            os._exit(0)  # a library's own end takes time, and nothing needs it
 
 
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 
 def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_Form]] | None:
-    """Load, and tell the daemon what came of it; None: it failed."""
+    """Load the model, and report to the daemon; returns None where that failed."""
     forms: Sequence[_Form] = ()
     try:
         made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
@@ -253,14 +253,14 @@ class _ServedModel:
             instance.call_by(self._runners[0].call)  # it has one run at a time
 
     def run_orders(self, index: int) -> None:
-        """Run what one runner is sent, until the channel ends."""
+        """Run the orders of one runner until its channel ends."""
         if isinstance(self._instance, Interruptible):
             self._instance.allow_interrupts()
         with contextlib.suppress(ChannelEnded):
             self._runners[index].serve()
 
     def listen(self, control: socket.socket) -> None:
-        """Interrupt runs when the daemon says so; end the process when it is gone."""
+        """Interrupt runs when the daemon orders it; end the process when the daemon is gone."""
         try:
             while True:
                 data, descriptors = receive_with_descriptors(control)
@@ -274,7 +274,7 @@ class _ServedModel:
 
 
 class _Turns:
-    """Lets so many runs be on at once; who has waited longest is next.
+    """Admits a number of runs at once; the runner that has waited longest is next.
 
     Of the kernel: Python's semaphore takes a lock for each wait, and wakes one thread to let it wait again.
     """
@@ -398,7 +398,7 @@ class _HostRunner:
             return report.is_waited_for
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for a response to a request of the run any more. Raises ChannelEnded."""
+        """Whether no caller waits for a response to a request of the run any more. Raises ChannelEnded."""
         return not self.respond(index, None, None, is_last=False)
 
     def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int, tuple[int, ...]] | None:

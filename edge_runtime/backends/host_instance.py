@@ -1,7 +1,7 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
 Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
-the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; a death is told on
+the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; a death arrives on
 `edge-hosts`, and the next host is started on a thread of its own.
 """
 
@@ -73,7 +73,7 @@ END_GRACE_S = 1.0
 
 DEATHS = 3
 DEATHS_WITHIN_S = 60.0
-"""So many deaths in such a time, while loading or idle, and the version has failed."""
+"""The version fails after this many deaths in this time, while it loads or is idle."""
 
 _HANDED_AHEAD = ("onnxruntime", "openvino")
 """Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
@@ -154,9 +154,9 @@ class HostedBackend:
 class HostInstance:
     """One loaded copy of a version, in a host of its own. A host that died is replaced at once, but for these deaths.
 
-    DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` is told why, and runs raise
-    that. Deaths during runs never do once it `is_warm`, nor do signals from outside. functions: of a pipeline's Python
-    steps, in the order of its options.
+    DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` keeps the reason, and runs
+    raise it. Deaths during runs never do once it `is_warm`, nor do signals from outside. functions: of a pipeline's
+    Python steps, in the order of its options.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class HostInstance:
 
     @property
     def host(self) -> HostStatus:
-        """What is told of the host now. Thread: any."""
+        """The status of the host now. Thread: any."""
         with self._changed:
             life, restarts, last_end = self._life, self._restarts, self._last_end
         if life is None:
@@ -578,7 +578,7 @@ class FormInstance:
 
     @property
     def host(self) -> HostStatus:
-        """What is told of its host now."""
+        """The status of its host now."""
         return self._model.host
 
     def finish_warm_up(self) -> None:

@@ -50,7 +50,7 @@ class SharedMemory:
 
     @classmethod
     def new(cls, nbytes: int) -> SharedMemory:
-        """Make memory whose size nobody can change. Raises OSError."""
+        """Make memory whose size no process can change. Raises OSError."""
         descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, nbytes)
@@ -93,7 +93,7 @@ class SharedMemory:
 
 
 def slot_bytes(nbytes: int) -> int:
-    """Return the size of a slot for so many bytes: a power of two, so that it grows seldom."""
+    """Return the size of a slot that holds `nbytes`: a power of two, so that it grows seldom."""
     return max(1 << max(nbytes - 1, 0).bit_length(), FIRST_SLOT_BYTES)
 
 

@@ -402,7 +402,7 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors, whatever becomes of each."""
+    """Close descriptors; an error of one keeps none of the others open."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

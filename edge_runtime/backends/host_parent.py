@@ -98,7 +98,7 @@ def _serve_call(task: CallTask, control: socket.socket, reports: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ForkedHost:
-    """In a host: what it does, and the descriptors that are its own. others: of its runners, or for its reports."""
+    """A host's own view: its task and its descriptors. others: of its runners, or for its reports."""
 
     task: HostTask | CallTask
     control: socket.socket
@@ -111,7 +111,7 @@ class _Forker:
         self._hosts: dict[int, int] = {}  # process id -> the daemon's number
 
     def serve(self) -> _ForkedHost | None:
-        """Serve until the daemon is gone: None. In a host: what it is to do."""
+        """Serve until the daemon is gone, and return None; in each host, return its task."""
         # Python 3.12 warns of a fork beside threads: a library leaves some that hosts do not need.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -179,7 +179,7 @@ class _Forker:
         return _ForkedHost(order.task, socket.socket(fileno=control), others)
 
     def _reap(self) -> None:
-        """Tell the daemon of hosts that ended, each after all that it started was killed."""
+        """Report hosts that ended to the daemon, each after all that it started was killed."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

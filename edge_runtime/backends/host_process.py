@@ -94,7 +94,7 @@ class HostProcess:
         return -signal.SIGKILL if self.status is None else self.status
 
     def kill(self, reason: str = "it was ended") -> None:
-        """Kill it with all that it started; `has_ended` tells when. reason: what is told of its end. Idempotent."""
+        """Kill it with all that it started; `has_ended` tells when. reason: said of its end. Idempotent."""
         if not self.has_ended.is_set():
             self.ended_for = self.ended_for or reason
             if self._parent is not None:
@@ -102,18 +102,18 @@ class HostProcess:
                     send(self._parent, Kill(self.number))
 
     def hang_up(self) -> None:
-        """End its channel, so that it ends by itself, and everything that waits for it wakes. Idempotent."""
+        """End its channels: the host ends by itself, and every thread that waits for it wakes. Idempotent."""
         for channel in (self.control, *self.runners):
             with contextlib.suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
-        """Give everything back of a host that was never forked."""
+        """Release all that a host has which was never forked."""
         self.close()
         close_all([self.log_reader])
 
     def close(self) -> None:
-        """Give its sockets back, once it has ended and no run uses them. Idempotent."""
+        """Close its sockets, once it has ended and no run uses them. Idempotent."""
         self._close_theirs()
         for channel in (self.control, *self.runners):
             channel.close()

@@ -1,8 +1,8 @@
 """One runner of a host, as the daemon has it: it writes inputs, sends the order, and copies results out.
 
 Owns: the slot, the messages and views that come again and again, the clients' regions that the runner was given, and a
-call of another model that its run waits for. Thread: that of the run; whoever ends a call writes into the slot
-meanwhile.
+call of another model that its run waits for. host_instance.py chooses the runner of each run. Thread: that of the run;
+the thread that ends a call writes into the slot meanwhile.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _RunOrder:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What a run tells of its requests by themselves, and who takes their responses."""
+    """How a run's requests are told apart: their rows and lines, and the function that takes their responses."""
 
     rows: tuple[int, ...]
     lines: tuple[RequestLine, ...]
@@ -126,7 +126,7 @@ class _OpenCall:
 class RunnerSide:
     """One runner of a host, its slot, and the clients' regions that it was given. One run at a time.
 
-    While a run waits for a call of another model, the slot belongs to whoever ends that call.
+    While a run waits for a call of another model, the slot belongs to the thread that ends that call.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class RunnerSide:
         return order.message
 
     def interrupt(self, control: socket.socket, grace_s: float) -> bool:
-        """Have the library end the run; whether it ended in time. Raises ChannelEnded."""
+        """Have the library end the run; returns whether it ended in time. Raises ChannelEnded."""
         send(control, Interrupt(self._index, self._runs))
         self._timeout_s = grace_s
         self._channel.settimeout(grace_s)
@@ -331,7 +331,7 @@ class RunnerSide:
         return msgspec.msgpack.encode(Run(places, end, self._form, rows))
 
     def _receive_results(self, limit_s: float) -> list[Array]:
-        """Receive what the host tells until the run has ended. Its limit does not count its waits for other models.
+        """Receive the host's reports until the run has ended. Its limit does not count its waits for other models.
 
         It begins anew with each response.
         """
@@ -405,7 +405,7 @@ class RunnerSide:
             self._respond(wanted)
 
     def _respond(self, response: Respond) -> None:
-        """Hand on a response to one request of the run. Raises BrokenMessage, ChannelEnded."""
+        """Pass on a response to one request of the run. Raises BrokenMessage, ChannelEnded."""
         slot, apart = self._slot, self._apart
         if slot is None or apart is None or not 0 <= response.index < self._count:
             raise BrokenMessage(f"a response to request {response.index} of {self._count}")
@@ -469,7 +469,7 @@ class RunnerSide:
             self._open = None
 
     def _send_outputs(self, headers: Sequence[TensorHeader], arrays: Sequence[Array]) -> None:
-        """Write what another model answered into the slot, and say where. Raises RunFailed, ChannelEnded."""
+        """Write another model's outputs into the slot, and send their places. Raises RunFailed, ChannelEnded."""
         named, payloads, end = lay_out_named(headers, arrays)
         if end > MAX_SLOT_BYTES:
             raise RunFailed(f"the outputs of the called model have {end} bytes, over {MAX_SLOT_BYTES}")

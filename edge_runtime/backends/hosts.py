@@ -58,7 +58,7 @@ FORK_TIMEOUT_S = 5.0
 """A fork takes milliseconds; one that takes this long met a lock that a library's thread held, and hangs."""
 
 FORK_TRIES = 3
-"""Each in a new parent, since whatever made a fork hang may make the next one hang too."""
+"""Each in a new parent: the cause of a fork that hangs may make the next one hang too."""
 
 PARENT_IDLE_S = 10.0
 """A parent without hosts stays this long: a crash, a reload and a calibration want the next host soon."""
@@ -208,7 +208,7 @@ class Hosts:
     def _try_fork(
         self, parent: _PreparedParent, task: HostTask | CallTask, label: str, pipes: Sequence[int]
     ) -> tuple[HostProcess | None, str]:
-        """Fork one host and hear its first word; None, and why not."""
+        """Fork one host and wait for its first message. Returns None and the reason where it did not start."""
         with self._lock:
             self._last += 1
             host = HostProcess(self._last, task, label, pipes)
@@ -254,7 +254,7 @@ class Hosts:
 
 
 class _Preparation(NamedTuple):
-    """What a prepared parent is for: processes that want the same share one. prepare: see CallTask, "" for hosts."""
+    """What a prepared parent is for; equal ones share it. prepare: a function's name as of CallTask, "" for hosts."""
 
     backend: str
     threads: int = 1
@@ -284,7 +284,7 @@ def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event 
 
 
 class _PreparedParent:
-    """One prepared parent. Thread: the keeper's, but `send` and what is read of it."""
+    """One prepared parent and its hosts. Thread: the keeper's; any thread may read it, and send to `channel`."""
 
     def __init__(self, keeper: _HostKeeper, wanted: _Preparation) -> None:
         self.keeper = keeper
@@ -333,7 +333,7 @@ class _PreparedParent:
             self._process = None
 
     def _environment(self) -> Mapping[str, str]:
-        """A model.py gets the daemon's environment, and its own number of threads; a library next to nothing."""
+        """Return the daemon's environment and a number of threads for a model.py, else what libraries need."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self._wanted.threads))
         if self.backend == "python":
             return {**os.environ, "PYTHONUNBUFFERED": "1", **threads}
@@ -342,7 +342,7 @@ class _PreparedParent:
 
 
 class _HostKeeper:
-    """The thread `edge-hosts`: starts parents, reads what they tell and what hosts print, ends idle parents."""
+    """The thread `edge-hosts`: starts parents, reads their reports and the output of hosts, ends idle parents."""
 
     def __init__(self, parent_idle_s: float) -> None:
         self._parent_idle_s = parent_idle_s
@@ -390,7 +390,7 @@ class _HostKeeper:
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def watch_parent(self, parent: _PreparedParent) -> None:
-        """Hear a parent that was started."""
+        """Read the reports and the output of a parent that was started."""
         self._parents.append(parent)
         self._selector.register(parent.channel, selectors.EVENT_READ, parent)
         self._watch_log(parent.log_reader, f"prepared {parent.backend}")
@@ -473,7 +473,7 @@ class _HostKeeper:
             self._host_ended(parent, host, None)
 
     def _host_ended(self, parent: _PreparedParent, host: HostProcess, status: int | None) -> None:
-        """Tell of a host's end: first its owner, then all that wait for it."""
+        """Report a host's end: first to its owner, then to all threads that wait for it."""
         with self._lock:
             parent.hosts.pop(host.number, None)
             parent.idle_since_s = time.monotonic()
@@ -497,7 +497,7 @@ class _HostKeeper:
                 return False
             is_idle = time.monotonic() >= parent.idle_since_s + self._parent_idle_s
             if is_idle and parent.is_prepared.is_set():
-                parent.is_leaving = True  # from here on nobody forks there
+                parent.is_leaving = True  # from here on no host is forked there
             return parent.is_leaving
 
     def _watch_host_log(self, host: HostProcess) -> None:
@@ -510,7 +510,7 @@ class _HostKeeper:
         return of
 
     def _read_last_words(self, host: HostProcess) -> None:
-        """Log what is in the pipe of a host that has ended: whoever hears of its end may look for the reason there."""
+        """Log what is in the pipe of a host that has ended, before its end is told: the log may hold the reason."""
         while host.log is not None and not host.log.has_ended and self._read_log(host.log_reader, host.log):
             pass
 

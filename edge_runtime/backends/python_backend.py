@@ -22,21 +22,17 @@ A `model.py` with a class TritonPythonModel is one of Triton's python backend in
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import platform
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from edge_runtime.backends.base import DECODE_PICTURE, LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
-from edge_runtime.backends.python_steps import FunctionInstance, load_functions
+from edge_runtime.backends.python_steps import FunctionInstance, checked_output, import_source, load_functions
 from edge_runtime.backends.triton_python import (
     TritonInstance,
     import_triton_model,
@@ -87,7 +83,7 @@ class PythonBackend:
                 instance = load_triton_model(import_triton_model(artifact), artifact, options)
                 instance.memory_bytes = growth()
                 return instance
-            module = _import_model(artifact.parent)
+            module = import_source("model", artifact)
             spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"))
             context = Context()
             infer = _infer_of(module, artifact.parent, context)
@@ -186,7 +182,7 @@ class PythonInstance:
         """Return None: `infer` makes its own arrays."""
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._infer = None
 
 
@@ -194,29 +190,7 @@ def _checked(results: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[
     """Return the results by name. Raises RunFailed where they differ from OUTPUTS."""
     if not isinstance(results, Mapping):
         raise RunFailed(f"infer gave {type(results).__name__}; wanted a dict of arrays by name")
-    tensors: dict[str, Array] = {}
-    for spec in outputs:
-        if spec.name not in results:
-            raise RunFailed(f"infer gave no {spec.name!r}; got {', '.join(map(str, results))}")
-        array = np.asarray(results[spec.name])
-        got = datatype_name(array.dtype)
-        if got != spec.datatype and not (spec.datatype == "BF16" and got == "UINT16"):
-            raise RunFailed(f"infer gave {spec.name!r} as {got}, OUTPUTS says {spec.datatype}")
-        if not spec.fits(array.shape):
-            raise RunFailed(f"infer gave {spec.name!r} of shape {list(array.shape)}, OUTPUTS says {list(spec.shape)}")
-        tensors[spec.name] = array
-    return tensors
-
-
-def _import_model(folder: Path) -> ModuleType:
-    sys.path.insert(0, str(folder))  # a model may have modules beside it
-    found = importlib.util.spec_from_file_location("model", folder / "model.py")
-    if found is None or found.loader is None:
-        raise LoadFailed(f"{folder / 'model.py'} cannot be imported")
-    module = importlib.util.module_from_spec(found)
-    sys.modules["model"] = module
-    found.loader.exec_module(module)
-    return module
+    return {spec.name: checked_output(spec, results, "infer", ", OUTPUTS says") for spec in outputs}
 
 
 def _infer_of(module: ModuleType, folder: Path, context: Context) -> _Infer:

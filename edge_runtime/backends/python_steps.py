@@ -1,6 +1,7 @@
 """Python steps of a pipeline: functions of `steps.py`, imported once, and called in one host.
 
-Owns: the contract below. docs/pipelines.md tells it to users.
+Owns: the contract below, which docs/pipelines.md describes for users; how a file of Python code is imported, and how
+what its functions return is checked, for `model.py` too.
 
     def join(labels, boxes):        # a parameter for each of the step's `inputs`, by name
         return {"text": ...}        # an array for each of its `outputs`; with one output, the array alone
@@ -34,12 +35,43 @@ from edge_runtime.steps import Form
 from edge_runtime.tensors import Array, Tensors, datatype_name
 
 
+def import_source(name: str, file: Path) -> ModuleType:
+    """Import a file of Python code by a name; it may import modules beside it. Raises LoadFailed, and any exception."""
+    sys.path.insert(0, str(file.parent))
+    found = importlib.util.spec_from_file_location(name, file)
+    if found is None or found.loader is None:
+        raise LoadFailed("it cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, said: str) -> Array:
+    """Return one output of what a function returned. Raises RunFailed: it differs from its declaration.
+
+    said: the words between what came and what is declared.
+    """
+    if spec.name not in results:
+        raise RunFailed(f"{function} gave no {spec.name!r}; got {', '.join(map(str, results))}")
+    array: Array = np.asarray(results[spec.name])
+    try:
+        got = datatype_name(array.dtype)
+    except Unsupported as error:
+        raise RunFailed(f"{function} gave {spec.name!r}: {error.message}") from None
+    if got != spec.datatype and (spec.datatype, got) != ("BF16", "UINT16"):
+        raise RunFailed(f"{function} gave {spec.name!r} as {got}{said} {spec.datatype}")
+    if not spec.fits(array.shape):
+        raise RunFailed(f"{function} gave {spec.name!r} of shape {list(array.shape)}{said} {list(spec.shape)}")
+    return array
+
+
 def load_functions(file: Path, functions: Sequence[StepFunction]) -> list[FunctionInstance]:
     """Import `steps.py` and find its functions; the first instance has the memory of all. Raises LoadFailed."""
     growth = watch_growth(0)
     is_own = all(each.name == DECODE_PICTURE for each in functions)
     try:
-        module = None if is_own else _import_steps(file)
+        module = None if is_own else import_source("steps", file)
     except Exception as error:
         traceback.print_exc()
         raise LoadFailed(f"{file}: {type(error).__name__}: {error}"[:1000]) from error
@@ -79,7 +111,8 @@ class FunctionInstance:
             if len(self.spec.outputs) > 1:
                 raise RunFailed(f"{self._name} gave {type(given).__name__}; wanted a dict of arrays by output")
             given = {self.spec.outputs[0].name: given}
-        results = {spec.name: self._checked(spec, given) for spec in self.spec.outputs}
+        said = "; its outputs say"
+        results = {spec.name: checked_output(spec, given, self._name, said) for spec in self.spec.outputs}
         return [results[spec.name] for spec in self.spec.outputs] if outputs is None else [results[n] for n in outputs]
 
     def bind(self, max_rows: int) -> None:
@@ -87,33 +120,6 @@ class FunctionInstance:
 
     def close(self) -> None:
         """Nothing: the module ends with its host."""
-
-    def _checked(self, spec: TensorSpec, given: Mapping[str, Any]) -> Array:
-        if spec.name not in given:
-            raise RunFailed(f"{self._name} gave no {spec.name!r}; got {', '.join(map(str, given))}")
-        array: Array = np.asarray(given[spec.name])
-        try:
-            got = datatype_name(array.dtype)
-        except Unsupported as error:
-            raise RunFailed(f"{self._name} gave {spec.name!r}: {error.message}") from None
-        if got != spec.datatype and (spec.datatype, got) != ("BF16", "UINT16"):
-            raise RunFailed(f"{self._name} gave {spec.name!r} as {got}; its outputs say {spec.datatype}")
-        if not spec.fits(array.shape):
-            raise RunFailed(
-                f"{self._name} gave {spec.name!r} of shape {list(array.shape)}; its outputs say {list(spec.shape)}"
-            )
-        return array
-
-
-def _import_steps(file: Path) -> ModuleType:
-    sys.path.insert(0, str(file.parent))  # it may have modules beside it
-    found = importlib.util.spec_from_file_location("steps", file)
-    if found is None or found.loader is None:
-        raise LoadFailed("it cannot be imported")
-    module = importlib.util.module_from_spec(found)
-    sys.modules["steps"] = module
-    found.loader.exec_module(module)
-    return module
 
 
 def _decode_picture(picture: Array) -> Array:

@@ -162,7 +162,7 @@ class PyTorchInstance:
         """Return None: PyTorch allocates what it returns."""
 
     def close(self) -> None:
-        """Let go of the module."""
+        """Release the module."""
         self._call = None
 
     def _tensor(self, array: Array, datatype: str) -> Any:

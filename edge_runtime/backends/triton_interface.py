@@ -177,7 +177,7 @@ class _Capsule:
 
 
 class PreferredMemory:
-    """Where a caller wants the outputs of another model. They come in the CPU's memory, whatever it says."""
+    """Where a caller wants the outputs of another model. They come in the CPU's memory all the same."""
 
     TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU
 
@@ -237,7 +237,7 @@ class OpenRequests(Protocol):
         ...
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for another response to a request."""
+        """Whether no caller waits for another response to a request."""
         ...
 
 
@@ -265,7 +265,7 @@ class InferenceResponseSender:
         self._requests.send(self._index, response, is_last=bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for a response any more."""
+        """Whether no caller waits for a response any more."""
         return self._requests.is_cancelled(self._index)
 
 
@@ -366,7 +366,7 @@ class InferenceRequest:
         return self._trace or InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for its answer any more."""
+        """Whether no caller waits for its answer any more."""
         if self.is_cancelled_by is None:
             return False
         run, index = self.is_cancelled_by

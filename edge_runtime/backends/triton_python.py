@@ -265,7 +265,7 @@ class _Streams:
                 self._changed.notify_all()
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for another response to a request."""
+        """Whether no caller waits for another response to a request."""
         with self._changed:
             if index not in self._open:
                 return True

@@ -43,7 +43,7 @@ def call_function(name: str, data: bytes, descriptor: int) -> int:
 
 
 def _run(name: str, data: bytes, reports: BinaryIO) -> ChildResult | ChildError:
-    """Call the function; whatever it raises is a report. An installation that lacks it ends without one."""
+    """Call the function; an exception of it is a report. An installation that lacks the function ends without one."""
     module, _, function_name = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), function_name)
     task = msgspec.json.decode(data, type=next(iter(typing.get_type_hints(function).values())))

@@ -7,7 +7,16 @@ import signal
 import msgspec
 import pytest
 
-from edge_runtime.sandbox.ending import Cause, ChildError, ChildLimits, ChildResult, Ending, judge_ending
+from edge_runtime.sandbox.ending import (
+    Cause,
+    ChildError,
+    ChildLimits,
+    ChildResult,
+    Ending,
+    is_from_outside,
+    judge_ending,
+    signal_name,
+)
 
 RESULT = ChildResult(msgspec.Raw(b"5"))
 LIMITS = ChildLimits(2.5, 1000)
@@ -55,3 +64,24 @@ def test_a_result_of_another_type_or_half_of_one_is_none(data: bytes) -> None:
 
 def test_an_error_that_a_hostile_child_did_not_cut_is_cut() -> None:
     assert len(judge_ending(1, report=ChildError("x" * 100_000)).reason) == 2000
+
+
+@pytest.mark.parametrize(
+    ("status", "memory_ran_out", "is_outside"),
+    [
+        (-signal.SIGTERM, True, True),
+        (-signal.SIGKILL, False, True),
+        (-signal.SIGKILL, True, False),
+        (-signal.SIGSEGV, False, False),
+        (0, False, False),
+        (signal.SIGTERM, False, False),
+    ],
+)
+def test_only_a_signal_that_is_no_crash_comes_from_outside_unless_memory_ran_out(
+    status: int, memory_ran_out: bool, is_outside: bool
+) -> None:
+    assert is_from_outside(status, memory_ran_out=memory_ran_out) is is_outside
+
+
+def test_a_status_names_its_signal_also_one_without_a_name() -> None:
+    assert [signal_name(status) for status in (0, 3, -11, -40)] == ["", "", "SIGSEGV", "signal 40"]
