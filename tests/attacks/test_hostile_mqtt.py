@@ -180,9 +180,9 @@ def test_a_flood_of_hostile_messages_leaves_no_memory_behind(attacker, daemon):
 def test_correlation_data_that_is_refused_for_its_length_is_not_kept(attacker, daemon):
     def flood(seed: int) -> None:
         for index in range(500):
-            attacker.publish(
-                TOPIC, GOOD, 1, response_topic="reply/harm", correlation=b"%d-%d" % (seed, index) + b"c" * 60_000
-            )
+            correlation = b"%d-%d" % (seed, index) + b"c" * 60_000
+            attacker.publish(TOPIC, GOOD, response_topic="reply/harm", correlation=correlation)
+        for _ in range(500):
             assert error_of(attacker.next()) == "decode_failed"
 
     flood(0)

@@ -287,7 +287,9 @@ def test_json_that_is_huge_deep_or_none_is_refused(source: SourceFolder, text: b
 
 
 @pytest.mark.parametrize(
-    "text", ["a: &x [1, 2]\nb: [*x, *x]", "!!python/object/apply:os.system ['true']", "a: [", "[" * 5000]
+    "text",
+    ["a: &x [1, 2]\nb: [*x, *x]", "!!python/object/apply:os.system ['true']", "a: [", "[" * 100_000, "- " * 100_000],
+    ids=["grows", "runs", "does not end", "is deep", "is as deep without brackets"],
 )
 def test_yaml_that_grows_runs_or_does_not_end_is_refused(source: SourceFolder, text: str) -> None:
     pytest.importorskip("yaml")

@@ -262,6 +262,7 @@ def test_a_hundred_restarts_of_the_broker_under_load_leave_no_growth(models, bro
             while not is_over.is_set():
                 try:
                     with Peer(broker.url) as peer:
+                        Statuses(peer).wait(b"online")  # what is asked before is lost
                         while not is_over.is_set():
                             asked[0] += 1
                             peer.ask("edge/dev1/infer/mlp", REQUEST, timeout_s=1.0)

@@ -89,6 +89,7 @@ class Peer:
         self.connack: Connack | None = None
         self._where = urlsplit(url)
         self._is_v5 = protocol == 5
+        self._reconnects = reconnects
         self._keepalive = keepalive
         self._clean_start = clean_start
         self._session_expiry_s = session_expiry_s
@@ -253,7 +254,10 @@ class Peer:
         try:
             reason_name = self.publish(topic, payload, qos, response_topic=self.reply_topic, **options)
             with self._changed:
-                self._changed.wait_for(lambda: self._replies[correlation] is not None, timeout_s)
+                self._changed.wait_for(
+                    lambda: self._replies[correlation] is not None or (self._gone is not None and not self._reconnects),
+                    timeout_s,
+                )
                 reply = self._replies[correlation]
             assert reply is not None, (
                 f"no reply in {timeout_s} s to {topic}; PUBACK: {reason_name}; connection: {self._gone or 'up'}"

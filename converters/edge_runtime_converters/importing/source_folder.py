@@ -29,6 +29,9 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_ENTRIES = 10_000
 """Of one folder, and of one archive: a model store has some hundred models."""
 
+MAX_YAML_DEPTH = 100
+"""Of lists and maps in one another; configurations of model servers have under ten."""
+
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_RATIO = 200
 """Bytes that an archive may unpack to: so many for each of its own, as a bomb has thousands, and 64 MiB more."""
@@ -156,8 +159,15 @@ class SourceFolder:
         yaml = import_library("yaml", "import")
         text = self.text(path, MAX_TEXT_BYTES // 8)
         try:
-            if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-                raise ConversionFailed(f"{path}: has an alias (*NAME), by which a short file can be without end")
+            depth = 0
+            for token in yaml.scan(text, Loader=yaml.SafeLoader):
+                if isinstance(token, yaml.AliasToken):
+                    raise ConversionFailed(f"{path}: has an alias (*NAME), by which a short file can be without end")
+                # Each level costs the scanner as much as all before it.
+                depth += type(token).__name__.endswith(("SequenceStartToken", "MappingStartToken"))
+                depth -= type(token).__name__.endswith(("SequenceEndToken", "MappingEndToken", "BlockEndToken"))
+                if depth > MAX_YAML_DEPTH:
+                    raise ConversionFailed(f"{path}: is nested more than {MAX_YAML_DEPTH} levels deep")
             return msgspec.convert(yaml.safe_load(text), type=wanted)
         except (yaml.YAMLError, msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise ConversionFailed(f"{path}: {reason_of(error)}") from error
