@@ -23,6 +23,7 @@ from demo.digits import load_held_out
 from deploy.debian.build_deb import COMPLETIONS, DISTRIBUTIONS, build
 from edge_runtime import Client, __version__
 from edge_runtime.cli.completion import script_for
+from tests.changes import when_changed
 from tests.system.debian_root import ROOT, DebianRoot, emulated_root, native_root
 
 LARGEST_BYTES = 60e6
@@ -30,7 +31,7 @@ START_LIMIT_S = 600.0
 PACKAGES = "/usr/lib/edge-runtime/lib"
 STATE = "/var/lib/edge-runtime"
 
-INPUTS = (
+when_changed_lately = when_changed(
     "deploy/debian",
     "cross/wheels.py",
     "requirements/dev.lock",
@@ -165,20 +166,8 @@ def test_lintian_has_nothing_to_say(package: Path) -> None:
     assert said.returncode == 0, said.stdout
 
 
-def nothing_changed() -> bool:
-    """Whether no commit of a week touched what packages are made of; those of one distribution are tried always."""
-    done = subprocess.run(
-        ["git", "log", "--since=7 days ago", "--format=%h", "--", *INPUTS],
-        cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.returncode == 0 and not done.stdout
-
-
-when_changed = pytest.mark.skipif(nothing_changed(), reason=f"no commit of a week touched {' '.join(INPUTS)}")
-
-
 @needs_root
-@pytest.mark.parametrize("suite", ["bookworm", *(pytest.param(name, marks=when_changed) for name in OTHERS)])
+@pytest.mark.parametrize("suite", ["bookworm", *(pytest.param(name, marks=when_changed_lately) for name in OTHERS)])
 def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str, folder: Path, package: Path) -> None:
     root = native_root(suite, folder / suite)
     first = package if suite == "bookworm" else build("amd64", suite, folder, level=None)
@@ -210,7 +199,7 @@ def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str
 
 
 @needs_root
-@when_changed
+@when_changed_lately
 def test_the_package_for_arm64_installs_and_serves_there(folder: Path) -> None:
     root = emulated_root("bookworm", folder / "arm64")
     # Its packages are unpacked and not configured, so dpkg knows of none.

@@ -20,6 +20,8 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 README_LINES = 220
 
+pytestmark = pytest.mark.long  # it is about the documents, whatever the Python
+
 
 def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import pytest
 
 from demo.digits import HELD_OUT_ROWS, as_text, load_held_out, load_training
 from demo.train_digits import HIDDEN, MODEL_FILE, REPORT_FILE, Floats, gradients, judge, main, onnx_bytes, train, warp
+from tests.changes import when_changed
 
 
 def test_shipped_model_gets_as_many_held_out_images_right_as_its_report_says() -> None:
@@ -60,6 +61,7 @@ def test_training_twice_gives_the_same_weights() -> None:
 
 
 @pytest.mark.long
+@when_changed("demo/train_digits.py", "demo/digits.py", "demo/models/digits", "requirements/dev.lock")
 def test_the_whole_training_gives_a_model_as_good_as_the_shipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
