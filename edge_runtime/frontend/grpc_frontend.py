@@ -35,9 +35,10 @@ from edge_runtime.frontend.grpc_message import (
     stream_error,
     varint,
 )
-from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, InferRoute, TransportReply
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
+from edge_runtime.frontend.replies import Entry, TransportReply
 from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.scheduling.request import Request, failure_of
 from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
@@ -156,7 +157,10 @@ class StreamReply(TransportReply):
             waits -= 1
             if request.is_given_up or not waits:
                 raise RunFailed("its caller does not read the responses on its stream")
-        self._put(self.told(request)[0], is_last=False)
+        message = self.encoding.answer(request, self.request_id)[0]
+        if self._frontend.listeners:
+            self._frontend.tell_of(request)
+        self._put(message, is_last=False)
 
     def answer(self, request: Request) -> None:
         """Send the last response, or where there is none only the end."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.frontend.encodings import timing_fields
 from edge_runtime.frontend.oip_request import OipRequest, infer_header
 from edge_runtime.frontend.open_inference import OpenInference
+from edge_runtime.frontend.replies import timing_fields
 from edge_runtime.messages import TensorHeader
 from edge_runtime.protobufs import parameter, plain, read
 from edge_runtime.scheduling.request import Request

@@ -13,11 +13,11 @@ from http import HTTPStatus
 from typing import Any
 
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.frontend.encodings import picture_fields, timing_fields
 from edge_runtime.frontend.generate import generate_answer
-from edge_runtime.frontend.infer_frontend import Entry, InferFrontend, TransportReply
+from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import Caller, OpenInference
+from edge_runtime.frontend.replies import Entry, TransportReply, picture_fields, timing_fields
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import array_to_wire
@@ -228,8 +228,10 @@ class EventsReply(TransportReply):
 
     def _event(self, request: Request) -> bytes:
         assert isinstance(self.encoding, GenerateAnswer)
-        self.told(request)  # its listener hears it
-        return event(self.encoding.fields(request, self.request_id))
+        made = event(self.encoding.fields(request, self.request_id))
+        if self._frontend.listeners:
+            self._frontend.tell_of(request)
+        return made
 
     def _end(self, events: list[bytes]) -> None:
         if self._events and self._streams:

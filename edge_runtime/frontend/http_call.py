@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
-from edge_runtime.frontend.encodings import Encoding
 from edge_runtime.frontend.http_answer import BINARY, READINESS
 from edge_runtime.frontend.http_form import FORM_TYPE, boundary_of, check_picture_type
 from edge_runtime.frontend.open_inference import Caller
+from edge_runtime.frontend.replies import Encoding
 from edge_runtime.transports.http_connection import Frames
 from edge_runtime.transports.http_head import BadMessage, HttpHead, too_large
 

@@ -19,7 +19,6 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
-from edge_runtime.frontend.encodings import Encoding
 from edge_runtime.frontend.generate import generate_fields, raw_fields
 from edge_runtime.frontend.http_answer import (
     BINARY,
@@ -42,10 +41,11 @@ from edge_runtime.frontend.http_call import (
     read_call,
 )
 from edge_runtime.frontend.http_form import read_form
-from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, TransportReply
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.frontend.oip_request import OipRequest, infer_header
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
+from edge_runtime.frontend.replies import Encoding, TransportReply
 from edge_runtime.frontend.torchserve import PING, TorchServe
 from edge_runtime.frontend.torchserve_message import Sent, read_sent, sent_request
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,12 +17,22 @@ import numpy as np
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, TensorMismatch
-from edge_runtime.frontend.bursts import BurstReply, join_burst
-from edge_runtime.frontend.encodings import FRAMES, JSON, Encoding, json_answers
 from edge_runtime.frontend.operations import OperationCall, OperationHandlers
+from edge_runtime.frontend.replies import (
+    FRAMES,
+    JSON,
+    BurstReply,
+    Encoding,
+    Entry,
+    OpReply,
+    ReplyEndpoint,
+    TransportReply,
+    join_burst,
+    json_answers,
+)
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
-from edge_runtime.scheduling.request import Reply, Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.request import Request, deadline_exceeded, failure_of
 from edge_runtime.scheduling.worker import check_in_time
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -47,12 +57,6 @@ SEEN_HEADERS = 16_384
 COUNT_RUNS = 32
 """Inline runs counted at once: right after a run the cores are needed for sending its replies."""
 
-Entry = tuple[Any, Any, Any]
-"""One request of a known header: where its reply goes, its id, and its tensor (a tuple of tensors for several).
-
-The id is bytes, in JSON text, a number or None."""
-
-
 Outputs = Sequence[bytes | Array]
 """One answer's outputs, in the order of its plan: arrays, or their bytes as on the wire."""
 
@@ -70,53 +74,6 @@ class Listener(Protocol):
 
         request: the answered one, where it came alone.
         """
-        ...
-
-
-PostAnswers = Callable[[Sequence[Entry], bytes, Sequence[Sequence[bytes]], int], None]
-
-
-class ReplyEndpoint(Protocol):
-    """One place where requests come in, as far as replies need it. Thread: its transport's, except `post`."""
-
-    is_control: bool
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Largest tensor that it takes."""
-        ...
-
-    def sender(self, origin: Any) -> Hashable:
-        """The connection, or the client, that an entry's first element stands for: requests of one share a queue."""
-        ...
-
-    def connection(self, origin: Any, frame: Any) -> Hashable:
-        """The connection that a message came by, for what belongs to one; None where messages come by no connection.
-
-        frame: the message's header, as it came.
-        """
-        ...
-
-    def send_answers(
-        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
-    ) -> None:
-        """Send each entry an answer: the header, its id and its output frames, `reply_bytes` of them in all.
-
-        Raises ValueError, with nothing sent, when there are not as many payloads as entries.
-        """
-        ...
-
-    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
-        """Send one reply, or drop and count it."""
-        ...
-
-    @property
-    def post_answers(self) -> PostAnswers | None:
-        """Sends answers as `send_answers` does, from any thread; None where each is sent by itself."""
-        ...
-
-    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
-        """Send one reply from any thread."""
         ...
 
 
@@ -157,67 +114,6 @@ class InferRoute:
                 return None
         payload = tuple(frame if self.keeps_frames else frame.bytes for frame in tensors)
         return (frames[0], *payload) if self.has_places else payload
-
-
-class OpReply(Reply, Protocol):
-    """Where and how a request or an op is answered: one of `answer`, `refuse` and `result` is called, once."""
-
-    def result(self, result: Any) -> None:
-        """Send the result of an op other than infer, or the EdgeRuntimeError that it ended with. Thread: any."""
-        ...
-
-
-class TransportReply:
-    """The reply to one message of a transport, off the lean path: where it goes, and in which encoding."""
-
-    __slots__ = ("_endpoint", "_envelope", "_frontend", "encoding", "request_id")
-
-    def __init__(
-        self,
-        frontend: InferFrontend,
-        endpoint: ReplyEndpoint,
-        envelope: tuple[Any, ...],
-        encoding: Encoding,
-        request_id: Any,
-    ) -> None:
-        self._frontend = frontend
-        self._endpoint = endpoint
-        self._envelope = envelope
-        self.encoding = encoding
-        self.request_id = request_id
-
-    @property
-    def user_id(self) -> str:
-        """The caller's own name for its request, "" for none: what other encodings call an id is a transport's."""
-        name = getattr(self.encoding, "user_id", None)
-        return name(self.request_id) if name is not None else ""
-
-    def answer(self, request: Request) -> None:
-        """Send the answer.
-
-        Its listener hears it first: a client with its answer may ask again at once, and another worker would tell the
-        listener of that answer before this one.
-        """
-        self._endpoint.post(self._envelope, self.told(request))
-
-    def told(self, request: Request) -> tuple[Any, ...]:
-        """The frames of an answer, once its listener has heard it."""
-        frames = self.encoding.answer(request, self.request_id)
-        if self._frontend.listeners:
-            plan: RequestPlan = request.plan
-            self._frontend.tell(plan, (plan.select(request.outputs),), request)
-        return frames
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """Send the error."""
-        self._endpoint.post(self._envelope, self.encoding.refusal(error, self.request_id))
-
-    def result(self, result: Any) -> None:
-        """Send an op's result, or its error."""
-        if isinstance(result, EdgeRuntimeError):
-            self.refuse(result)
-        else:
-            self._endpoint.post(self._envelope, self.encoding.result(result, self.request_id))
 
 
 class InferFrontend:
@@ -299,15 +195,19 @@ class InferFrontend:
         """
         if route.plan.inline is not None:
             self._run_burst(endpoint, route, burst)
-        else:
-            self._infer.begin_burst()
-            try:
-                arrived_s = self._clock.monotonic_s()
-                if len(burst) > 1 and self._may_be_one(endpoint, route):
-                    burst = self._submit_together(endpoint, route, burst, arrived_s)
-                self._submit_each(endpoint, route, burst, arrived_s, route.plan)
-            finally:
-                self._infer.end_burst()
+            return
+        arrived_s = self._clock.monotonic_s()
+        if len(burst) == 1:
+            self._submit_each(endpoint, route, burst, arrived_s, route.plan)
+            return
+        dispatcher = self._infer.dispatcher
+        dispatcher.begin_burst()
+        try:
+            if self._may_be_one(endpoint, route):
+                burst = self._submit_together(endpoint, route, burst, arrived_s)
+            self._submit_each(endpoint, route, burst, arrived_s, route.plan)
+        finally:
+            dispatcher.end_burst()
 
     def ask(  # noqa: PLR0917 (one message, and everything read from it)
         self,
@@ -453,7 +353,7 @@ class InferFrontend:
     ) -> list[Entry]:
         """Submit each sender's requests as one; return those that are to be submitted by themselves."""
         plan = route.plan
-        most = self._infer.rows_together(plan) // plan.rows
+        most = self._infer.dispatcher.rows_together(plan.servable.scheduled) // plan.rows
         if most < 2:  # there is nothing to put together
             return list(entries)
         left: list[Entry] = []
@@ -572,6 +472,11 @@ class InferFrontend:
         self._routes, self._cached_bytes = {}, 0
 
     # ---- listeners --------------------------------------------------------------------------------------------------
+
+    def tell_of(self, request: Request) -> None:
+        """Tell the model's listener of one answered request. Thread: any."""
+        plan: RequestPlan = request.plan
+        self.tell(plan, (plan.select(request.outputs),), request)
 
     def tell(self, plan: RequestPlan, answers: Sequence[Outputs], request: Request | None = None) -> None:
         """Tell the model's listener of answers. Thread: any.

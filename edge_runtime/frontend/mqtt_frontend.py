@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden
-from edge_runtime.frontend.encodings import FRAMES
-from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute, OpReply, TransportReply
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.frontend.mqtt_message import (
     MSGPACK_TYPE,
     REPLY_AGE_S,
@@ -31,6 +30,7 @@ from edge_runtime.frontend.mqtt_message import (
     reply_expires_s,
     tightens,
 )
+from edge_runtime.frontend.replies import FRAMES, OpReply, TransportReply
 from edge_runtime.scheduling.request import Request
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Inbound

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.frontend.encodings import FRAMES, JSON, json_encoding
-from edge_runtime.frontend.infer_frontend import Entry
+from edge_runtime.frontend.replies import FRAMES, JSON, Entry, json_encoding
 from edge_runtime.messages import RequestHeader, is_picture
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.transports.mqtt_transport import Sender

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.frontend.encodings import FRAMES, JSON, json_encoding
-from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute, TransportReply
+from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute
+from edge_runtime.frontend.replies import FRAMES, JSON, TransportReply, json_encoding
 from edge_runtime.transports.zmq_transport import Endpoint, Peer
 from edge_runtime.wire import codec, json_codec
 

@@ -32,31 +32,23 @@ class Infer:
         dispatcher: Dispatcher,
         unanswered: UnansweredBytes | None = None,
     ) -> None:
-        """unanswered: what doors hold their requests by; None: without a bound."""
+        """dispatcher: where doors begin bursts. unanswered: what they hold requests by; None: without a bound."""
         self.unanswered = unanswered or UnansweredBytes()
         self._table = table
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._pending_loads = pending_loads
         self._is_open = True
 
     def close(self) -> None:
         """Refuse new requests from now on; those admitted are answered, and refusals that were held are told."""
         self._is_open = False
-        self._dispatcher.tell_refusals()
+        self.dispatcher.tell_refusals()
 
     def drop(self, sender: Hashable) -> int:
         """Cancel what waits of a sender that is gone, for a run, a load or its pipeline's next step; how many."""
         # Chains first: each answers once, and takes its steps out of the queues.
         chains = [each.chain for each in self._table.loaded() if each.chain is not None]
-        return sum(chain.drop(sender) for chain in chains) + self._dispatcher.drop(sender)
-
-    def begin_burst(self) -> None:
-        """Have workers wait until all of a burst is submitted; `end_burst` must follow."""
-        self._dispatcher.begin_burst()
-
-    def end_burst(self) -> None:
-        """Have workers run what was submitted."""
-        self._dispatcher.end_burst()
+        return sum(chain.drop(sender) for chain in chains) + self.dispatcher.drop(sender)
 
     def foresee(self, request: Request, servable: Servable) -> None:
         """Raise Draining, or DeadlineUnmeetable, where a request whose tensors have not come would be refused now.
@@ -70,7 +62,7 @@ class Infer:
         request.timeout_s = math.inf if timeout_ms is None else timeout_ms / 1e3
         request.deadline_s = request.arrived_s + request.timeout_s
         request.shape = None
-        self._dispatcher.foresee(servable.scheduled, request)
+        self.dispatcher.foresee(servable.scheduled, request)
 
     def submit(self, request: Request, plan: RequestPlan | None = None) -> RequestPlan | None:
         """Admit one request, let it wait for its model, or refuse it. Never raises.
@@ -126,14 +118,10 @@ class Infer:
             request.refuse(failure_of(error, f"a burst for model {request.header.model} could not be admitted"))
         return True
 
-    def rows_together(self, plan: RequestPlan) -> int:
-        """Return the most rows of small requests that may be one request; 0: each is to be one by itself."""
-        return self._dispatcher.rows_together(plan.servable.scheduled)
-
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
         """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""
         if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable) and not request.is_step:
-            self._dispatcher.refuse(request, error)
+            self.dispatcher.refuse(request, error)
         else:
             request.refuse(error)
 

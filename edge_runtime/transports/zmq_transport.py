@@ -515,13 +515,12 @@ class IoLoop:
         self._monotonic_s = (clock or SystemClock()).monotonic_s
         self._round_ends_s = 0.0
         self._endpoints: list[Endpoint] = []
-        self._by_fd: dict[int, Endpoint] = {}
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
         self.outbox: deque[tuple[Endpoint, Sequence[bytes], Sequence[Any]]] = deque()
         self.calls: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
-        self._poller.register(self._wake_fd, select.POLLIN)
+        self.watch(self._wake_fd, partial(os.eventfd_read, self._wake_fd))
         self.is_asleep = False
         self._is_stopping = False
         self._stopping_s: float | None = None
@@ -530,8 +529,7 @@ class IoLoop:
     def add(self, endpoint: Endpoint) -> None:
         """Serve one more endpoint. Thread: I/O, or before `run`."""
         self._endpoints.append(endpoint)
-        self._by_fd[endpoint.fd] = endpoint
-        self._poller.register(endpoint.fd, select.POLLIN)
+        self.watch(endpoint.fd, endpoint.notice)
         self.add_handler(endpoint.connections.socket, endpoint.connections.read)
 
     def add_handler(self, socket: Any, handler: Callable[[], None]) -> None:
@@ -544,7 +542,7 @@ class IoLoop:
         for endpoint in self._endpoints:
             endpoint.sweep(now_s)
 
-    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+    def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
         self._handlers[fd] = handler
         self._poller.register(fd, select.POLLIN)
@@ -604,7 +602,9 @@ class IoLoop:
             # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
             self.is_asleep = True
             for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self.calls else timeout_ms):
-                self._notice(fd)
+                handler = self._handlers.get(fd)
+                if handler is not None:  # else a handler before it in this round closed the descriptor
+                    handler()
             self.is_asleep = False
             self._round_ends_s = self._monotonic_s() + ROUND_S
             if self.outbox or self.calls:
@@ -638,15 +638,6 @@ class IoLoop:
                 self._flush()
             if self.is_round_over():
                 return
-
-    def _notice(self, fd: int) -> None:
-        """Handle a readable descriptor: a socket may have messages, another thread posted, or ZAP asks."""
-        if fd == self._wake_fd:
-            os.eventfd_read(fd)
-        elif fd in self._handlers:
-            self._handlers[fd]()
-        elif fd in self._by_fd:  # else a descriptor that a handler before it in this round closed
-            self._by_fd[fd].notice()
 
     def _flush(self) -> None:
         outbox, calls = self.outbox, self.calls

@@ -27,9 +27,9 @@ from edge_runtime.errors import (
 from edge_runtime.fleet.folder_source import FolderSource, InputFile, InputFolder
 from edge_runtime.fleet.publication import QUEUE_RESULTS, Publication, PublishPace
 from edge_runtime.fleet.results import ResultPublisher
-from edge_runtime.frontend.encodings import FRAMES
-from edge_runtime.frontend.infer_frontend import InferFrontend, TransportReply
+from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.frontend.replies import FRAMES, TransportReply
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics

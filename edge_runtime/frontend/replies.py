@@ -1,24 +1,81 @@
-"""The two encodings of replies, the same as of their requests: frames with a msgpack header, and one JSON frame.
+"""How requests are answered: where a reply goes, and its encoding, the same as of its request.
 
-Owns: the difference between them; infer_frontend.py treats both alike, over every transport. Pure. Thread: any.
+Owns: `TransportReply`, the reply to one message of a transport; `BurstReply`, to many that were run as one; frames with
+a msgpack header, or one JSON frame. infer_frontend.py treats all doors and encodings alike. Thread: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from struct import iter_unpack
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from edge_runtime.answers import PICTURE_SIZE, answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Reply, Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import Array, Buffer, array_to_wire
 from edge_runtime.wire import codec, json_codec
 
+if TYPE_CHECKING:
+    from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
+
 COPIED_BYTES = 4096
 """A smaller output is copied into its frame: the views that `array_to_wire` makes of one cost more than the copy."""
+
+
+Entry = tuple[Any, Any, Any]
+"""One request of a known header: where its reply goes, its id, and its tensor (a tuple of tensors for several).
+
+The id is bytes, in JSON text, a number or None."""
+
+PostAnswers = Callable[[Sequence[Entry], bytes, Sequence[Sequence[bytes]], int], None]
+
+
+class ReplyEndpoint(Protocol):
+    """One place where requests come in, as far as replies need it. Thread: its transport's, except `post`."""
+
+    is_control: bool
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest tensor that it takes."""
+        ...
+
+    def sender(self, origin: Any) -> Hashable:
+        """The connection, or the client, that an entry's first element stands for: requests of one share a queue."""
+        ...
+
+    def connection(self, origin: Any, frame: Any) -> Hashable:
+        """The connection that a message came by, for what belongs to one; None where messages come by no connection.
+
+        frame: the message's header, as it came.
+        """
+        ...
+
+    def send_answers(
+        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
+    ) -> None:
+        """Send each entry an answer: the header, its id and its output frames, `reply_bytes` of them in all.
+
+        Raises ValueError, with nothing sent, when there are not as many payloads as entries.
+        """
+        ...
+
+    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send one reply, or drop and count it."""
+        ...
+
+    @property
+    def post_answers(self) -> PostAnswers | None:
+        """Sends answers as `send_answers` does, from any thread; None where each is sent by itself."""
+        ...
+
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send one reply from any thread."""
+        ...
 
 
 class Encoding(Protocol):
@@ -170,3 +227,101 @@ def timing_fields(request: Request) -> dict[str, float]:
         "run_ms": round(request.run_s * 1e3, 3),
         "batch_rows": request.batch_rows,
     }
+
+
+class OpReply(Reply, Protocol):
+    """Where and how a request or an op is answered: one of `answer`, `refuse` and `result` is called, once."""
+
+    def result(self, result: Any) -> None:
+        """Send the result of an op other than infer, or the EdgeRuntimeError that it ended with. Thread: any."""
+        ...
+
+
+class TransportReply:
+    """The reply to one message of a transport, off the lean path: where it goes, and in which encoding."""
+
+    __slots__ = ("_endpoint", "_envelope", "_frontend", "encoding", "request_id")
+
+    def __init__(
+        self,
+        frontend: InferFrontend,
+        endpoint: ReplyEndpoint,
+        envelope: tuple[Any, ...],
+        encoding: Encoding,
+        request_id: Any,
+    ) -> None:
+        self._frontend = frontend
+        self._endpoint = endpoint
+        self._envelope = envelope
+        self.encoding = encoding
+        self.request_id = request_id
+
+    @property
+    def user_id(self) -> str:
+        """The caller's own name for its request, "" for none: what other encodings call an id is a transport's."""
+        name = getattr(self.encoding, "user_id", None)
+        return name(self.request_id) if name is not None else ""
+
+    def answer(self, request: Request) -> None:
+        """Send the answer.
+
+        Its listener hears it first: a client with its answer may ask again at once, and another worker would tell the
+        listener of that answer before this one.
+        """
+        frames = self.encoding.answer(request, self.request_id)
+        if self._frontend.listeners:
+            self._frontend.tell_of(request)
+        self._endpoint.post(self._envelope, frames)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error."""
+        self._endpoint.post(self._envelope, self.encoding.refusal(error, self.request_id))
+
+    def result(self, result: Any) -> None:
+        """Send an op's result, or its error."""
+        if isinstance(result, EdgeRuntimeError):
+            self.refuse(result)
+        else:
+            self._endpoint.post(self._envelope, self.encoding.result(result, self.request_id))
+
+
+class BurstReply:
+    """The reply to entries of one sender and one known header. Thread: any."""
+
+    __slots__ = ("_endpoint", "_entries", "_frontend", "_route")
+
+    def __init__(
+        self, frontend: InferFrontend, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry]
+    ) -> None:
+        self._frontend = frontend
+        self._endpoint = endpoint
+        self._route = route
+        self._entries = entries
+
+    def answer(self, request: Request) -> None:
+        """Cut the outputs into as many answers as there are entries, and post these at once."""
+        plan: RequestPlan = request.plan
+        selected = plan.select(request.outputs)
+        header = plan.answer_header([array[: plan.rows] for array in selected])
+        count, columns, nbytes = request.count, [], 0
+        for array in selected:
+            size = array.nbytes // count
+            columns.append([part for (part,) in iter_unpack(f"{size}s", frame_of(array))])
+            nbytes += size
+        post = self._endpoint.post_answers
+        assert post is not None
+        post(self._entries, header, list(zip(*columns, strict=True)), nbytes)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error to each."""
+        for origin, request_id, _ in self._entries:
+            self._endpoint.post((origin,), self._route.encoding.refusal(error, request_id))
+
+    def split(self, request: Request) -> list[Request]:
+        """Make a request of each entry, which stands where the burst did."""
+        return self._frontend.apart(self._endpoint, self._route, self._entries, request)
+
+
+def join_burst(plan: RequestPlan, entries: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
+    """The only input of all entries together, in their order: [entries * rows, *inner]."""
+    return plan.rows_of(b"".join([entry[2] for entry in entries]))
