@@ -337,7 +337,7 @@ def _new_updates(
     try:
         from edge_runtime.daemon.pipeline_trials import try_pipeline_in_child
         from edge_runtime.update.release_checks import DeviceTraits, version_numbers
-        from edge_runtime.update.trial import PipelineTrials, TrialLimits
+        from edge_runtime.update.trial import ReleaseTrials, TrialLimits
         from edge_runtime.update.updater import Updater
         from edge_runtime.update.worker import UpdateWorker
     except ImportError as error:
@@ -360,11 +360,14 @@ def _new_updates(
             precisions=plans.precisions(),
         ),
         loader,
-        plans,
+        ReleaseTrials(
+            plans,
+            TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
+            builds.engines.cache.folder,
+            config=served_apart(config, profile.name),
+            pipeline_child=try_pipeline_in_child,
+        ),
         state / "update",
-        engines=builds.engines.cache.folder,
-        pipelines=PipelineTrials(served_apart(config, profile.name), try_pipeline_in_child),
-        trial_limits=TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
         clock=clock,
         stop=stop,
         disk=disk,

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFailed, UpdateError
 from edge_runtime.repository.golden import GoldenTensors
-from edge_runtime.serving.load_plans import LoadPlans
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.swap import Swap
 from edge_runtime.update.health_gate import Judgement, Verdict
@@ -26,7 +25,7 @@ from edge_runtime.update.repository_view import SignedRelease
 from edge_runtime.update.rollout_progress import Interrupted, RolloutProgress
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import MAX_TRIES, Event
-from edge_runtime.update.trial import Outcome, PipelineTrials, TrialLimits, try_pipeline, try_release
+from edge_runtime.update.trial import Outcome, ReleaseTrials
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +51,12 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """The parts that every rollout of this device works with. engines: the folder of engines built for it."""
+    """The parts that every rollout of this device works with."""
 
     device: DeviceTraits
     releases: Releases
     loader: Loader
-    plans: LoadPlans
-    pipelines: PipelineTrials
-    trial_limits: TrialLimits
-    engines: Path
+    trials: ReleaseTrials
     settings: UpdateSettings
     clock: Clock
 
@@ -75,81 +71,65 @@ class Rollout:
     def __init__(
         self, signed: SignedRelease, staging: Staging, progress: RolloutProgress, context: RolloutContext
     ) -> None:
-        self.progress = progress
         self._release = signed.release
         self._signed = signed
         self._staging = staging
+        self._progress = progress
         self._context = context
         self._gap_s: float | None = None
         self._is_tried = False
 
     def run(self) -> RolloutResult:
-        """Fetch the release, try it, let it serve and judge it.
+        """Verify, stage, try in a child, swap, observe, commit; return how it ended.
 
         Raises StorageFailed only where the journal cannot be written at all: the version before serves then.
         """
-        try:
-            return self._run()
-        except Interrupted:
-            # Withdrawn before it answered a request.
-            self.progress.advance(Event.WITHDRAWN, WITHDRAWN)
-            return self._reject(WITHDRAWN)
-
-    # ---- steps ------------------------------------------------------------------------------------------------------
-
-    def _run(self) -> RolloutResult:
-        """Verify, stage, try in a child, swap, observe, commit. Raises Interrupted before it is loaded."""
         try:
             self._verify()
             self._stage()
             self._try_if_both_fit()
             staged = self._context.releases.open(self._release)  # again: a file may have changed since the trial
             golden = staged.golden_tensors()
-            swap = self._load(staged)
+            swap = self._swap(staged)
             judgement = self._observe(swap, staged, golden)
-            if judgement is None:
-                return self._interrupt(swap)
             if judgement.verdict is Verdict.REGRESSED:
                 return self._roll_back(swap, judgement.reason)
             swap.commit()
             return self._result(INSTALLED, judgement.reason)
+        except Interrupted:  # before it answered a request
+            return self._refuse(WITHDRAWN, Event.WITHDRAWN)
         except ReleaseFailed as error:
-            return self._refuse(error.message)
+            return self._refuse(error.message, Event.FAILED)
         except _Doubtful as error:
-            return self._put_off_or_refuse(error.message)
+            return self._put_off(error.message, is_doubtful=True)
         except (UpdateError, StorageFailed, LoadFailed, Draining) as error:
-            self.progress.put_off(error.message)
-            return self._result(PUT_OFF, error.message)
+            return self._put_off(error.message)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
 
     def _verify(self) -> None:
         """Its signatures were verified when the repository was read; here only the journal learns of it."""
-        self.progress.advance(Event.OFFERED)
-        self.progress.advance(Event.VERIFIED)
+        self._progress.advance(Event.OFFERED)
+        self._progress.advance(Event.VERIFIED)
 
     def _stage(self) -> None:
-        """Fetch what is missing and lay the release out."""
+        """Fetch what is missing and lay the release out. Raises Interrupted."""
         releases, device, signed = self._context.releases, self._context.device, self._signed
         chosen = self._staging.stage(
-            signed.manifest,
-            device.suffixes,
-            releases.artifacts(),
-            self.progress,
-            precisions=device.precisions,
+            signed.manifest, device.suffixes, releases.artifacts(), self._progress, precisions=device.precisions
         )
         releases.lay_out(self._release, signed.manifest_data, chosen)
-        self.progress.advance(Event.STAGED)
-        self.progress.check_wanted()
+        self._progress.advance(Event.STAGED)
+        self._progress.check_wanted()
 
     def _try_if_both_fit(self) -> None:
-        """Try it in a child process, unless memory must be made free for that first: `_load` does so then."""
+        """Try it in a child process, unless memory must be made free for that first: `_swap` does so then."""
         staged = self._context.releases.open(self._release)
-        for folder in staged.folder.owned or (staged.folder,):
-            (version,) = folder.versions.values()
-            self._context.plans.prepare(folder, version, self.progress.stop)
-        self.progress.check_wanted()
+        self._context.trials.prepare(staged, self._progress.stop)
+        self._progress.check_wanted()
         if self._context.loader.holds_both(staged.folder):
             self._try(staged)
-        self.progress.check_wanted()
+        self._progress.check_wanted()
 
     def _try(self, staged: StagedRelease) -> None:
         """Load it and run its golden input in a child process, once.
@@ -159,13 +139,8 @@ class Rollout:
         if self._is_tried:
             return
         self._is_tried = True
-        self.progress.show("tried in a child process")
-        context, stop = self._context, self.progress.stop
-        if staged.folder.owned:
-            report = try_pipeline(staged, context.pipelines, context.trial_limits, stop=stop, engines=context.engines)
-        else:
-            plans = context.plans.of(staged.folder, staged.version)
-            report = try_release(staged, plans, context.trial_limits, stop=stop, engines=context.engines)
+        self._progress.show("tried in a child process")
+        report = self._context.trials.run(staged, self._progress.stop)
         match report.outcome:
             case Outcome.FAILED:
                 raise ReleaseFailed(report.reason)
@@ -174,48 +149,51 @@ class Rollout:
             case Outcome.HINDERED:
                 raise UpdateError(report.reason)
 
-    def _load(self, staged: StagedRelease) -> Swap:
+    def _swap(self, staged: StagedRelease) -> Swap:
         """Load it beside the version before, which still answers.
 
         Where memory holds only one of them, the version before is unloaded first, also for the trial, and nothing of
         the model answers until one of them is loaded: the gap that is reported.
         """
         try:
-            swap = self._context.loader.swap(staged.folder, before_alone=lambda: self._try(staged))
+            swap = self._context.loader.swap(staged.folder, before_alone=partial(self._try, staged))
         except LoadFailed as error:
             raise _Doubtful(f"it loads in a child process, but not here: {error.message}") from error
         self._gap_s = swap.gap_s
         return swap
 
-    def _observe(self, swap: Swap, staged: StagedRelease, golden: GoldenTensors) -> Judgement | None:
-        """Let it answer, judge it, and write the verdict into the journal. None: interrupted before the verdict.
+    def _observe(self, swap: Swap, staged: StagedRelease, golden: GoldenTensors) -> Judgement:
+        """Let it answer, judge it, and write the verdict into the journal.
 
         Rolls the swap back on any error, also where the journal cannot be written: what is not written down did not
         happen.
         """
         try:
             staged.check_unchanged()
-            self.progress.advance(Event.SWAPPED)
-            self.progress.check_wanted()
-            judgement = Observation(swap, golden, self._context.settings, self._context.clock, self.progress).judge()
-            self.progress.decide()
-            event = Event.FAILED if judgement.verdict is Verdict.REGRESSED else Event.PASSED
-            self.progress.advance(event, judgement.reason)
-        except Interrupted:
-            return None
+            self._progress.advance(Event.SWAPPED)
+            event, judgement = self._judge(swap, golden)
+            self._progress.advance(event, judgement.reason)
         except BaseException:
             swap.roll_back()
             raise
         return judgement
 
-    def _interrupt(self, swap: Swap) -> RolloutResult:
-        """An operator wants the version before; or the daemon stops, and the try does not count."""
-        if self.progress.is_withdrawn:
-            self.progress.advance(Event.WITHDRAWN, WITHDRAWN)
-            return self._roll_back(swap, WITHDRAWN)
-        swap.roll_back()
-        self.progress.uncount_try()
-        return self._result(PUT_OFF, "the daemon stopped meanwhile; it is tried again after its start")
+    def _judge(self, swap: Swap, golden: GoldenTensors) -> tuple[Event, Judgement]:
+        """Return the verdict and its event; an operator's withdrawal is one too. Raises UpdateError: the daemon stops.
+
+        From here on the release can no longer be withdrawn.
+        """
+        try:
+            self._progress.check_wanted()
+            judgement = Observation(swap, golden, self._context.settings, self._context.clock, self._progress).judge()
+            self._progress.decide()
+        except Interrupted:
+            if not self._progress.is_withdrawn:
+                raise UpdateError("the daemon stopped meanwhile; it is tried again after its start") from None
+            return Event.WITHDRAWN, Judgement(Verdict.REGRESSED, WITHDRAWN)
+        return Event.FAILED if judgement.verdict is Verdict.REGRESSED else Event.PASSED, judgement
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _roll_back(self, swap: Swap, reason: str) -> RolloutResult:
         release = self._release
@@ -226,24 +204,23 @@ class Rollout:
         except LoadFailed as error:
             # Memory holds only one of them. The release is at fault all the same, and must not come back for that.
             lost = f"it was unloaded for release {release.counter}, and did not load again: {error.message}"
-        self.progress.advance(Event.REVERTED, reason)
-        return self._reject(reason, lost)
+        return self._refuse(reason, Event.REVERTED, lost)
 
-    def _refuse(self, reason: str) -> RolloutResult:
-        """Its own fault, before it was loaded."""
-        self.progress.advance(Event.FAILED, reason)
-        return self._reject(reason)
-
-    def _put_off_or_refuse(self, reason: str) -> RolloutResult:
-        """It may be at fault: the last try decides that it is."""
-        if self.progress.tries >= MAX_TRIES:
-            return self._refuse(f"{reason}; so {self.progress.tries} times")
-        self.progress.put_off(reason, keeps_tries=True)
-        return self._result(PUT_OFF, reason)
-
-    def _reject(self, reason: str, lost: str = "") -> RolloutResult:
-        self.progress.advance(Event.NOTED, reason)
+    def _refuse(self, reason: str, event: Event, lost: str = "") -> RolloutResult:
+        """Refuse it for good after an event: a fault of its own, a withdrawal, or a rollback."""
+        self._progress.advance(event, reason)
+        self._progress.advance(Event.NOTED, reason)
         return self._result(REFUSED, reason, lost)
+
+    def _put_off(self, reason: str, *, is_doubtful: bool = False) -> RolloutResult:
+        """Leave it to the next check. is_doubtful: it may be at fault: this try counts, and the last one refuses it."""
+        if is_doubtful and self._progress.tries >= MAX_TRIES:
+            return self._refuse(f"{reason}; so {self._progress.tries} times", Event.FAILED)
+        try:
+            self._progress.put_off(reason, keeps_tries=is_doubtful)
+        except Interrupted:
+            return self._refuse(WITHDRAWN, Event.WITHDRAWN)
+        return self._result(PUT_OFF, reason)
 
     def _result(self, outcome: str, reason: str, lost: str = "") -> RolloutResult:
         return RolloutResult(outcome, reason, self._gap_s, lost)

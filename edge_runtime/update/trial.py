@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -34,7 +34,7 @@ from edge_runtime.serving.warmup import warm_up
 from edge_runtime.telemetry.host import HostProbe
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
-    from edge_runtime.serving.load_plans import LoadPlan
+    from edge_runtime.serving.load_plans import LoadPlan, LoadPlans
     from edge_runtime.update.releases import StagedRelease
 
 GOLDEN_RUNS = 10
@@ -49,6 +49,9 @@ STACK_BYTES = 8 << 20
 
 LIBRARY_BYTES = 128 << 20
 """What a library takes for itself with its first model, most of it untouched: OpenVINO some 50 MB for a tiny one."""
+
+
+Task = TypeVar("Task", "TrialTask", "PipelineTask")
 
 
 class Outcome(Enum):
@@ -148,12 +151,64 @@ class TrialReport:
     result: TrialResult | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineTrials:
-    """How pipelines are tried: served as this configuration says by the function that the child calls."""
+class ReleaseTrials:
+    """Tries releases as this device would load them. Thread: the updater's."""
 
-    config: Config
-    child: ChildFunction[PipelineTask, TrialResult]
+    def __init__(
+        self,
+        plans: LoadPlans,
+        limits: TrialLimits,
+        engines: Path,
+        *,
+        config: Config,
+        pipeline_child: ChildFunction[PipelineTask, TrialResult],
+    ) -> None:
+        """engines: the folder of engines built for this device. config: how it serves models.
+
+        pipeline_child: the function by which a child process serves a pipeline.
+        """
+        self._plans = plans
+        self._limits = limits
+        self._engines = engines
+        self._config = config
+        self._pipeline_child = pipeline_child
+
+    def prepare(self, staged: StagedRelease, stop: threading.Event) -> None:
+        """Build what the backends here need of a release, its engines above all, before it is tried or loaded."""
+        for folder in staged.folder.owned or (staged.folder,):
+            (version,) = folder.versions.values()
+            self._plans.prepare(folder, version, stop)
+
+    def run(self, staged: StagedRelease, stop: threading.Event) -> TrialReport:
+        """Load a release and run its golden input in a child process. stop: set when the daemon stops; ends the trial.
+
+        Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
+        """
+        if staged.folder.owned:
+            return self._try_pipeline(staged, stop)
+        plans = self._plans.of(staged.folder, staged.version)
+        return try_release(staged, plans, self._limits, stop=stop, engines=self._engines)
+
+    def _try_pipeline(self, staged: StagedRelease, stop: threading.Event) -> TrialReport:
+        """Serve a pipeline with its models in a child process, and run its golden input on it."""
+        try:
+            work = tempfile.TemporaryDirectory(prefix="edge-runtime-trial-", ignore_cleanup_errors=True)
+        except OSError as error:
+            return TrialReport(Outcome.HINDERED, f"no folder can be made to try it in: {error.strerror}")
+        with work as folder:
+            task = PipelineTask(
+                config=self._config,
+                pipeline=FolderTask.of(staged.folder),
+                inputs=staged.manifest.inputs,
+                outputs=staged.manifest.outputs,
+                golden=staged.manifest.golden,
+                golden_file=str(staged.golden),
+                memory_bytes=self._limits.memory_bytes,
+                work=folder,
+                engines=str(self._engines),
+            )
+            reads = [staged.folder.path, self._engines]
+            return _try(staged, self._pipeline_child, task, self._limits, reads=reads, writes=[Path(folder)], stop=stop)
 
 
 def try_release(
@@ -172,10 +227,6 @@ def try_release(
     memory, measured where it is None. child: the function that the child calls. engines: the folder of those built for
     the release. Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
-    hindrance = _why_not_tried(staged, limits, free_bytes)
-    if hindrance is not None:
-        return hindrance
-    staged.golden_tensors()
     task = TrialTask(
         attempts=tuple(TrialAttempt(each.backend, str(each.artifact.absolute()), each.options) for each in plans),
         settings=staged.folder.settings,
@@ -186,67 +237,34 @@ def try_release(
         memory_bytes=limits.memory_bytes,
         engines=str(engines or ""),
     )
-    try:
-        ending = run_child(
-            child or try_in_child,
-            task,
-            limit_s=limits.limit_s,
-            niceness=NICENESS,
-            reads=[*{plan.artifact.parent for plan in plans}, staged.golden, *([] if engines is None else [engines])],
-            stop=stop,
-        )
-    except OSError as error:
-        return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
-    return judge(ending)
+    reads = [*{plan.artifact.parent for plan in plans}, staged.golden, *([] if engines is None else [engines])]
+    return _try(staged, child or try_in_child, task, limits, reads=reads, stop=stop, free_bytes=free_bytes)
 
 
-def try_pipeline(
+def _try(
     staged: StagedRelease,
-    trials: PipelineTrials,
+    child: ChildFunction[Task, TrialResult],
+    task: Task,
     limits: TrialLimits,
     *,
-    stop: threading.Event | None = None,
+    reads: Sequence[Path],
+    writes: Sequence[Path] = (),
+    stop: threading.Event | None,
     free_bytes: int | None = None,
-    engines: Path | None = None,
 ) -> TrialReport:
-    """Serve a pipeline with its models in a child process, and run its golden input on it; see `try_release`."""
-    hindrance = _why_not_tried(staged, limits, free_bytes)
-    if hindrance is not None:
-        return hindrance
-    staged.golden_tensors()
-    try:
-        with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as work:
-            task = PipelineTask(
-                config=trials.config,
-                pipeline=FolderTask.of(staged.folder),
-                inputs=staged.manifest.inputs,
-                outputs=staged.manifest.outputs,
-                golden=staged.manifest.golden,
-                golden_file=str(staged.golden),
-                memory_bytes=limits.memory_bytes,
-                work=work,
-                engines=str(engines or ""),
-            )
-            ending = run_child(
-                trials.child,
-                task,
-                limit_s=limits.limit_s,
-                niceness=NICENESS,
-                reads=[staged.folder.path, *([] if engines is None else [engines])],
-                writes=[Path(work)],
-                stop=stop,
-            )
-    except OSError as error:
-        return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
-    return judge(ending)
-
-
-def _why_not_tried(staged: StagedRelease, limits: TrialLimits, free_bytes: int | None) -> TrialReport | None:
+    """Run a trial in a child, where memory allows one. Raises UpdateError: the golden file was changed."""
     free = HostProbe().memory_available_bytes() if free_bytes is None else free_bytes
     needed = min(staged.manifest.peak_memory_bytes, limits.memory_bytes)
     if free is not None and free < needed:
         return TrialReport(Outcome.HINDERED, f"it needs {needed} bytes of memory to be tried; {free} are free")
-    return None
+    staged.golden_tensors()
+    try:
+        ending = run_child(
+            child, task, limit_s=limits.limit_s, niceness=NICENESS, reads=reads, writes=writes, stop=stop
+        )
+    except OSError as error:
+        return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")
+    return judge(ending)
 
 
 def judge(ending: Ending[TrialResult]) -> TrialReport:

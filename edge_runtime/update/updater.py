@@ -17,7 +17,6 @@ from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.manifest import Assignment
-from edge_runtime.serving.load_plans import LoadPlans
 from edge_runtime.serving.loader import Loader
 from edge_runtime.update.active import ActiveReleases
 from edge_runtime.update.device_time import DeviceTime
@@ -41,7 +40,7 @@ from edge_runtime.update.source import Source
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import Release, ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.trial import PipelineTrials, TrialLimits
+from edge_runtime.update.trial import ReleaseTrials
 from edge_runtime.update.trust import TrustedSet, check_marks, marks_of, update_start
 from edge_runtime.update.tuf_client import METADATA_LIMITS, TufClient
 
@@ -61,20 +60,17 @@ class Updater:
         settings: UpdateSettings,
         device: DeviceTraits,
         loader: Loader,
-        plans: LoadPlans,
+        trials: ReleaseTrials,
         folder: Path,
         *,
-        engines: Path,
-        pipelines: PipelineTrials,
-        trial_limits: TrialLimits,
         clock: Clock,
         stop: threading.Event,
         disk: Disk = SYSTEM_DISK,
         calendar: Calendar | None = None,
     ) -> None:
-        """folder: for this object alone. engines: the folder of engines built for it. stop: set when the daemon stops.
+        """folder: for this object alone. stop: set when the daemon stops.
 
-        pipelines: how they are tried. Raises ConfigError: the root file cannot be read, or is no root of trust.
+        Raises ConfigError: the root file cannot be read, or is no root of trust.
         """
         self._settings = settings
         self._bootstrap = _read_root(settings.root_file)
@@ -88,9 +84,7 @@ class Updater:
         self._time = DeviceTime(self._journal, calendar)
         releases = Releases(folder / "releases", self._artifacts, disk=disk)
         self._active = ActiveReleases(self._journal, releases, loader, self._time)
-        self._context = RolloutContext(
-            device, releases, loader, plans, pipelines, trial_limits, engines, settings, clock
-        )
+        self._context = RolloutContext(device, releases, loader, trials, settings, clock)
         self._under_way: RolloutProgress | None = None
         self.board = StatusBoard(self._journal, self._active, settings.group, device.device_id)
 

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edge_runtime.clock import Clock
@@ -120,22 +121,22 @@ class UpdateWorker:
 
     def check(self, done: Done) -> None:
         """Check now what is offered, and install nothing."""
-        self._ask(done, lambda: self._look(installs=False))
+        self._ask(done, partial(self._look, installs=False))
 
     def apply(self, done: Done) -> None:
         """Check now and install what is meant for this device; `done` is called at the end."""
-        self._ask(done, lambda: self._look(installs=True))
+        self._ask(done, partial(self._look, installs=True))
 
     def import_folder(self, folder: str, done: Done) -> None:
         """Install from a folder, for example a USB stick, which is verified like any other place."""
-        self._ask(done, lambda: self._import(folder))
+        self._ask(done, partial(self._import, folder))
 
     def roll_back(self, model: str, done: Done) -> None:
         """Serve the release before again, and refuse the active one; or withdraw the one under way."""
         if self.updater.withdraw(model):
             done({"model": model, "withdrawn": True})
             return
-        self._ask(done, lambda: {"model": model, "release": self.updater.roll_back(model).counter})
+        self._ask(done, partial(self._roll_back, model))
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -207,22 +208,25 @@ class UpdateWorker:
         source = folder_source(find_repository(folder), self._clock)
         return self.updater.check(source, installs=True).as_json()
 
+    def _roll_back(self, model: str) -> dict[str, Any]:
+        return {"model": model, "release": self.updater.roll_back(model).counter}
+
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
+        """Have the worker's thread do the work of an operation. Thread: any."""
         if self.updater.is_rolling_out:
             done(UpdateError("a release is under way; `edge-runtime update status` says which, and how far it is"))
-            return
+        else:
+            self._executor.submit(partial(self._answer, done, work), done)
 
-        def answer() -> None:
-            try:
-                result: Any = work() if self._trouble is None or self._open() else self._trouble
-            except EdgeRuntimeError as error:
-                result = error
-            except Exception as error:
-                log.exception("an update command failed")
-                result = UpdateError(f"{type(error).__name__}: {error}")
-            done(result)
-
-        self._executor.submit(answer, done)
+    def _answer(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
+        try:
+            result: Any = work() if self._trouble is None or self._open() else self._trouble
+        except EdgeRuntimeError as error:
+            result = error
+        except Exception as error:
+            log.exception("an update command failed")
+            result = UpdateError(f"{type(error).__name__}: {error}")
+        done(result)
 
 
 @dataclass(slots=True)
