@@ -15,9 +15,9 @@ from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_team
 from edge_runtime.repository.manifest import encode_manifest
-from edge_runtime.update.fetch import FetchLimits, Pacer
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pacer
 from edge_runtime.update.releases import Releases
+from edge_runtime.update.repository_view import RepositoryView
 from edge_runtime.update.staging import Staging
 from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore, MetadataStore
@@ -66,16 +66,18 @@ class _Device:
         client.refresh()
         targets = FolderFetcher(publisher.path / "targets")
         self.fetched_bytes = 0
-        self._staging = Staging(client, targets, store, pacer=Pacer(FetchLimits(total_s=60.0)))
+        pacer = Pacer(FetchLimits(total_s=60.0))
+        self._staging = Staging(RepositoryView(client, targets, store, pacer), pacer)
 
     def install(self, prepared: PreparedRelease) -> None:
         """Fetch what is missing and lay the release out, durably."""
         manifest, data = prepared.manifest, encode_manifest(prepared.manifest)
-        chosen = self._staging.stage(manifest, (".onnx",), self._releases.artifacts(), self._count)
+        chosen = self._staging.stage(manifest, (".onnx",), self._releases.artifacts(), self)
         release = Release(manifest.model, manifest.version, manifest.release_counter, sha256(data))
         self._releases.lay_out(release, data, chosen)
 
-    def _count(self, done_bytes: int, _: int) -> None:
+    def show_bytes(self, done_bytes: int, _: int) -> None:
+        """Note how much is fetched."""
         self.fetched_bytes = done_bytes
 
 

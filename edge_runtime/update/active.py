@@ -143,16 +143,20 @@ class ActiveReleases:
             self.not_served.pop(model, None)
             log.info("taken away", extra={"model": model})
 
-    def tidy(self, digests: Iterable[str] | None, waiting: Collection[str]) -> None:
+    def tidy(self, digests: Collection[str], waiting: Collection[str]) -> None:
         """Remove all files but those of active releases, of the ones before them, and of releases under way.
 
-        digests: of files in the store that the next check needs again; None: all of them. waiting: manifests of
-        releases that it tries again. Raises StorageFailed.
+        digests: of files in the store that the next check needs again. waiting: manifests of releases that it tries
+        again; their files are needed, whichever those are, so the store keeps all. A failure stops no update: the next
+        check removes the rest.
         """
         kept = [*self._journal.active().values(), *self._journal.previous().values()]
         kept += [rollout.release for rollout in self._journal.rollouts().values()]
         manifests = {release.manifest_sha256 for release in kept} | set(waiting)
-        self._releases.keep_only(manifests, digests=None if digests is None else set(digests))
+        try:
+            self._releases.keep_only(manifests, digests=None if waiting else digests)
+        except StorageFailed as error:
+            log.warning("files that no release needs stay", extra={"reason": error.message})
 
     def _serve_first(self, choice: Iterable[Release], *reasons_before: str) -> None:
         reasons = [*reasons_before]

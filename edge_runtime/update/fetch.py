@@ -1,25 +1,38 @@
 """Bytes from an untrusted place, within bounds of length, total time and slowness.
 
-Owns: the interface of a place (`Fetcher`), how long it may take (`FetchLimits`, `Pace`), and small files in memory
-(`fetch_bytes`). Never verifies bytes, and never writes them. Called by the client and the downloader; the places are
-in `http_fetch` and `folder_fetch`.
+Owns: the interface of a place (`Fetcher`), how long it may take (`FetchLimits`, `Pace`), small files in memory
+(`fetch_bytes`), and the place that is a folder: a USB stick, a mirror on a disk. Strangers may have filled it:
+links, devices and pipes in it are not followed or opened, names are looked up, never listed, and nothing outside it is
+opened. The place that is a server is in `http_fetch`. Never verifies bytes, and never writes them. Called by the client
+and the downloader.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import stat
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from edge_runtime.clock import Clock, SystemClock
-from edge_runtime.errors import DownloadError
+from edge_runtime.errors import DownloadError, NotPublished
 
 PIECE_BYTES = 1 << 16
 """Read at once: large enough that the loop costs nothing beside the hash, small enough to hold a cap and a deadline."""
 
 CAP_STEPS_PER_S = 8
 """With a cap, pieces are small enough that this many fit in a second, so that the cap holds over short times too."""
+
+
+# O_NONBLOCK: opening a pipe must not wait for its writer.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
 
 
 class FetchedBody(Protocol):
@@ -151,3 +164,65 @@ def fetch_bytes(fetcher: Fetcher, path: str, *, max_bytes: int, pace: Pace) -> b
                 raise DownloadError(f"{path}: more than the {max_bytes} bytes that it may have; the rest was not read")
             pace.count(len(piece))
     return bytes(got)
+
+
+class FolderFetcher:
+    """Files below one folder. `open` as the Fetcher protocol says."""
+
+    def __init__(self, folder: Path, *, clock: Clock | None = None) -> None:
+        self._folder = folder
+        self._clock = clock or SystemClock()
+
+    @contextmanager
+    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[FetchedBody]:
+        """Start to read a file. The deadline is checked between reads: only the kernel can end a read that hangs.
+
+        Raises NotPublished: there is no such regular file without links on the way. DownloadError: it cannot be read.
+        """
+        fd = self._descend(path)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise NotPublished(f"{self._folder}: {path!r} is not a regular file")
+            yield _FolderBody(path, fd, self._clock, deadline_s, os.lseek(fd, start_bytes, os.SEEK_SET))
+        finally:
+            os.close(fd)
+
+    def _descend(self, path: str) -> int:
+        """Open part by part, so that no link on the way is followed; close every folder opened on the way."""
+        parts = path.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise NotPublished(f"{self._folder}: {path!r} is not a path within a repository")
+        try:
+            at = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DownloadError(f"{self._folder}: {error.strerror}; look whether the disk is plugged in") from error
+        try:
+            with contextlib.ExitStack() as opened:
+                for part in parts:
+                    opened.callback(os.close, at)
+                    at = os.open(part, _FLAGS, dir_fd=at)
+                return at
+        except OSError as error:
+            kind = NotPublished if error.errno in _MISSING else DownloadError
+            raise kind(f"{self._folder}: {path!r}: {error.strerror}; look whether all was copied") from error
+
+
+class _FolderBody:
+    def __init__(self, path: str, fd: int, clock: Clock, deadline_s: float, start_bytes: int) -> None:
+        self._path = path
+        self._fd = fd
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._start_bytes = start_bytes
+
+    @property
+    def start_bytes(self) -> int:
+        return self._start_bytes
+
+    def read(self, limit: int) -> bytes:
+        if self._clock.monotonic_s() >= self._deadline_s:
+            raise DownloadError(f"{self._path}: the deadline passed while it was read")
+        try:
+            return os.read(self._fd, limit)
+        except OSError as error:
+            raise DownloadError(f"{self._path}: {error.strerror}; the disk may be failing") from error

@@ -12,7 +12,7 @@
 | of each backend's files all or none are there, each with its hash | `check_choice`, `releases.open` | put off |
 | a child process loads it and gets its golden output | `trial` | refused |
 | no file changed between its hash and its load | `StagedRelease.check_unchanged` | put off |
-| it serves as well as the version before | `observation`, by `health_gate` | rolled back, refused |
+| it serves as well as the version before | `observation` | rolled back, refused |
 
 Pure: manifests and names in, reasons out. Publishers hold to the same rules; the checks here are for a publisher whose
 keys were stolen.

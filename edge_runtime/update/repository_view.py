@@ -7,6 +7,7 @@ not fetch what is here, and notes which files it needed. Thread: one owner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge_runtime.errors import TrustError, UpdateError
 from edge_runtime.repository.manifest import (
@@ -18,10 +19,11 @@ from edge_runtime.repository.manifest import (
     decode_manifest,
 )
 from edge_runtime.repository.release_paths import assignments_path
-from edge_runtime.update.fetch import Fetcher, Pacer
+from edge_runtime.update.download import ByteProgress
+from edge_runtime.update.fetch import Fetcher, Pace, Pacer
 from edge_runtime.update.states import Release
 from edge_runtime.update.store import ArtifactStore
-from edge_runtime.update.tuf_client import TufClient, expected_file
+from edge_runtime.update.tuf_client import SignedFile, TufClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,14 @@ class SignedRelease:
 
 
 class RepositoryView:
-    """The assignments and manifests of a refreshed repository. digests: of the files needed so far, which are kept."""
+    """The assignments and manifests of a refreshed repository, and its files. digests: of the small files it read."""
 
     def __init__(self, client: TufClient, fetcher: Fetcher, artifacts: ArtifactStore, pacer: Pacer) -> None:
+        """fetcher: of the place of targets. pacer: starts the time that a small file may take."""
         self.client = client
-        self.fetcher = fetcher
+        self.artifacts = artifacts
         self.digests: set[str] = set()
-        self._artifacts = artifacts
+        self._fetcher = fetcher
         self._pacer = pacer
 
     def assignments(self, group: str) -> tuple[Assignment, ...]:
@@ -63,19 +66,24 @@ class RepositoryView:
         release = Release(manifest.model, manifest.version, manifest.release_counter, sha256)
         return SignedRelease(release, manifest, data)
 
+    def fetch(self, signed: SignedFile, pace: Pace, progress: ByteProgress | None = None) -> Path:
+        """Bring a file into the artifact store, unless it is there. Raises as `ArtifactStore.fetch`."""
+        return self.artifacts.fetch(self._fetcher, signed.path, signed.expected, pace=pace, progress=progress)
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
     def _read(self, path: str, max_bytes: int, sha256: str | None = None) -> bytes | None:
         """Fetch a small target; None: no role signs it. sha256: the hash that the group signs for it, if it does."""
-        target = self.client.look_up(path)
-        if target is None:
+        signed = self.client.look_up(path)
+        if signed is None:
             return None
-        expected = expected_file(target)
-        if expected.length > max_bytes:
-            raise UpdateError(f"{path}: has {expected.length} bytes, wanted at most {max_bytes}")
-        signed = expected.hashes.get("sha256")
-        if sha256 not in (None, signed):
+        if signed.expected.length > max_bytes:
+            raise UpdateError(f"{path}: has {signed.expected.length} bytes, wanted at most {max_bytes}")
+        signed_sha256 = signed.expected.hashes.get("sha256")
+        if sha256 not in (None, signed_sha256):
             raise TrustError(
-                f"{path}: its team signs {signed or 'no sha256'}, its group {sha256}; both must name the same"
+                f"{path}: its team signs {signed_sha256 or 'no sha256'}, its group {sha256}; both must name the same"
             )
-        file = self._artifacts.fetch(self.fetcher, self.client.file_path(target), expected, pace=self._pacer.start())
+        file = self.fetch(signed, self._pacer.start())
         self.digests.add(file.name)
         return file.read_bytes()

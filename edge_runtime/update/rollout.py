@@ -17,8 +17,7 @@ from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFail
 from edge_runtime.repository.golden import GoldenTensors
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.swap import Swap
-from edge_runtime.update.health_gate import Judgement, Verdict
-from edge_runtime.update.observation import Observation
+from edge_runtime.update.observation import Judgement, Observation, Verdict
 from edge_runtime.update.release_checks import DeviceTraits
 from edge_runtime.update.releases import Releases, StagedRelease
 from edge_runtime.update.repository_view import SignedRelease

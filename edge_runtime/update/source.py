@@ -20,8 +20,7 @@ from pathlib import Path
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, UpdateError
-from edge_runtime.update.fetch import Fetcher
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import Fetcher, FolderFetcher
 from edge_runtime.update.http_fetch import HttpFetcher
 
 METADATA, TARGETS = "metadata", "targets"

@@ -18,10 +18,9 @@ from edge_runtime.repository.manifest import PATCH_ALGORITHM, Artifact, Delta, G
 from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, memory_bytes
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.update.download import ByteProgress, ExpectedFile, is_whole
-from edge_runtime.update.fetch import Fetcher, Pacer
+from edge_runtime.update.fetch import Pacer
 from edge_runtime.update.release_checks import check_served, described_file
-from edge_runtime.update.store import ArtifactStore
-from edge_runtime.update.tuf_client import TufClient, expected_file
+from edge_runtime.update.repository_view import RepositoryView
 
 log = logging.getLogger(__name__)
 
@@ -89,19 +88,10 @@ def plan_fetches(
 class Staging:
     """Stages releases in one check of a refreshed repository. Thread: one owner."""
 
-    def __init__(
-        self,
-        client: TufClient,
-        fetcher: Fetcher,
-        artifacts: ArtifactStore,
-        *,
-        pacer: Pacer,
-        probe: HostProbe | None = None,
-    ) -> None:
+    def __init__(self, repository: RepositoryView, pacer: Pacer, *, probe: HostProbe | None = None) -> None:
         """pacer: starts the time that one file may take. probe: says how much memory is free."""
-        self._client = client
-        self._fetcher = fetcher
-        self._artifacts = artifacts
+        self._repository = repository
+        self._artifacts = repository.artifacts
         self._pacer = pacer
         self._probe = probe or HostProbe()
         self._zstd = find_zstd()
@@ -185,15 +175,13 @@ class Staging:
 
     def _fetch(self, path: str, file: Artifact | Golden | Delta, count: _ByteCount) -> ExpectedFile:
         """Fetch a target into the store, if its team signs the length and hash in the manifest."""
-        target = self._client.look_up(path)
-        if target is None:
+        signed = self._repository.client.look_up(path)
+        if signed is None:
             raise TrustError(f"{path}: the manifest names it, and no team that may speak of it signs it")
-        want, said = expected_file(target), described_file(file)
+        want, said = signed.expected, described_file(file)
         if (want.length, want.hashes.get("sha256")) != (said.length, said.digest):
             raise TrustError(f"{path}: its team signs {want}, its manifest says {said}; both must be the same")
-        self._artifacts.fetch(
-            self._fetcher, self._client.file_path(target), want, pace=self._pacer.start(), progress=count
-        )
+        self._repository.fetch(signed, self._pacer.start(), count)
         count.finish(want.length)
         return want
 

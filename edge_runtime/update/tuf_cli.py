@@ -22,12 +22,11 @@ from typing import NoReturn
 from edge_runtime.errors import EdgeRuntimeError, TrustError
 from edge_runtime.repository.durable import make_folder
 from edge_runtime.update.download import is_whole
-from edge_runtime.update.fetch import Fetcher, FetchLimits, Pace
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import Fetcher, FetchLimits, FolderFetcher, Pace
 from edge_runtime.update.http_fetch import HttpFetcher
 from edge_runtime.update.store import ArtifactStore, MetadataStore, place, target_file
 from edge_runtime.update.trust import TrustedSet, update_start
-from edge_runtime.update.tuf_client import Bounds, TufClient, expected_file
+from edge_runtime.update.tuf_client import Bounds, TufClient
 
 ARTIFACT_LIMITS = FetchLimits(total_s=6 * 3600.0)
 """For one artifact: 4 GiB in this time is 200 kB/s. A person at a terminal can stop it and resume later."""
@@ -76,14 +75,13 @@ def _download(client: TufClient, given: argparse.Namespace) -> None:
     # Beside the metadata, not in T: no partial file may appear there. Parts stay, for the next try.
     artifacts = ArtifactStore(given.metadata_dir / "artifacts")
     for name in given.target_name:
-        target = client.look_up(name)
-        if target is None:
+        signed = client.look_up(name)
+        if signed is None:
             raise TrustError(f"{name}: no role that may speak of it names it; look at the spelling")
-        want = expected_file(target)
         file = target_file(given.target_dir, name)
-        if is_whole(file, want):
+        if is_whole(file, signed.expected):
             continue
-        blob = artifacts.fetch(fetcher, client.file_path(target), want, pace=Pace(ARTIFACT_LIMITS))
+        blob = artifacts.fetch(fetcher, signed.path, signed.expected, pace=Pace(ARTIFACT_LIMITS))
         place(blob, file)
         blob.unlink()
 

@@ -44,6 +44,14 @@ class Bounds:
     delegations: int = 32
 
 
+@dataclass(frozen=True, slots=True)
+class SignedFile:
+    """A target as metadata signs it. path: where its bytes lie, below the place of targets."""
+
+    path: str
+    expected: ExpectedFile
+
+
 class TufClient:
     """One check of a repository: `refresh`, then any number of `look_up`. Thread: one owner.
 
@@ -100,10 +108,11 @@ class TufClient:
         assert self._trusted is not None, "refresh first"
         return self._trusted
 
-    def look_up(self, path: str) -> TargetFile | None:
+    def look_up(self, path: str) -> SignedFile | None:
         """Return a target as the first role signs it that may; None: no such role signs it.
 
-        Searches delegations depth first, in their order, and fetches roles as it reaches them. Raises as `refresh`.
+        Searches delegations depth first, in their order, and fetches roles as it reaches them. Raises as `refresh`,
+        and TrustError for an unknown hash algorithm.
         """
         assert self._targets is not None, "refresh first"
         pace = self._pacer.start()
@@ -116,7 +125,7 @@ class TufClient:
             visited.add(role)
             targets = self._targets if role == "targets" else self._load_once(role, delegator, pace)
             if path in targets.targets:
-                return targets.targets[path]
+                return self._located(targets.targets[path])
             children: list[tuple[str, Root | Targets]] = []
             for child, is_terminating in targets.delegations.get_roles_for_target(path) if targets.delegations else ():
                 children.append((child, targets))
@@ -125,15 +134,6 @@ class TufClient:
                     break
             to_visit.extend(reversed(children))
         return None
-
-    def file_path(self, target: TargetFile) -> str:
-        """Return the path of a target's bytes: with its hash before its name, where snapshots are consistent."""
-        if not self.trusted.root.consistent_snapshot:
-            return target.path
-        folder, slash, name = target.path.rpartition("/")
-        # Any of its hashes would do by the specification; some repositories have it under the first one only.
-        prefix = next(iter(expected_file(target).hashes.values()))
-        return f"{folder}{slash}{prefix}.{name}"
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -206,6 +206,16 @@ class TufClient:
         self._store.save(role, data)
         return targets
 
+    def _located(self, target: TargetFile) -> SignedFile:
+        """Return where a target's bytes lie: with its hash before its name, where snapshots are consistent."""
+        expected = ExpectedFile.of(target.length, target.hashes)
+        if not self.trusted.root.consistent_snapshot:
+            return SignedFile(target.path, expected)
+        folder, slash, name = target.path.rpartition("/")
+        # Any of its hashes would do by the specification; some repositories have it under the first one only.
+        prefix = next(iter(expected.hashes.values()))
+        return SignedFile(f"{folder}{slash}{prefix}.{name}", expected)
+
     def _version(self, trusted: TrustedSet, version: int) -> int | None:
         """Return the version at the beginning of a file's name; None where snapshots are not consistent."""
         return version if trusted.root.consistent_snapshot else None
@@ -214,8 +224,3 @@ class TufClient:
         name = f"{quote(role, safe='')}.json"
         path = name if version is None else f"{version}.{name}"
         return fetch_bytes(self._fetcher, path, max_bytes=max_bytes, pace=pace)
-
-
-def expected_file(target: TargetFile) -> ExpectedFile:
-    """Return the length and hashes that metadata signs for a target. Raises TrustError: unknown hash algorithm."""
-    return ExpectedFile.of(target.length, target.hashes)

@@ -179,8 +179,8 @@ class Updater:
             if installs:
                 self._active.serve_again()
                 self._active.take_away({each.model for each in assignments})
-                waiting = {each.model for each in offered if each.action == PUT_OFF}
-                self._tidy(repository, {chosen[model].manifest_sha256 for model in waiting})
+                waiting = {chosen[each.model].manifest_sha256 for each in offered if each.action == PUT_OFF}
+                self._active.tidy(repository.digests, waiting)
         return tuple(offered)
 
     def _refresh(self, source: Source) -> RepositoryView:
@@ -237,9 +237,7 @@ class Updater:
     def _roll_out(self, repository: RepositoryView, signed: SignedRelease) -> RolloutResult:
         release = signed.release
         limits = FetchLimits(DOWNLOAD_LIMIT_S, cap_bytes_per_s=self._settings.cap_bytes_per_s)
-        staging = Staging(
-            repository.client, repository.fetcher, self._artifacts, pacer=Pacer(limits, self._clock, self._stop)
-        )
+        staging = Staging(repository, Pacer(limits, self._clock, self._stop))
         progress = RolloutProgress(release, self._journal, self._time, self.board, self._stop)
         self._under_way = progress
         try:
@@ -260,16 +258,6 @@ class Updater:
             },
         )
         return result
-
-    def _tidy(self, repository: RepositoryView, waiting: set[str]) -> None:
-        """Remove files that no release needs. A failure stops no update: the next check removes the rest.
-
-        waiting: manifests of releases put off. Their files are needed again, whichever those are.
-        """
-        try:
-            self._active.tidy(None if waiting else repository.digests, waiting)
-        except StorageFailed as error:
-            log.warning("files that no release needs stay", extra={"reason": error.message})
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

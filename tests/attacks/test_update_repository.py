@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import DownloadError, EdgeRuntimeError, NotPublished, UpdateError
-from edge_runtime.update.fetch import FetchLimits, Pace, Pacer, fetch_bytes
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pace, Pacer, fetch_bytes
 from edge_runtime.update.http_fetch import HttpFetcher
 from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.tuf_client import TufClient, expected_file
+from edge_runtime.update.tuf_client import TufClient
 from tests.fakes.clock import FakeClock
 from tests.fakes.http_server import Answer
 from tests.fakes.tuf_device import Site, new_site
@@ -208,10 +207,8 @@ def _check(stick: Path, device: Path, bootstrap: bytes) -> Path:
     """One whole check, as a device does it: refresh, look up, fetch. Raises what it raises."""
     client = TufClient(FolderFetcher(stick / "metadata"), MetadataStore(device), now_utc=NOW, bootstrap=bootstrap)
     client.refresh()
-    target = client.look_up("team/model")
-    if target is None:
+    signed = client.look_up("team/model")
+    if signed is None:
         raise EdgeRuntimeError("not found")
     store = ArtifactStore(device / "artifacts")
-    return store.fetch(
-        FolderFetcher(stick), client.file_path(target), expected_file(target), pace=Pace(FetchLimits(total_s=100.0))
-    )
+    return store.fetch(FolderFetcher(stick), signed.path, signed.expected, pace=Pace(FetchLimits(total_s=100.0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,18 @@ class AskingDisk(SystemDisk):
         SYSTEM_DISK.commit(database)
         if self._left == 0 and self.ask is not None and self._is_after:
             self.ask()
+
+
+class FailingDisk(SystemDisk):
+    """The real disk, until it `is_broken`: no commit succeeds then."""
+
+    is_broken = False
+
+    def commit(self, database: sqlite3.Connection) -> None:  # type: ignore[override]
+        """As Disk."""
+        if self.is_broken:
+            raise OSError(errno.EIO, "Input/output error")
+        SYSTEM_DISK.commit(database)
 
 
 @pytest.fixture
@@ -136,6 +149,21 @@ def test_one_that_is_observed_gives_the_one_before_its_place_back(fleet: Fleet, 
         assert device.roll_back("adder") == {"model": "adder", "withdrawn": True}
         assert outcome() == ("refused", "taken back by an operator")
         never_comes(device)
+
+
+def test_one_whose_withdrawal_cannot_be_written_down_gives_the_one_before_its_place_back(fleet: Fleet) -> None:
+    disk = FailingDisk()
+    with fleet.device(window_s=3600.0, disk=disk) as device:
+        outcome = applied(device)
+        reached(device, "observing")
+        disk.is_broken = True
+        assert device.roll_back("adder") == {"model": "adder", "withdrawn": True}
+        action, reason = outcome()
+        assert (action, "cannot be written" in reason) == ("put off", True)
+        assert device.adds() == 1.0
+        assert device.status()["under_way"] is None
+    with fleet.device() as device:
+        assert device.adds() == 1.0
 
 
 def test_one_that_is_being_tried_never_answers(fleet: Fleet) -> None:

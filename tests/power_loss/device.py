@@ -15,15 +15,14 @@ from tuf.api.metadata import Metadata, Timestamp
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.manifest import Assignment, Manifest
 from edge_runtime.update.device_time import utc_text
-from edge_runtime.update.fetch import FetchLimits, Pace, Pacer
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pace, Pacer
 from edge_runtime.update.journal import Journal
 from edge_runtime.update.releases import Releases
 from edge_runtime.update.repository_view import RepositoryView
 from edge_runtime.update.states import ReleaseState
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.trust import check_marks, marks_of
-from edge_runtime.update.tuf_client import TufClient, expected_file
+from edge_runtime.update.tuf_client import TufClient
 from tests.fakes.release_series import GROUP, ReleaseSeries
 
 Fact = tuple[str, str, int]
@@ -120,10 +119,9 @@ class Device:
 
     def _fetch_all(self, repository: RepositoryView, manifest: Manifest) -> None:
         for path in (manifest.golden.path, *(artifact.path for artifact in manifest.artifacts)):
-            target = repository.client.look_up(path)
-            assert target is not None
-            location = repository.client.file_path(target)
-            file = self._artifacts.fetch(repository.fetcher, location, expected_file(target), pace=Pace(LIMITS))
+            signed = repository.client.look_up(path)
+            assert signed is not None
+            file = repository.fetch(signed, Pace(LIMITS))
             self._tell(("file", file.name, 0))
 
 

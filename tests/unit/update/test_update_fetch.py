@@ -17,8 +17,7 @@ import pytest
 
 from edge_runtime.errors import ConfigError, DownloadError, NotPublished
 from edge_runtime.update import http_fetch
-from edge_runtime.update.fetch import FetchedBody, FetchLimits, Pace, fetch_bytes
-from edge_runtime.update.folder_fetch import FolderFetcher
+from edge_runtime.update.fetch import FetchedBody, FetchLimits, FolderFetcher, Pace, fetch_bytes
 from edge_runtime.update.http_fetch import MAX_REDIRECTS, HttpFetcher
 from edge_runtime.update.tuf_client import METADATA_LIMITS
 from tests.fakes.clock import FakeClock

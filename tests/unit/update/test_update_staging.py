@@ -19,6 +19,7 @@ from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.update.download import ExpectedFile, is_whole
 from edge_runtime.update.fetch import FetchedBody, FetchLimits, Pacer
 from edge_runtime.update.releases import Releases
+from edge_runtime.update.repository_view import RepositoryView
 from edge_runtime.update.staging import Staging, choose_artifacts, plan_fetches
 from edge_runtime.update.store import ArtifactStore, MetadataStore
 from edge_runtime.update.tuf_client import TufClient
@@ -119,13 +120,9 @@ class Site:
         bootstrap = self.repository.published["root"][0]
         client = TufClient(metadata, MetadataStore(self.folder / "metadata"), now_utc=NOW, bootstrap=bootstrap)
         client.refresh()
-        return Staging(
-            client,
-            self.source,
-            self.store,
-            pacer=Pacer(FetchLimits(total_s=100.0)),
-            probe=HostProbe(self.folder),
-        )
+        pacer = Pacer(FetchLimits(total_s=100.0))
+        repository = RepositoryView(client, self.source, self.store, pacer)
+        return Staging(repository, pacer, probe=HostProbe(self.folder))
 
     def stage(self, suffixes: Sequence[str] = (".onnx",)) -> tuple[Artifact, ...]:
         return self.staging.stage(self.made.manifest, suffixes, self.releases.artifacts(), self)

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from edge_runtime.errors import RunFailed
 from edge_runtime.serving.mirror import Mirrored
 from edge_runtime.telemetry.metrics import ModelMetrics
-from edge_runtime.update.health_gate import LEAST_TO_JUDGE, Observed, Thresholds, Verdict, judge_copies, judge_health
-from edge_runtime.update.observation import Compared, RunRecord, judge_all
+from edge_runtime.update.observation import (
+    LEAST_TO_JUDGE,
+    Compared,
+    Observed,
+    RunRecord,
+    Thresholds,
+    Verdict,
+    judge_all,
+    judge_copies,
+    judge_health,
+)
 
 RULE = Thresholds(window_s=60.0, failure_share=0.02, latency_ratio=3.0)
 GOOD = Observed(1000, 0, 0.010)
