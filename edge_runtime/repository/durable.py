@@ -64,7 +64,7 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self, folder: Path) -> int:
-        """As shutil.disk_usage: how much more the disk of a folder takes."""
+        """Return how many more bytes the disk of a folder takes."""
         ...
 
     def commit(self, database: sqlite3.Connection) -> None:
@@ -86,7 +86,7 @@ class SystemDisk:
 
     @staticmethod
     def free_bytes(folder: Path) -> int:
-        """As shutil.disk_usage."""
+        """Return how many more bytes the disk of a folder takes."""
         return shutil.disk_usage(folder).free
 
     @staticmethod

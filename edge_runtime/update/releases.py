@@ -102,9 +102,12 @@ class Releases:
     def artifacts(self) -> dict[str, Path]:
         """Return the paths of the releases' artifacts by SHA-256, as their manifests say: not hashed yet."""
         found: dict[str, Path] = {}
-        for folder in self._whole_folders():
+        folders: list[Path] = []
+        with suppress(OSError):
+            folders = sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
+        for folder in folders:
             with suppress(UpdateError, OSError):
-                for artifact in _read_manifest(folder).artifacts:
+                for artifact in decode_any(_read(folder / MANIFEST_FILE), folder).artifacts:
                     path = folder / artifact.place
                     if path.is_file():
                         found[artifact.sha256] = path
@@ -190,11 +193,6 @@ class Releases:
     def _path(self, release: Release) -> Path:
         return self._folder / release.manifest_sha256
 
-    def _whole_folders(self) -> list[Path]:
-        with suppress(OSError):
-            return sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
-        return []
-
     def _is_laid_out(self, folder: Path, written: Mapping[str, bytes], files: Mapping[str, ExpectedFile]) -> bool:
         with suppress(UpdateError):
             if all(_read(folder / name) == data for name, data in written.items()):
@@ -250,10 +248,6 @@ class Releases:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _read_manifest(folder: Path) -> Manifest:
-    return decode_any(_read(folder / MANIFEST_FILE), folder)
 
 
 def _written(manifest: Manifest) -> dict[str, bytes]:

@@ -58,7 +58,13 @@ class MetadataStore:
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be locked: {error.strerror}") from error
         try:
-            self._take(fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if isinstance(error, BlockingIOError):
+                raise UpdateError(f"{self._folder}: another process updates from it; wait for its end") from None
+            raise StorageFailed(f"{self._folder}: cannot be locked: {error.strerror}") from error
+        try:
             remove_parts(self._folder)
             yield
         finally:
@@ -86,14 +92,6 @@ class MetadataStore:
     def save_anchor(self, digest: str) -> None:
         """Keep the SHA-256 of the root file from which the kept root was reached. Raises StorageFailed."""
         write_atomically(self._folder / "anchor", digest.encode("ascii"), disk=self._disk)
-
-    def _take(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UpdateError(f"{self._folder}: another process updates from it; wait for its end") from None
-        except OSError as error:
-            raise StorageFailed(f"{self._folder}: cannot be locked: {error.strerror}") from error
 
     def _path(self, role: str) -> Path:
         # No role can leave the folder ("/" is quoted, and ".json" follows), nor meet `anchor` and `lock`.

@@ -13,7 +13,7 @@ from datetime import datetime
 from hashlib import sha256
 from urllib.parse import quote
 
-from tuf.api.metadata import Root, TargetFile, Targets
+from tuf.api.metadata import MetaFile, Root, TargetFile, Targets
 
 from edge_runtime.errors import NotPublished, TrustError
 from edge_runtime.update.device_time import DeviceTime
@@ -85,9 +85,9 @@ class TufClient:
         self._device_time = device_time
         self._pacer = pacer or Pacer(METADATA_LIMITS)
         self._trusted: TrustedSet | None = None
-        self._targets: Targets | None = None
-        self._delegated: dict[tuple[int, str], Targets] = {}
-        """By delegator object and role: the same role is another's word when another delegates to it."""
+        self._targets: dict[tuple[int, str], Targets] = {}
+        """By delegator object and role: the same role is another's word when another delegates to it. A delegator lives
+        as long as this check, as a value here or in `trusted`: no id is used twice."""
 
     def refresh(self) -> None:
         """Bring the top-level roles up to date: two requests where nothing is new.
@@ -95,11 +95,13 @@ class TufClient:
         Raises TrustError, MetadataExpired, DownloadError, StorageFailed; `look_up` is not possible then.
         """
         pace = self._pacer.start()
+        self._trusted = None
+        self._targets.clear()
         trusted = self._start()
         self._update_root(trusted, pace)
         self._update_timestamp(trusted, pace)
         self._update_snapshot(trusted, pace)
-        self._targets = self._load(trusted, "targets", trusted.root, pace)
+        self._load(trusted, "targets", trusted.root, pace)
         self._trusted = trusted
 
     @property
@@ -114,16 +116,16 @@ class TufClient:
         Searches delegations depth first, in their order, and fetches roles as it reaches them. Raises as `refresh`,
         and TrustError for an unknown hash algorithm.
         """
-        assert self._targets is not None, "refresh first"
+        trusted = self.trusted
         pace = self._pacer.start()
         visited: set[str] = set()
-        to_visit: list[tuple[str, Root | Targets]] = [("targets", self.trusted.root)]
+        to_visit: list[tuple[str, Root | Targets]] = [("targets", trusted.root)]
         while to_visit and len(visited) <= self._bounds.delegations:
             role, delegator = to_visit.pop()
             if role in visited:
                 continue
             visited.add(role)
-            targets = self._targets if role == "targets" else self._load_once(role, delegator, pace)
+            targets = self._load(trusted, role, delegator, pace)
             if path in targets.targets:
                 return self._located(targets.targets[path])
             children: list[tuple[str, Root | Targets]] = []
@@ -180,31 +182,26 @@ class TufClient:
             with contextlib.suppress(TrustError):
                 if trusted.recall_snapshot(kept):
                     return
-        meta = trusted.timestamp.snapshot_meta
-        limit = min(meta.length or self._bounds.snapshot_bytes, self._bounds.snapshot_bytes)
-        data = self._fetch("snapshot", limit, self._version(trusted, meta.version), pace)
+        data = self._fetch_named(
+            trusted, "snapshot", trusted.timestamp.snapshot_meta, self._bounds.snapshot_bytes, pace
+        )
         trusted.accept_snapshot(data)
         self._store.save("snapshot", data)
 
-    def _load_once(self, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
-        edge = (id(delegator), role)
-        if edge not in self._delegated:
-            # Delegators live as long as this object, as values here or as `targets`: no id is used twice.
-            self._delegated[edge] = self._load(self.trusted, role, delegator, pace)
-        return self._delegated[edge]
-
     def _load(self, trusted: TrustedSet, role: str, delegator: Root | Targets, pace: Pace) -> Targets:
-        """Return a targets role from the store, where it is current, else from the repository."""
-        kept = self._store.load(role, self._bounds.targets_bytes)
-        if kept is not None:
-            with contextlib.suppress(TrustError):
-                return trusted.accept_targets(kept, role, delegator)
-        meta = trusted.meta(role)
-        limit = min(meta.length or self._bounds.targets_bytes, self._bounds.targets_bytes)
-        data = self._fetch(role, limit, self._version(trusted, meta.version), pace)
-        targets = trusted.accept_targets(data, role, delegator)
-        self._store.save(role, data)
-        return targets
+        """Return a targets role: loaded before, or from the store where it is current, else from the repository."""
+        edge = (id(delegator), role)
+        if edge not in self._targets:
+            kept = self._store.load(role, self._bounds.targets_bytes)
+            if kept is not None:
+                with contextlib.suppress(TrustError):
+                    self._targets[edge] = trusted.accept_targets(kept, role, delegator)
+                    return self._targets[edge]
+            data = self._fetch_named(trusted, role, trusted.meta(role), self._bounds.targets_bytes, pace)
+            targets = trusted.accept_targets(data, role, delegator)
+            self._store.save(role, data)
+            self._targets[edge] = targets
+        return self._targets[edge]
 
     def _located(self, target: TargetFile) -> SignedFile:
         """Return where a target's bytes lie: with its hash before its name, where snapshots are consistent."""
@@ -216,9 +213,10 @@ class TufClient:
         prefix = next(iter(expected.hashes.values()))
         return SignedFile(f"{folder}{slash}{prefix}.{name}", expected)
 
-    def _version(self, trusted: TrustedSet, version: int) -> int | None:
-        """Return the version at the beginning of a file's name; None where snapshots are not consistent."""
-        return version if trusted.root.consistent_snapshot else None
+    def _fetch_named(self, trusted: TrustedSet, role: str, meta: MetaFile, max_bytes: int, pace: Pace) -> bytes:
+        """Fetch a role whose version other metadata names: first in its file's name, where snapshots are consistent."""
+        version = meta.version if trusted.root.consistent_snapshot else None
+        return self._fetch(role, min(meta.length or max_bytes, max_bytes), version, pace)
 
     def _fetch(self, role: str, max_bytes: int, version: int | None, pace: Pace) -> bytes:
         name = f"{quote(role, safe='')}.json"
