@@ -223,7 +223,7 @@ def try_release(
 ) -> TrialReport:
     """Load the first plan that can be loaded and run the golden input on it, in a child process.
 
-    plans: of `VersionLoader`, in its order. stop: set when the daemon stops; ends the trial. free_bytes: free
+    plans: of `LoadPlans`, in their order. stop: set when the daemon stops; ends the trial. free_bytes: free
     memory, measured where it is None. child: the function that the child calls. engines: the folder of those built for
     the release. Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
