@@ -25,7 +25,7 @@ class StateLock:
     def __init__(self, folder: Path | None, *, may_share: bool) -> None:
         """folder: None, there is none. may_share: where another daemon has it, only say so.
 
-        That is for a folder that nobody named, with nothing in it but measurements, each written whole.
+        That is for a folder of no setting, with nothing in it but measurements, each written whole.
         """
         self._folder = folder
         self._may_share = may_share

@@ -31,7 +31,7 @@ RETRY_MIN_S, RETRY_MAX_S = 0.5, 30.0
 is back in half a minute; one that is gone costs a child process twice a minute."""
 
 GRACE_S = 5.0
-"""What a child may take beyond the longest silence to say so: it opens and decodes on cores that models use."""
+"""Time for a child to report the longest silence: it opens and decodes on cores that models use."""
 
 MAX_REASON_BYTES = 1000
 
@@ -194,7 +194,7 @@ class Camera:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"
 
     def _receive(self, channel: socket.socket, nbytes: int, end_s: float) -> Frame:
-        """So many bytes. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""
+        """Receive `nbytes`. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""
         got = np.empty(nbytes, np.uint8)
         left: memoryview = got.data
         while left:

@@ -23,7 +23,7 @@ FRAME_HEAD = struct.Struct("<III")
 of so many bytes as width says."""
 
 FRAME_FORMS = {"picture": b"c", "frames": b"c", "gray": b"g", "nv12": b"n", "yuyv": b"y"}
-"""What the daemon asks for, one byte a frame, by what a model declares (steps.PictureSource)."""
+"""The byte by which the daemon asks for a frame, by the source that a model declares (steps.PictureSource)."""
 
 _FFMPEG_FORMS = {b"c": "rgb24", b"g": "gray", b"n": "nv12", b"y": "yuyv422"}
 _CHANNELS = {b"c": 3, b"g": 1, b"n": 0, b"y": 2}
@@ -35,14 +35,14 @@ SILENCE_S = 10.0
 """A camera that gives no picture for so long is gone; slow ones give one a second."""
 
 MAX_DATA_BYTES = 1 << 30
-"""Of the child beyond Python's own. A 4K stream of H.264 takes 400 MB, with 16 reference pictures."""
+"""Memory of the child beyond Python's own. A 4K stream of H.264 takes 400 MB, with 16 reference pictures."""
 
 _PROTOCOLS = {
     "rtsp": "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
     "http": "http,https,tcp,tls",
     "file": "file",
 }
-"""What FFmpeg may open for a camera of this kind: a stream can name others, and be hostile."""
+"""Protocols that FFmpeg may use for a camera of this kind: a hostile stream can name others."""
 
 
 def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
@@ -54,7 +54,7 @@ def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
 
 
 class CameraTask(Struct, frozen=True):
-    """What a child reads. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket."""
+    """The task of a camera's child. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket."""
 
     address: str
     kind: str

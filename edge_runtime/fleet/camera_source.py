@@ -74,7 +74,7 @@ class CameraSource:
         self._dropped = 0
 
     def status(self) -> dict[str, Any]:
-        """What `stats` tells of it, as JSON values. reason: why nothing is run; empty while frames come."""
+        """Its status for `stats`, as JSON values. reason: why nothing is run; empty while frames come."""
         return {
             "model": self._rule.model,
             "source": "camera",

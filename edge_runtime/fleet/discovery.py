@@ -286,7 +286,7 @@ _FOUND = (
     "{% set said = (value_json.get('answers') or [value_json])[0] %}"
     "{% set found = said.get('classes') or said.get('boxes') or [] %}"
 )
-"""Of an answer, or the first of several: its classes or boxes, best first."""
+"""Sets `found` to the classes or boxes of an answer, or of the first of several, best first."""
 
 
 def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:

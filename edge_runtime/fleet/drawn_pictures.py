@@ -29,7 +29,7 @@ DRAW_SHARE = 0.2
 
 DRAW_LIMIT_S = 30.0
 DRAW_MEMORY_BYTES = 1 << 30
-"""Of one child: the largest picture that a host decodes takes 200 MB as pixels, its drawn copy as much again."""
+"""Memory of one child: the largest picture that a host decodes takes 200 MB as pixels, its drawn copy as much again."""
 
 _PROPERTIES = packed_properties(text_property(CONTENT_TYPE, "image/jpeg"))
 

@@ -108,7 +108,7 @@ class FolderSource:
         self._failed = ""
 
     def status(self) -> dict[str, Any]:
-        """What `stats` tells of it, as JSON values. reason: why files wait, or why the last one failed; else empty."""
+        """Its status for `stats`, as JSON values. reason: why files wait, or why the last one failed; else empty."""
         reason = self._logged or self._failed
         return {"model": self._rule.model, "source": "folder", "from": str(self._folder.path), "reason": reason}
 

@@ -42,7 +42,7 @@ class ShownOutput:
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """What one rule of `[[publish]]` tells of its model: an answer's best label and score, or single values.
+    """The published results of one rule: an answer's best label and score, or single values.
 
     has_labels: its answers have classes or boxes; counts: they have boxes. picture_topic: where the last picture with
     its boxes is, None: nowhere.

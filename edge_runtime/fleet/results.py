@@ -90,7 +90,7 @@ class ResultPublisher:
         }
 
     def shown(self) -> tuple[ShownResult, ...]:
-        """What the rules tell of their models now, or of those unloaded meanwhile: what they told before.
+        """The results of each rule's newest version; of an unloaded model, those of the version before.
 
         Thread: the MQTT transport's, or main before it starts.
         """
@@ -117,7 +117,7 @@ class ResultPublisher:
         self._thread.start()
 
     def status(self) -> list[dict[str, Any]]:
-        """What `stats` tells of each folder and camera, as JSON values."""
+        """The status of each folder and camera for `stats`, as JSON values."""
         return [source.status() for source in self._sources]
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ def picture_topic(publication: Publication) -> str:
 
 
 def _answers(result: PendingResult) -> list[Answer]:
-    """What a result says, one a row; empty where its outputs are bare."""
+    """The answers of a result, one a row; empty where its outputs are bare."""
     servable = result.plan.servable
     if servable.steps is None or not servable.form.answers or not servable.steps.outputs:
         return []
@@ -281,7 +281,7 @@ def _answers(result: PendingResult) -> list[Answer]:
 
 
 def _shown(publication: Publication, servable: Servable) -> ShownResult:
-    """What a rule tells of a version, as far as Home Assistant can show it."""
+    """The results of a rule for one version, as far as Home Assistant can show them."""
     rule, steps = publication.rule, servable.steps
     outputs = [spec for spec in servable.spec.outputs if not rule.outputs or spec.name in rule.outputs]
     kinds = {kind_of(steps.outputs[spec.name]) for spec in outputs if spec.name in steps.outputs} if steps else set()

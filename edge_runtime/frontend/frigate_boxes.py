@@ -1,4 +1,4 @@
-"""What a detector's model found, as Frigate's plugin reads it: FP32 [20, 6], by the kind of model that it names.
+"""The table of boxes that Frigate's plugin reads, FP32 [20, 6], from the outputs of each kind of model.
 
 Rows are [class, score, ymin, xmin, ymax, xmax], sides as shares of the picture, best first; rows of zeros pad. What
 Frigate does by itself with the outputs of each kind (`frigate/util/model.py` and its detectors) is done here the same,
@@ -26,7 +26,7 @@ Outputs = Sequence[tuple[str, Floats]]
 """Names and arrays of one picture, in the model's order."""
 
 ROWS = 20
-"""Of a reply: the plugin takes this shape and no other."""
+"""Rows of a reply: the plugin takes this shape and no other."""
 
 LEAST_SCORE = 0.4
 """Frigate reads no row after the first that is below it, and computes none itself."""

@@ -53,7 +53,7 @@ from edge_runtime.wire import json_codec
 log = logging.getLogger(__name__)
 
 PREFIX = "frigate-"
-"""Of the names of models that detectors sent."""
+"""Begins the names of models that detectors sent."""
 
 HANDSHAKE_S = 25.0
 """The plugin waits 30 s for an answer to a handshake, and never asks again where a first one brought none."""
@@ -70,10 +70,10 @@ KEPT_HEADERS = 256
 MAX_AXES = 8
 
 RECEIVED = Override({"isolation": "always", "on_demand": True})
-"""What holds for every model that a detector sent, whatever the configuration says of others."""
+"""Settings of every model that a detector sent, whatever the configuration says of others."""
 
 DTYPES = {"uint8": "UINT8", "float32": "FP32"}
-"""What the plugin sends."""
+"""Datatypes of the pictures that the plugin sends, by NumPy's names."""
 
 ANSWER = json_codec.dumps({"shape": [ROWS, 6], "dtype": "float32"})
 NOTHING = bytes(ROWS * 6 * 4)
@@ -112,7 +112,7 @@ class Handshake:
 
 @dataclass(slots=True)
 class Asked:
-    """What one header means for one model. cast: what the picture's numbers become, None: they stay.
+    """The meaning of one header for one model. cast: the datatype that the model takes, None: the picture has it.
 
     others: the model's other inputs. plan: None until it was asked once.
     """
@@ -443,13 +443,13 @@ class FrigateFrontend:
         return binding
 
     def _kept_asked(self, model: str, frame: Any) -> Asked | None:
-        """What a header means that came before."""
+        """The meaning of a header that came before; None for a new one."""
         if self._generation != self._table.generation:
             self._generation, self._asked = self._table.generation, {}
         return self._asked.get((model, frame.bytes)) if len(frame) <= MAX_HEADER_BYTES else None
 
     def _ask(self, binding: Binding, fields: Mapping[str, Any], frames: Sequence[Any]) -> Asked:
-        """Find out what a header means. Raises EdgeRuntimeError."""
+        """Read a new header, and keep its meaning. Raises EdgeRuntimeError."""
         if len(frames) != 2:
             raise DecodeFailed(f"a picture comes in 2 frames, a header and its bytes; got {len(frames)}")
         if not binding.model:
@@ -488,7 +488,7 @@ def _fields(frames: Sequence[Any]) -> dict[str, Any]:
 
 
 def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], settings: FrigateSettings) -> Asked:
-    """What a picture's header means for a model. Raises DecodeFailed, TensorMismatch."""
+    """Read a picture's header for a model. Raises DecodeFailed, TensorMismatch."""
     shape: Any = fields.get("shape")
     dtype, model_type = fields.get("dtype"), fields.get("model_type", "yologeneric")
     is_shape = isinstance(shape, list) and len(shape) <= MAX_AXES and all(type(each) is int for each in shape)

@@ -40,7 +40,7 @@ from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.frontend.replies import Entry, TransportReply
 from edge_runtime.protobufs import packed, plain, read
-from edge_runtime.scheduling.request import Request, failure_of
+from edge_runtime.scheduling.request import Request
 from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
 from edge_runtime.wire.codec import MAX_ID_BYTES
 from edge_runtime.wire.oip import error_status
@@ -65,7 +65,7 @@ PARTS_AHEAD, LOOK_S, UNREAD_S = 64, 0.1, 10.0
 """Responses to one request that wait for their caller to read; while they do, a model that sends more waits so long."""
 
 WATCH_S = 0.5
-"""How soon a watcher of health hears of a change."""
+"""Between two looks for a change, for watchers of health."""
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
@@ -80,7 +80,7 @@ RETRY_MS = 100.0
 
 
 class PendingCall:
-    """What one request, or another call, waits for on the transport's thread: answers, in the order in which they came.
+    """One request, or another call, that waits on the transport's thread for its answers; they keep their order.
 
     call: by which it came, None where no model is asked. caller: who calls, once that was looked up. request: its
     request, once there is one. id_field: its id, as an answer has it. room: for further answers before its caller has
@@ -102,7 +102,7 @@ class PendingCall:
 
     @property
     def sender(self) -> Hashable:
-        """Whose turn it uses: of its token, or of its connection."""
+        """The key of its queue: its token's name, or its connection."""
         if self.caller is not None:
             return self.caller.sender
         return self.call.peer if self.call is not None else None
@@ -127,7 +127,7 @@ class PendingCall:
 
 
 class KnownHead(NamedTuple):
-    """What is kept of a known head.
+    """The kept parts of a known head.
 
     answer: of an inline model, what stands before each tensor of its answer, fields included; protobuf reads fields in
     any order, and an id comes last.
@@ -185,7 +185,7 @@ class GrpcEndpoint:
         self.max_frame_bytes = max_message_bytes
 
     def sender(self, pending: PendingCall) -> Hashable:
-        """Whose turn it uses."""
+        """The key of its queue."""
         return pending.sender
 
     def connection(self, pending: PendingCall, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
@@ -395,17 +395,12 @@ class GrpcFrontend:
     def _answer_bursts(self) -> None:
         assert self._endpoint is not None
         touched, self._touched = self._touched, []
-        for route in touched:
-            burst, route.burst = route.burst, []
-            try:
-                self._frontend.answer_burst(self._endpoint, route, burst)
-            except Exception as error:  # noqa: BLE001 (their clients' answer; failure_of logs it)
-                failed = failure_of(error, f"a bug hit {len(burst)} requests")
-                for pending, _, _ in burst:
-                    pending.put(failed)
+        for burst, error in self._frontend.answer_bursts(self._endpoint, touched):
+            for pending, _, _ in burst:
+                pending.put(error)
 
     def _caller(self, call: GrpcCall) -> Caller:
-        """Who calls. Raises Unauthenticated."""
+        """Find the caller's rights. Raises Unauthenticated."""
         place: DoorAddress = call.place
         rights = self._access.caller(place, call.authorization if self._has_tokens else None)
         return Caller(rights.name or call.peer, rights.may_infer, rights.may_control)

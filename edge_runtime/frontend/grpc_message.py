@@ -32,10 +32,10 @@ LENGTH_DELIMITED = 2
 """The kind of protobuf field that begins with its length; all fields of ModelInferRequest are of it."""
 
 MAX_VARINT_BYTES = 5
-"""Of a length; messages are shorter than 2 GiB."""
+"""Most bytes of a length; messages are shorter than 2 GiB."""
 
 MOST_FIELDS = 64
-"""Of a request that is cut; one with more is decoded."""
+"""Most fields of a request that is cut; one with more is decoded."""
 
 ENABLE_FINAL, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """A request's parameter that asks for the mark of the last answer on a stream, and the answer's that is it."""

@@ -261,7 +261,7 @@ class GenerateAnswer:
         return self.result(self.fields(request, request_id), request_id)
 
     def fields(self, request: Request, request_id: Any) -> dict[str, Any]:
-        """What is told of every output."""
+        """The fields of the answer, with every output."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
         headers = plan.tensor_headers([array.shape for array in selected])
@@ -384,7 +384,7 @@ class HttpEndpoint:
 
 
 def caller_of(request: HttpRequest) -> Caller | None:
-    """Who calls, as found when its head came; None where it may not. The head's meaning is an HttpCall."""
+    """The caller of a request, checked when its head came; None where it may not call."""
     assert request.head is not None
     found = request.head.meaning.callers.get(request.connection.place)
     return found if isinstance(found, Caller) else None

@@ -69,7 +69,7 @@ INFLATED_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class HttpCall:
-    """What a head asks for. refusal: why it cannot be had, with its status; None where it can.
+    """A head, read as a call. refusal: the response where the call cannot be made, None where it can.
 
     name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
     None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
@@ -109,7 +109,7 @@ class HttpCall:
 
 
 def read_call(head: HttpHead) -> HttpCall:
-    """What a head asks for."""
+    """Read a head as a call of the Open Inference Protocol."""
     call = HttpCall()
     try:
         _find(head, call)

@@ -24,7 +24,7 @@ FORM_TYPE = "multipart/form-data"
 PICTURE_FIELD = "picture"
 
 MAX_FIELDS = 512
-"""Of one form: more pictures than a request may have rows, and some parameters."""
+"""Most fields of one form: more pictures than a request may have rows, and some parameters."""
 
 MAX_FIELD_HEAD_BYTES = 4096
 """Headers of one field; curl and browsers send 150 bytes, and the name of a file."""

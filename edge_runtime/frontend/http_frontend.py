@@ -49,6 +49,7 @@ from edge_runtime.frontend.replies import Encoding, TransportReply
 from edge_runtime.frontend.torchserve import PING, TorchServe
 from edge_runtime.frontend.torchserve_message import Sent, read_sent, sent_request
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
+from edge_runtime.scheduling.request import failure_of
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
 from edge_runtime.telemetry.metrics import Metrics
@@ -71,7 +72,7 @@ LATE_S = 0.002
 """A request whose head came earlier than this is no part of a burst where it has a deadline."""
 
 MAX_PREPARED_BYTES = 256 << 20
-"""Of bodies that wait to be read beside the door's thread."""
+"""Most bytes of bodies that wait to be read beside the door's thread."""
 
 _ID_BEGIN = b'{"id":"'
 
@@ -165,24 +166,17 @@ class HttpFrontend:
                     self._request(request)
                 elif len(route.burst) == 1:
                     touched.append(route)
-            except Exception as error:  # a bug in one request must not lose the gathered ones
-                log.exception("a bug left a request to one answer")
+            except Exception as error:  # noqa: BLE001 (a bug in one request must not lose the gathered ones)
                 self._metrics.count("http_errors")
-                self._transport.answer(request, error_frames(_unexpected(error)))
-        # Invariant: no route keeps entries beyond this call, whatever is raised on the way.
-        for route in touched:
-            burst, route.burst = route.burst, []
-            try:
-                frontend.answer_burst(endpoint, route, burst)
-            except Exception as error:
-                log.exception("a bug in a burst of %d requests", len(burst))
-                self._metrics.count("http_errors")
-                for entry in burst:
-                    if entry[0].frames is None:
-                        self._transport.answer(entry[0], error_frames(_unexpected(error)))
+                self._transport.answer(request, error_frames(failure_of(error, "a bug ended a request")))
+        for burst, failed in frontend.answer_bursts(endpoint, touched):
+            self._metrics.count("http_errors")
+            for entry in burst:
+                if entry[0].frames is None:
+                    self._transport.answer(entry[0], error_frames(failed))
 
     def failure(self, error: EdgeRuntimeError) -> Frames:
-        """Write what is told of bytes that are no request."""
+        """Write the response to bytes that are no request."""
         return error_frames(error)
 
     def gone(self, connection: HttpConnection) -> None:
@@ -257,9 +251,8 @@ class HttpFrontend:
         """Inflate and read a body. Thread: edge-http-body."""
         try:
             body, fields, error = _read(request, call, self._max_body_bytes)
-        except Exception as unexpected:
-            log.exception("a body could not be read")
-            body, fields, error = b"", {}, _unexpected(unexpected)
+        except Exception as bug:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            body, fields, error = b"", {}, failure_of(bug, "a body could not be read")
         self._transport.call(partial(self._prepared, request, call, nbytes, (body, fields, error)))
 
     def _prepared(
@@ -330,7 +323,7 @@ class HttpFrontend:
                 request.memory = admitted  # its sender's other connections go on when this one ends
 
     def _encoding(self, call: HttpCall, asked: OipRequest, body: Any) -> Encoding:
-        """How a request is answered. body: as `_read` gives it."""
+        """Choose how a request is answered. body: as `_read` returns it."""
         if "generate" in call.values:
             return GenerateAnswer(call.deflates, is_stream=call.values["generate"] == "generate_stream")
         if call.is_torchserve:
@@ -340,7 +333,7 @@ class HttpFrontend:
         return OipAnswer(self._protocol, asked, call.deflates)
 
     def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:
-        """What equal requests are known by; None where the next one must be read anew."""
+        """The key by which equal requests are known; None where the next one must be read anew."""
         if not call.key or isinstance(request.body, memoryview):
             return None
         if asked.input_sizes != codec.frame_sizes(asked.header.inputs):
@@ -393,7 +386,7 @@ def oip_version(call: HttpCall) -> int | None:
 def _read(  # noqa: PLR0911 (a return for each kind of body)
     request: HttpRequest, call: HttpCall, max_bytes: int
 ) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
-    """What follows the JSON of a body, or its Pictures; the JSON's fields; and what is wrong with it."""
+    """Read a body: the bytes behind its JSON, or its Pictures; the JSON's fields; and the error, None without one."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
@@ -477,7 +470,3 @@ def _without_id(raw: bytes) -> tuple[bytes, bytes]:
     if b"\\" in before or not before.isascii() or min(before) < _FIRST_PRINTED:
         return raw, b""
     return raw[end + 1 :], raw[len(_ID_BEGIN) - 1 : end + 1]
-
-
-def _unexpected(error: Exception) -> EdgeRuntimeError:
-    return EdgeRuntimeError(f"{type(error).__name__}: {error}")

@@ -209,6 +209,22 @@ class InferFrontend:
         finally:
             dispatcher.end_burst()
 
+    def answer_bursts(
+        self, endpoint: ReplyEndpoint, touched: Sequence[InferRoute]
+    ) -> list[tuple[list[Entry], EdgeRuntimeError]]:
+        """Answer the bursts that a round gathered; return those that a bug hit, with the error to end them with.
+
+        Invariant: no route keeps entries beyond this call, whatever is raised on the way.
+        """
+        failed: list[tuple[list[Entry], EdgeRuntimeError]] = []
+        for route in touched:
+            burst, route.burst = route.burst, []
+            try:
+                self.answer_burst(endpoint, route, burst)
+            except Exception as error:  # noqa: BLE001 (its door answers; failure_of logs it)
+                failed.append((burst, failure_of(error, f"a bug hit a burst of {len(burst)} requests")))
+        return failed
+
     def ask(  # noqa: PLR0917 (one message, and everything read from it)
         self,
         endpoint: ReplyEndpoint,

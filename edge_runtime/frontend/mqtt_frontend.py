@@ -130,14 +130,8 @@ class MqttFrontend:
             except Exception:  # a bug in one message must not lose the gathered requests
                 log.exception("a bug left a message unanswered")
                 self._metrics.count("mqtt_errors")
-        # Invariant: no route keeps entries beyond this call, whatever is raised on the way.
-        for route in touched:
-            burst, route.burst = route.burst, []
-            try:
-                frontend.answer_burst(endpoint, route, burst)
-            except Exception:
-                log.exception("a bug left %d requests unanswered", len(burst))
-                self._metrics.count("mqtt_errors")
+        for _ in frontend.answer_bursts(endpoint, touched):
+            self._metrics.count("mqtt_errors")
 
     def online(self) -> None:
         """Tell the listeners."""

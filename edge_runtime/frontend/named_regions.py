@@ -49,7 +49,7 @@ class NamedRegion:
     __weakref__: Any = field(init=False, repr=False)
 
     def fields(self) -> dict[str, Any]:
-        """What the status of regions tells of it."""
+        """Describe the region for the status of regions."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.nbytes}
 
 

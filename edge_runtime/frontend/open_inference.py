@@ -78,7 +78,7 @@ CONTROL_WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. sender: the name of its token where it has one, else its connection."""
+    """The rights of a caller. sender: the name of its token where it has one, else its connection."""
 
     sender: Hashable
     may_infer: bool = True

@@ -37,7 +37,7 @@ METADATA = "metadata"
 
 
 class Status(Protocol):
-    """What a daemon tells of itself. is_draining: it stops, and answers what it admitted."""
+    """A daemon's status. is_draining: it stops, and answers admitted requests."""
 
     is_ready: bool
     is_draining: bool

@@ -70,7 +70,7 @@ class TorchServe:
         }
 
     def read_call(self, head: HttpHead) -> HttpCall | None:
-        """What a head asks for; None where its path is none of TorchServe's."""
+        """Read a head as a call; None where its path is none of TorchServe's."""
         for path, calls in _PATHS:
             found = path.fullmatch(head.path)
             if found is None:

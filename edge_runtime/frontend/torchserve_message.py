@@ -32,7 +32,7 @@ from edge_runtime.transports.http_head import HttpHead
 from edge_runtime.wire import codec, json_codec, oip
 
 V1 = "v1"
-"""Of a path in the form of TensorFlow Serving, `/v1/models/NAME:predict`; the others begin with `/predictions`."""
+"""Marks a path in the form of TensorFlow Serving, `/v1/models/NAME:predict`; the others begin with `/predictions`."""
 
 _WITHHELD_HEADERS = frozenset(("authorization", "cookie", "proxy-authorization"))
 """Headers of a request that no handler sees."""
@@ -56,7 +56,7 @@ _TYPES = {
 OTHER_TYPE = "InternalServerException"
 
 RUN_FAILED_STATUS = 503
-"""Of a handler that raised: TorchServe's "Prediction failed"."""
+"""The status where a handler raised: TorchServe's "Prediction failed"."""
 
 JSON_KIND, TEXT_KIND, BYTES_KIND = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 URL_FORM_TYPE = "application/x-www-form-urlencoded"
@@ -174,7 +174,7 @@ class TorchServeAnswer:
         return json_response(*result)
 
     def _handled(self, selected: Sequence[Array]) -> Frames:
-        """What a handler returned, with the status and the headers that it set."""
+        """Write what a handler returned, with the status and the headers that it set."""
         bodies: list[bytes] = selected[0].reshape(-1).tolist()
         if self._call.values["torchserve"] == V1:
             return _json({"predictions": [_json_or_text(each) for each in bodies]}, self._call.deflates)
@@ -323,7 +323,7 @@ def _mask_output(servable: Servable) -> str | None:
 
 
 def _rows(plan: RequestPlan, selected: Sequence[Array]) -> list[Any]:
-    """What an answer says, one item a row."""
+    """The values of an answer, one item a row."""
     answers = plan.answers(selected)
     if answers is not None:
         return [_words(each) for each in answers]

@@ -31,7 +31,7 @@ from edge_runtime.tensors import Array, bf16_to_fp32
 from edge_runtime.wire.codec import short
 
 PIPELINE = "pipeline"
-"""What stands for the backend of a pipeline, which is an ensemble to Triton's clients."""
+"""The backend of a pipeline here; to Triton's clients a pipeline is an ensemble."""
 
 PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", PIPELINE: ENSEMBLE}
 """Triton's names of backends in metadata; the others are called as here."""
@@ -40,7 +40,7 @@ MODEL_FILES = {
     "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
     "python": "model.py", "pipeline": "pipeline.toml",
 }  # fmt: skip
-"""What `default_model_filename` says of each backend."""
+"""`default_model_filename` of each backend."""
 
 CPU_DEVICES = ("", "CPU")
 
@@ -108,7 +108,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
 
 
 def _parameters(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a ModelConfig has no field for, as its parameters."""
+    """Facts without a field in a ModelConfig, as its parameters."""
     return {name: {"string_value": json.dumps(value)} for name, value in told.items()}
 
 
@@ -235,7 +235,7 @@ def answered_classes(answers: Array, count: int, labels: Sequence[str]) -> Array
 
 
 def read_override(model: str, parameters: Mapping[str, Any]) -> Override:
-    """Read what a load lays over its model. Raises DecodeFailed, Unsupported.
+    """Read the parameters of a load: settings and files that replace the model's own. Raises DecodeFailed, Unsupported.
 
     parameters: `config`, JSON text, and `file:VERSION/NAME`, bytes or base64 text.
     """

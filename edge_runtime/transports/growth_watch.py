@@ -1,10 +1,10 @@
 """Closes connections whose unfinished messages make the daemon grow.
 
 libzmq hands a message out when all its frames are there, and bounds a frame, never their number: what a client sends of
-a message that does not end is held where nobody sees it. So the daemon looks at its own memory. A connection within
+a message that does not end is held out of sight. So the daemon looks at its own memory. A connection within
 such a message brings no other one, so those that brought nothing while memory grew by more than one whole message are
-closed: first those that were seen to bring bytes, and when memory grows on all that nobody waits for. A client that was
-only silent connects again by itself and notices nothing. Growth while models are loaded is theirs. Thread: I/O.
+closed: first those that were seen to bring bytes, and when memory grows on all that wait for no reply. A client that
+was only silent connects again by itself and notices nothing. Growth while models are loaded is theirs. Thread: I/O.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class GrowthWatch:
         if grown_bytes >= self._bound_bytes and not self._freeing_looks:
             # Those that were seen at an earlier look: what comes now may be whole in a moment.
             closed = self._close(endpoints, suspects_only=True)
-            # Whole messages that wait may be what grew, and whoever brought them is not heard yet: they are read first.
+            # Whole messages that wait may be what grew, and their connections are not heard yet: they are read first.
             patience = 4 if any(endpoint.has_messages() for endpoint in endpoints) else 2
             if not closed and grown_bytes >= patience * self._bound_bytes:
                 closed = self._close(endpoints, suspects_only=False)

@@ -97,7 +97,7 @@ Stream = Callable[[bytes | None, GrpcCall], Awaitable[None]]
 
 
 class GrpcMethods(Protocol):
-    """What is served: methods by path. Thread: the transport's. None of them raises but CancelledError.
+    """The served methods, by path. Thread: the transport's. None of them raises but CancelledError.
 
     unary: one message each way. answers: one message in, any number out; it is given as the first argument. streams:
     any number both ways; the first argument is None.
@@ -250,7 +250,7 @@ class GrpcTransport:
         return port
 
     def _certificates(self) -> Any:
-        """What a new connection is shown. Thread: any of the library's."""
+        """The certificate for a new connection. Thread: any of the library's."""
         assert self._tls is not None
         certificate, key, ca = self._tls
         return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
@@ -262,7 +262,7 @@ class GrpcTransport:
             try:
                 posted.popleft()()
             except Exception:
-                log.exception("a bug on the thread of gRPC")
+                log.exception("a bug interrupted a call on the gRPC thread")
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -24,7 +24,7 @@ TLS_RECORD_BYTES = 16 << 10
 """The largest piece that TLS encrypts at once."""
 
 ALIGNMENT = 64
-"""Of tensors in a body: what any library may want."""
+"""Alignment of tensors in a body, as much as any library may want."""
 
 READ = select.EPOLLIN | select.EPOLLRDHUP
 """The events of a connection that is read."""

@@ -22,7 +22,7 @@ MAX_CHUNK_LINE_BYTES = 4 << 10
 
 
 class BadMessage(DecodeFailed):
-    """What a peer sent is no request that is served; its connection is closed. status: of the response."""
+    """Bytes of a peer that are no request to be served; its connection is closed. status: of the response."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class HttpHead:
 
 @dataclass(slots=True)
 class _HeadEvents:
-    """What the parser tells of a head."""
+    """The parser's events of a head."""
 
     url: bytes = b""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -210,5 +210,5 @@ class ChunkedBody:
 
 
 def too_large(nbytes: int, max_bytes: int) -> BadMessage:
-    """What a body over the bound is refused with."""
+    """The error of a body over the bound."""
     return BadMessage(f"the body has {nbytes} bytes; at most {max_bytes} are read (max_body_bytes)", 413)

@@ -164,7 +164,7 @@ class HttpTransport:
 
     @property
     def connections(self) -> int:
-        """How many there are now. Thread: any."""
+        """The number of connections. Thread: any."""
         return len(self._connections)
 
     def start(self) -> None:

@@ -42,14 +42,14 @@ _CREDENTIALS = Struct("iII")
 
 
 class MemoryOperation(IntEnum):
-    """What a client asks. ALLOCATE: argument bytes; answered. FREE: the region of that number; not answered."""
+    """A client's operation. ALLOCATE: argument bytes; answered. FREE: the region of that number; not answered."""
 
     ALLOCATE = 1
     FREE = 2
 
 
 class MemoryAnswer(IntEnum):
-    """How ALLOCATE ended. FULL: over a bound; `bytes` says how many may be had."""
+    """The answer to ALLOCATE. FULL: over a bound; `bytes` says how many are left."""
 
     OK = 0
     FULL = 1

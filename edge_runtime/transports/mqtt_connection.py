@@ -46,7 +46,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """What a client tells its broker with CONNECT and SUBSCRIBE; `MqttSettings` has the reasons of the numbers.
+    """The contents of CONNECT and SUBSCRIBE; `MqttSettings` has the reasons of the numbers.
 
     takes_bursts: leave the socket's buffers to the kernel (mqtt_socket.py).
     """

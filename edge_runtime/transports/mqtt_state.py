@@ -160,7 +160,7 @@ def connect_failure(error: Exception, access: BrokerAccess) -> str:
 
 
 def refusal(reason: str, access: BrokerAccess) -> str:
-    """What the CONNACK says, and what to do about it."""
+    """The reason in a CONNACK, and what to do about it."""
     advice = {
         "Bad user name or password": "; check username and password_file",
         "Not authorized": "; check username, password_file and the client certificate",

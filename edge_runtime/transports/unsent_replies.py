@@ -22,7 +22,7 @@ REPLY_BYTES = 512
 """A small reply's cost in libzmq beside its bytes: a message of 64 bytes a frame, and what each refers to."""
 
 MARK_BYTES = 16 << 10
-"""Of small replies to a peer that left something unread, between two that are tracked."""
+"""Bytes of small replies between two tracked ones, to a peer that left something unread."""
 
 UNREAD_S = 30.0
 """A peer that reads nothing of its replies for so long is closed: longer than a client that is stopped for a moment, or
@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 
 class UnsentReplies:
-    """What peers have not been sent yet.
+    """Replies that libzmq has not sent yet, by peer.
 
     unread: the peers that had left something unread at the last look, by identity.
     """

@@ -75,7 +75,7 @@ class BoundSocket:
     ipc_path: Path | None = None
 
     def hide(self) -> None:
-        """Remove the socket file, so that nobody finds it any more; connections go on. Thread: any.
+        """Remove the socket file, so that no new client finds it; connections go on. Thread: any.
 
         A tcp address is found until `close`: libzmq's own unbind would end the connections.
         """

@@ -26,7 +26,7 @@ DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 SOURCE_FD = int(zmq.SRCFD)
 
 _EVENT = struct.Struct("=HI")
-"""Of an event's first frame: which it is, and its descriptor (zmq_socket_monitor(3))."""
+"""An event's first frame: its kind, and its descriptor (zmq_socket_monitor(3))."""
 
 FIONREAD, TIOCOUTQ = 0x541B, 0x5411
 """Bytes that came and were not read, and bytes that were sent and not read by the peer (ioctl_list(2), unix(7))."""
@@ -36,7 +36,7 @@ AUTOMATIC = 0
 
 
 _numbers = itertools.count()
-"""Of monitors: an address in this process is free again only some time after its socket was closed."""
+"""Numbers of monitors: an address in this process stays taken for some time after its socket was closed."""
 
 
 class ZmqConnection:
@@ -93,7 +93,7 @@ class Connections:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        self.ended: Callable[[bytes], None] = _nobody
+        self.ended: Callable[[bytes], None] = _ignore
         self.known: dict[bytes, ZmqConnection | None] = {}
         self._monitored = socket
         self._by_fd: dict[int, ZmqConnection] = {}
@@ -120,7 +120,7 @@ class Connections:
             self.ended(self.untold.pop())
 
     def meet(self, identity: bytes, frame: Any) -> bool:
-        """Learn whose a first message is. False: its connection has ended, and nobody waits for its reply."""
+        """Learn which connection brought a first message. False: it has ended, and no client waits for the reply."""
         try:
             fd = frame.get(SOURCE_FD)
         except zmq.ZMQError:
@@ -207,8 +207,8 @@ def unread_of(fd: int) -> int:
     return _ioctl(fd, TIOCOUTQ)
 
 
-def _nobody(identity: bytes) -> None:
-    """Nothing depends on a connection yet."""
+def _ignore(identity: bytes) -> None:
+    """Do nothing: no request came by a connection yet."""
 
 
 def _is_older(identity: bytes, other: bytes) -> bool:
@@ -232,7 +232,7 @@ def _ioctl(fd: int, request: int) -> int:
 
 
 def _socket_inode(fd: int) -> int | None:
-    """What tells one socket from another that has its number later; None for anything but a socket."""
+    """The inode of a socket, which differs where another socket has its number later; None for another file."""
     try:
         found = os.fstat(fd)
     except OSError:

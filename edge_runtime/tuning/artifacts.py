@@ -42,7 +42,7 @@ CONVERSION_LIMIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an int8 model is made. plain: the file's name without the variant. maker: the converter. needs: packages."""
+    """A way to make an int8 model. plain: its file without the variant. maker: the converter. needs: packages."""
 
     plain: str
     maker: str
@@ -123,7 +123,7 @@ def plain_onnx(version: VersionFolder) -> Path | None:
 
 
 def offers_of(version: VersionFolder, choices: Sequence[BackendChoice]) -> tuple[dict[str, Offer], list[str]]:
-    """What each of the profile's backends can run of a version, and a sentence on each thing left out."""
+    """List the artifacts that each of the profile's backends can run, and a sentence on each one left out."""
     offers: dict[str, Offer] = {}
     notes: list[str] = []
     for name in dict.fromkeys(choice.name for choice in choices):
@@ -189,7 +189,7 @@ class Int8Task(Struct, frozen=True):
 
 
 def recipe_for(backend_name: str) -> Recipe | None:
-    """How an int8 model for a backend can be made here; None where it cannot."""
+    """Find a way to make an int8 model for a backend here; None where there is none."""
     for recipe in _RECIPES.get(backend_name, ()):
         if all(find_spec(package) is not None for package in (recipe.maker.partition(".")[0], *recipe.needs)):
             return recipe

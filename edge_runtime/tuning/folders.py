@@ -22,7 +22,7 @@ from edge_runtime.repository.names import SETTINGS_FILE
 PREFIX = "edge-runtime-tune-"
 
 MIN_AGE_S = 60.0
-"""Of a temporary folder that is removed: a younger one may be made and not yet locked."""
+"""Least age of a temporary folder that is removed: a younger one may be made and not yet locked."""
 
 
 @contextmanager

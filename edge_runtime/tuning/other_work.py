@@ -1,4 +1,4 @@
-"""How much of the machine other work takes, while this process and its children measure. Linux, from /proc.
+"""The share of the machine that other work takes while this process and its children measure. Linux, from /proc.
 
 Owns: reading the kernel's counters. Busy time of the cores that this process may use, less the CPU time of this process
 and all that it started. Time that a hypervisor took away (steal) is other work too. Thread: one owner.

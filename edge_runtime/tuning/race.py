@@ -26,13 +26,13 @@ OUT = 0.003
 and of a dozen at a time, so it is far below 1 - SETTLED."""
 
 MIN_ROUNDS = 4
-"""Of every candidate, before it may sit out: fewer slices say little of how much they scatter."""
+"""Rounds of every candidate before it may sit out: fewer slices say little of how much they scatter."""
 
 TRIMMED = 0.15
 """The share of differences left out at each end: a burst of other work hits one slice of a pair."""
 
 LEAST_SCATTER = 0.02
-"""Of a difference of logarithms: a few slices may agree by luck, and none is more exact than this."""
+"""Least scatter of a difference of logarithms: a few slices may agree by luck, and none is more exact."""
 
 CALM = 0.05
 """Other work during a slice, as a share of the machine, below which the slice counts at once."""
@@ -41,7 +41,7 @@ UNUSUAL = 1.3
 """Times the usual other work above which a slice is taken again."""
 
 MAX_TAKES = 3
-"""Of one slice; the calmest counts."""
+"""Most takes of one slice; the calmest counts."""
 
 _LEAST_RATE = 1e-3
 _FARTHEST = math.log(5.0)
@@ -50,7 +50,7 @@ _FARTHEST = math.log(5.0)
 _LEAST_LEFT = 0.1
 _PRIOR = 0.02
 _STEEPEST = 1.5
-"""Of the fit of what other work costs: few slices without a spread of other work say nothing of it."""
+"""Bounds of the fit of other work's cost: a few slices with equal other work say nothing of its cost."""
 
 LogRates = Mapping[int, float]
 
@@ -59,7 +59,7 @@ RaceSlices = Mapping[Candidate, Sequence[Slice]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much quicker one candidate is than another: the mean of logarithms of ratios, its standard error."""
+    """The ratio of two candidates' rates: the mean of its logarithms, and the standard error."""
 
     mean: float
     error: float
@@ -82,7 +82,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who leads, how the others compare with it, and the chance of each to be more than TIE quicker.
+    """The leader, the others' differences from it, and the chance of each to be more than TIE quicker.
 
     leader None: no slices yet. behind: None for one that shares fewer than two rounds with the leader.
     """

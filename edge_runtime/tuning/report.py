@@ -156,7 +156,7 @@ def reasons(
 
 
 def confidence_text(summary: Summary) -> str:
-    """How sure the choice is, in words."""
+    """The confidence of the choice, in words."""
     settled = "" if summary.is_settled else ", not settled"
     return f"confidence {summary.confidence:.0%} that nothing tried serves over {TIE:.0%} more{settled}"
 
@@ -233,7 +233,7 @@ def _spread_text(accuracy: Accuracy) -> str:
 
 
 def _beside_choice(known: TuneResults, choice: FullMeasurement | None) -> dict[Candidate, Difference]:
-    """How each candidate that met the choice in the race compares with it."""
+    """Compare each candidate that met the choice in the race with it."""
     rates = log_rates(slices_of(known))
     if choice is None or choice.candidate not in rates:
         return {}

@@ -1,4 +1,4 @@
-"""What a tune measured of ways and candidates, and how a later tune finds it again.
+"""The measurements of ways and candidates, and how a later tune finds them again.
 
 Owns: the results' types, and one small file for each result, named by a digest of all that it depends on: the artifact,
 the inputs, the objective, the way or candidate, the device and the backend's version. Files are durable: a result that

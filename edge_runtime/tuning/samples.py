@@ -34,10 +34,10 @@ from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array
 
 MAX_INPUTS = 2048
-"""Of these, 0.5 % are ten inputs; more would take longer and say little more."""
+"""Most inputs: 0.5 % of these are ten; more would take longer and say little more."""
 
 MAX_BYTES = 256 << 20
-"""Of all inputs together: 446 pictures of 600 KB. This process and one child hold them."""
+"""Most bytes of all inputs: 446 pictures of 600 KB. This process and one child hold them."""
 
 MAX_FILE_BYTES = 1 << 30
 
@@ -125,7 +125,7 @@ def make_samples(spec: ModelSpec, length: int, shapes: Mapping[str, Sequence[int
 
 
 def read_labels(path: Path) -> tuple[int, ...]:
-    """Whole numbers: of an .npy, or of a text, one a line, the last of a line's fields separated by commas.
+    """Read whole numbers from an .npy, or from a text: one a line, the last of its fields between commas.
 
     Raises TensorMismatch.
     """
@@ -149,7 +149,7 @@ def read_labels(path: Path) -> tuple[int, ...]:
 
 
 class _Reading(NamedTuple):
-    """How files are read. pictures: the model's declared input for them, None where it declares none."""
+    """A reading of files. pictures: the model's declared input for them, None where it declares none."""
 
     spec: ModelSpec
     pictures: PictureInput | None
