@@ -73,7 +73,10 @@ class HashCheck:
 
     def __init__(self, expected: ExpectedFile) -> None:
         self._expected = expected
-        self._hashes = {algorithm: _new_hash(algorithm) for algorithm in expected.hashes}
+        self._hashes: dict[str, _Hash] = {
+            algorithm: hashlib.blake2b(digest_size=32) if algorithm == "blake2b-256" else hashlib.new(algorithm)
+            for algorithm in expected.hashes
+        }
         self.length = 0
         """The number of bytes so far."""
 
@@ -202,7 +205,3 @@ def _read(path: Path, expected: ExpectedFile) -> HashCheck:
         while check.length <= expected.length and (piece := file.read(PIECE_BYTES)):
             check.update(piece)
     return check
-
-
-def _new_hash(algorithm: str) -> _Hash:
-    return hashlib.blake2b(digest_size=32) if algorithm == "blake2b-256" else hashlib.new(algorithm)

@@ -112,7 +112,7 @@ class Journal:
         # Asked of its content: after a power cut the file may be there, and be empty.
         if self.fact("begun") is None:
             self._begin(record, is_lost=is_lost or record is not None)
-        elif record is not None and record.changes > self._changes():
+        elif record is not None and record.changes > self._for_record().changes:
             self._begin(record, is_lost=True)  # the record is written after the database: the database lost its log
         self.is_state_lost = self.fact("state_lost") is not None
         if (record or ActiveRecord()) != self._for_record():
@@ -204,7 +204,11 @@ class Journal:
         The history has a refusal once, with its reason: from `reject`.
         """
         with self._database.transaction() as database:
-            tries = _tries(database, release) + (state is ReleaseState.WARMING)
+            row = database.execute(
+                "select tries from rollouts where model = ? and manifest_sha256 = ?",
+                (release.model, release.manifest_sha256),
+            ).fetchone()  # of this very release: another one of the model starts at 0
+            tries = (row[0] if row else 0) + (state is ReleaseState.WARMING)
             _set_rollout(database, release, state, tries, reason)
             if state is not ReleaseState.REJECTING:
                 _note(database, at_utc, release, state.value, "" if state is ReleaseState.ROLLING_BACK else reason)
@@ -332,12 +336,10 @@ class Journal:
         except StorageFailed as error:
             log.warning("the second record is behind the update journal", extra={"reason": error.message})
 
-    def _changes(self) -> int:
-        """Return how often the active releases changed; the second record has the same count."""
-        return int(self.fact("changes") or 0)
-
     def _for_record(self) -> ActiveRecord:
-        return ActiveRecord(self._changes(), sorted(self.active().values(), key=lambda release: release.model))
+        """Return what the second record must hold."""
+        active = sorted(self.active().values(), key=lambda release: release.model)
+        return ActiveRecord(int(self.fact("changes") or 0), active)
 
     def _write_record(self) -> None:
         """Replace the second record, durably. Raises StorageFailed."""
@@ -458,14 +460,6 @@ class Database:
 
 
 # ---- statements, inside a transaction -------------------------------------------------------------------------------
-
-
-def _tries(database: sqlite3.Connection, release: Release) -> int:
-    """Return the tries of this very release; another one of the model starts at 0."""
-    row = database.execute(
-        "select tries from rollouts where model = ? and manifest_sha256 = ?", (release.model, release.manifest_sha256)
-    ).fetchone()
-    return int(row[0]) if row else 0
 
 
 def _set_rollout(database: sqlite3.Connection, release: Release, state: ReleaseState, tries: int, reason: str) -> None:

@@ -4,15 +4,15 @@
 |---|---|---|
 | its share of the group includes this device | `choose_offers` | passed over |
 | it is not active, not refused, not older, no leap of its counter | `why_not_offered` | passed over |
-| its team signs the manifest that its group names | `repository_view`, by `trust` | put off |
-| the manifest makes sense and names files of its own folder only | `repository.manifest` | put off |
+| its team signs the manifest that its group names | `repository_view.RepositoryView.release`, by `trust` | put off |
+| the manifest makes sense, all its files are in its own folder | `repository.manifest.decode_manifest` | put off |
 | it is for this profile, runtime, memory and these backends, without code | `why_not_fit` | passed over |
 | no reserved name, no setting in a library's own words, a small golden file | `check_served` | put off |
-| its team signs each file as the manifest describes it; each hash fits | `staging`, `download` | put off |
-| of each backend's files all or none are there, each with its hash | `check_choice`, `releases.open` | put off |
-| a child process loads it and gets its golden output | `trial` | refused |
-| no file changed between its hash and its load | `StagedRelease.check_unchanged` | put off |
-| it serves as well as the version before | `observation` | rolled back, refused |
+| its team signs each file as the manifest describes it; each hash fits | `staging.Staging.stage` | put off |
+| of each backend's files all or none are there, each with its hash | `releases.Releases.open` | put off |
+| a child process loads it and gets its golden output | `trial.ReleaseTrials.run` | refused |
+| no file changed between its hash and its load | `releases.StagedRelease.check_unchanged` | put off |
+| it serves as well as the version before | `observation.Observation.judge` | rolled back, refused |
 
 Pure: manifests and names in, reasons out. Publishers hold to the same rules; the checks here are for a publisher whose
 keys were stolen.

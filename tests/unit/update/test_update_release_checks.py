@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pydoc import locate
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from edge_runtime.errors import UpdateError
 from edge_runtime.repository.manifest import Artifact, Assignment, Golden, Manifest, StepModel
 from edge_runtime.repository.names import suffix_of
 from edge_runtime.repository.release_paths import LONGEST_LEAP
+from edge_runtime.update import release_checks
 from edge_runtime.update.release_checks import (
     DeviceTraits,
     KnownReleases,
@@ -221,3 +224,11 @@ def test_a_device_that_knows_no_releases_of_pipelines_passes_one_over_with_the_r
 def test_a_signed_pipeline_that_makes_no_sense_is_not_served(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(UpdateError, match=reason):
         check_served(pipeline_manifest(**changes), "here")
+
+
+def test_the_list_of_checks_names_what_makes_each_of_them() -> None:
+    rows = [line.split("|")[2] for line in (release_checks.__doc__ or "").splitlines() if line.startswith("| ")]
+    names = [name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row)]
+    assert len(names) >= len(rows) - 1 > 10
+    homes = ("edge_runtime.update.release_checks", "edge_runtime.update", "edge_runtime")
+    assert [name for name in names if not any(locate(f"{home}.{name}") for home in homes)] == []
