@@ -27,7 +27,7 @@ library can make a good model crash. More than MAX_TRIES, since power fails seve
 
 
 class ActiveReleases:
-    """The releases installed so far. not_served: by model, why its active release does not answer."""
+    """The active releases of this device. not_served: by model, why its active release does not answer."""
 
     def __init__(self, journal: Journal, releases: Releases, loader: Loader, time: DeviceTime) -> None:
         self.not_served: dict[str, str] = {}

@@ -38,10 +38,10 @@ TAIL_REQUESTS = 400
 long, so the median must be longer too: on a busy device one long run of 20 refused good releases."""
 
 LOOK_S = 0.25
-"""Between two looks: a version that regressed serves for little longer than it takes to show."""
+"""Between two looks at the counters: how much longer than needed a regressed version may serve."""
 
 SELF_LIMIT_S = 30.0
-"""For one request of the daemon's own: it waits behind all others."""
+"""For one golden run of the daemon's own: its request waits behind all others."""
 
 
 class Verdict(Enum):
@@ -88,7 +88,7 @@ class Judgement:
 
 
 class RunRecord:
-    """The runs of a version since this object was made, or, with `whole_life`, since its load: by its own counters."""
+    """The runs of a version since this object was made; with `whole_life`, since its load. Reads its own counters."""
 
     def __init__(self, metrics: ModelMetrics, *, whole_life: bool = False) -> None:
         then = ModelMetrics() if whole_life else metrics

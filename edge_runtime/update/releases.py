@@ -91,7 +91,7 @@ class StagedRelease:
 class Releases:
     """The folder of all releases on this device. Thread: one owner.
 
-    Its content is never trusted as it lies: `open` reads and hashes every byte.
+    Never trusts what lies there: `open` reads and hashes every byte.
     """
 
     def __init__(self, folder: Path, artifacts: ArtifactStore, *, disk: Disk = SYSTEM_DISK) -> None:

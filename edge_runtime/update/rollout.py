@@ -107,7 +107,7 @@ class Rollout:
     # ---- steps ------------------------------------------------------------------------------------------------------
 
     def _verify(self) -> None:
-        """Its signatures were verified when the repository was read; here only the journal learns of it."""
+        """Tell the journal: signatures were verified when the repository was read."""
         self._progress.advance(Event.OFFERED)
         self._progress.advance(Event.VERIFIED)
 

@@ -1,4 +1,4 @@
-"""The state of one release under way, written down before the step that it stands for, and whether it is still wanted.
+"""The state of one release under way, written into the journal before its step begins, and whether it is still wanted.
 
 Owns: the effects of the state table in the journal, and the moment after which an operator can no longer withdraw the
 release. Thread: the updater's; `withdraw` any.

@@ -27,10 +27,10 @@ METADATA, TARGETS = "metadata", "targets"
 
 
 LOOKED_AT = 1_000
-"""Entries of a folder: a person's stick has fewer, a stranger's may have any number."""
+"""How many entries of a folder are looked at: a person's stick has fewer, a stranger's may have any number."""
 
 NAMED = 3
-"""Repositories that a message names; one is usual."""
+"""How many repositories a message names at most; usually there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Staging of a release: its files come into the artifact store; files that are here are not fetched, others patched.
+"""Staging of a release: brings its files into the artifact store. Fetches only files that are not here, or patches.
 
 Owns: which files a device needs, which patch is used, and what happens when a patch fails. A patch only saves bytes:
-the whole file's hash decides, and after any fault of a patch the whole file is fetched instead. A link that breaks is
-no fault of the patch: the next check resumes the download. Called by the rollout.
+the whole file's hash decides, and after any fault of a patch the whole file is fetched instead. A broken link is no
+fault of the patch: the next check resumes the download. Called by the rollout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One file to fetch. delta: the patch that makes it, where one is worth trying."""
+    """One file to fetch. delta: the patch to make it from, if one is usable."""
 
     file: Artifact | Golden
     delta: Delta | None = None

@@ -124,10 +124,10 @@ class ArtifactStore:
     def fetch(
         self, fetcher: Fetcher, path: str, expected: ExpectedFile, *, pace: Pace, progress: ByteProgress | None = None
     ) -> Path:
-        """Return the wanted file, fetched from `path` of the fetcher unless it is here and right. Resumes its part.
+        """Return the expected file; fetch it from the fetcher's `path` unless it is here. Resumes an earlier part.
 
-        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would have
-        less free than its reserve); no file of that name is there then.
+        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would keep
+        less free than its reserve); the store has no file of that name then.
         """
         final = self.path(expected)
         if is_whole(final, expected):
@@ -136,7 +136,7 @@ class ArtifactStore:
         part = self._parts / f"{expected.digest}{PART_SUFFIX}"
         try:
             self._check_reserve(expected, part)
-            # The file of this name is not the wanted one; no reader may find it meanwhile.
+            # Invariant: no reader finds a wrong file under this name meanwhile.
             final.unlink(missing_ok=True)
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be prepared: {error.strerror}; look at the disk") from error

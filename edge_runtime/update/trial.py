@@ -1,7 +1,7 @@
 """A release tried in a child process before the daemon loads it, and the judgement of how that went.
 
 Owns: what a trial does, and which ending is the release's fault. Loads nothing in the daemon's process: a native abort,
-an endless load or a hunger for memory ends the child only. Called by the update loop's thread, which waits here.
+an endless load or too much memory ends the child only. Called by the updater's thread, which waits here.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class PipelineTask(Struct, frozen=True):
 
 
 class TrialResult(Struct, frozen=True):
-    """What a trial measured. run_s: a usual golden run, at a low priority beside what serves.
+    """What a trial measured. run_s: the median golden run, at a low priority beside the serving versions.
 
     note: which attempts failed before, and why.
     """
@@ -268,7 +268,7 @@ def _try(
 
 
 def judge(ending: Ending[TrialResult]) -> TrialReport:
-    """What a child's ending says of the release. Pure."""
+    """Return the outcome that a child's ending means for the release. Pure."""
     reason = "the daemon stopped during the trial" if ending.cause is Cause.STOPPED else ending.reason
     return TrialReport(_OUTCOMES[ending.cause], reason, ending.result)
 
@@ -318,7 +318,7 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
 
 
 def run_golden(instance: TriedInstance, task: TrialTask | PipelineTask, golden: GoldenTensors) -> float:
-    """Return the seconds of a usual run. Raises RunFailed: the model is not as described, or answers wrongly."""
+    """Return the median seconds of a run. Raises RunFailed: the model is not as described, or answers wrongly."""
     _check_specs("input", instance.spec.inputs, task.inputs)
     _check_specs("output", instance.spec.outputs, task.outputs)
     tolerance = golden.tolerance_at(instance.precision)

@@ -95,9 +95,9 @@ class Updater:
         self._loader.reserve(release.model for release in self._journal.recorded())
 
     def open(self) -> None:
-        """Open the journal and let every active release answer whose files are whole. May be called again.
+        """Open the journal and serve every active release whose files are whole. May be called again.
 
-        Raises StorageFailed: the journal cannot be opened or written to now; the active releases answer all the same.
+        Raises StorageFailed: the journal cannot be opened or written to now; the active releases serve all the same.
         """
         try:
             self._journal.open()
@@ -114,7 +114,7 @@ class Updater:
         self.board.read_journal()
 
     def serve_suspects(self) -> None:
-        """Let the releases answer that `open` left, because the process ended while they were loaded before."""
+        """Serve the releases that `open` left, because the process ended while it loaded them before."""
         self._active.serve_suspects()
         self.board.read_journal()
 
@@ -140,7 +140,7 @@ class Updater:
         return checked
 
     def roll_back(self, model: str) -> Release:
-        """Let the previous release answer again and refuse the active one. Returns the release that serves now.
+        """Serve the previous release again and refuse the active one. Returns the release that serves now.
 
         Raises UpdateError: there is none, or its files are not whole; nothing has changed then.
         """
@@ -160,9 +160,9 @@ class Updater:
         return self._under_way is not None
 
     def status(self) -> dict[str, Any]:
-        """Return what runs, the release under way, refusals with their reasons, the last check, the time. Thread: any.
+        """Return what runs, the release under way, refusals with their reasons, the last check, the time.
 
-        Waits for no disk.
+        Waits for no disk. Thread: any.
         """
         return {**self.board.summary(), "clock": self._time.as_json()}
 
@@ -184,7 +184,7 @@ class Updater:
         return tuple(offered)
 
     def _refresh(self, source: Source) -> RepositoryView:
-        """Bring the metadata up to date, and write down its versions before anything else is done with it."""
+        """Bring the metadata up to date, and write its versions into the journal before any other use of it."""
         pacer = Pacer(METADATA_LIMITS, self._clock, self._stop)
         client = TufClient(
             source.metadata,
@@ -209,7 +209,7 @@ class Updater:
     def _take(
         self, repository: RepositoryView, assignment: Assignment, known: KnownReleases, *, installs: bool
     ) -> Offered:
-        """Install one assignment, or say why not. An error stays with its model: the next one is looked at."""
+        """Install one assignment, or say why not. An error ends this model's part of the check only."""
         version: int | None = None
         gap_s: float | None = None
         try:

@@ -1,8 +1,8 @@
 """The thread of updates: it checks when a check is due, when it is woken, and when an operator asks.
 
-Owns: when a check is due, and the one thread on which the updater runs. Public methods may be called from any thread;
-an operation is answered through `done` on the worker's thread, and refused at once while a release is under way, for
-as long as that is observed.
+Owns: when a check is due, and the one thread on which the updater runs. Any thread may call the public methods. The
+worker's thread calls `done` with an operation's result. While a release is under way, its observation included, every
+operation is refused at once, except the withdrawal of that release.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from edge_runtime.update.updater import Updater
 log = logging.getLogger(__name__)
 
 REOPEN_S = 30.0
-"""Between tries to open the journal, on a disk that was full, most likely. An operation tries at once: its operator may
-have made room."""
+"""Between tries to open the journal; most likely its disk is full. An operation tries at once: its operator may have
+made room."""
 
 ONLY_IMPORTS = (
     "[update] names no repository, so there is nowhere to look: updates come by `edge-runtime update import DIR` only; "
@@ -111,9 +111,9 @@ class UpdateWorker:
     # ---- operations, from any thread --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Wake the worker: check soon. Never blocks, and a thousand calls are one check.
+        """Wake the worker: check soon. Never blocks; many calls make one check.
 
-        Nothing happens where no repository is named.
+        Does nothing where no repository is named.
         """
         if self._source is not None and not self._is_woken.is_set():
             self._is_woken.set()
@@ -132,7 +132,7 @@ class UpdateWorker:
         self._ask(done, partial(self._import, folder))
 
     def roll_back(self, model: str, done: Done) -> None:
-        """Serve the release before again, and refuse the active one; or withdraw the one under way."""
+        """Serve the previous release again, and refuse the active one; or withdraw the release under way."""
         if self.updater.withdraw(model):
             done({"model": model, "withdrawn": True})
             return
@@ -178,7 +178,7 @@ class UpdateWorker:
         return round(max(self._schedule.due_s - self._clock.monotonic_s(), 0.0), 1)
 
     def _step(self) -> None:
-        """Run the next operation, or check (or open) when it is due, however often the worker is woken."""
+        """Run the next operation, or the check (or the opening) that is due. Wakes cannot delay either."""
         is_open = self._trouble is None
         left_s = (self._schedule.due_s if is_open else self._reopen_due_s) - self._clock.monotonic_s()
         step = self._executor.next(min(left_s, threading.TIMEOUT_MAX)) if left_s > 0 else None
