@@ -12,7 +12,7 @@ import ctypes
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -157,7 +157,7 @@ class OpenVinoInstance:
         self._model = model  # None once closed
         self._positions = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
         self._requests = deque(model.create_infer_request() for _ in range(concurrency))
-        self._results, self._execute = _calls(None if loses_errors else _native_infer(library), len(spec.outputs))
+        self._infer = None if loses_errors else _native_infer(library)
         self._bounds: weakref.WeakSet[OpenVinoBound] = weakref.WeakSet()
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
@@ -172,7 +172,10 @@ class OpenVinoInstance:
         try:
             for index, tensor in enumerate(self.spec.inputs):
                 request.set_input_tensor(index, _to_tensor(self._library, tensor, inputs[tensor.name]))
-            results = self._results(request)
+            if self._infer is None:
+                results = _run_and_copy(request, len(self.spec.outputs))
+            else:
+                results = list(self._infer(request, {}, False, False).values())
         except _ERRORS as error:
             raise _run_failed(error) from error
         finally:
@@ -190,7 +193,7 @@ class OpenVinoInstance:
         if model is None or buffers is None:
             return None
         bound = OpenVinoBound(
-            model.create_infer_request(), self.spec, *buffers, library=self._library, execute=self._execute
+            model.create_infer_request(), self.spec, *buffers, library=self._library, infer=self._infer
         )
         self._bounds.add(bound)
         return bound
@@ -214,14 +217,15 @@ class OpenVinoBound:
         outputs: list[Array],
         *,
         library: ModuleType,
-        execute: Callable[[Any], object],
+        infer: Any,
     ) -> None:
+        """infer: as `_native_infer` returns it; None: it must not be used."""
         self.inputs: Sequence[Array] = inputs
         self.outputs: Sequence[Array] = outputs
         self.max_rows: int = inputs[0].shape[0]
         self._library = library
         self._request = request  # None once closed
-        self._execute = execute
+        self._infer = infer
         self._spec = spec
         self._fixed = spec.inputs[0].shape[0] >= 0
         self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
@@ -232,7 +236,10 @@ class OpenVinoBound:
         try:
             if rows != self._rows_set:
                 self._set_rows(rows)
-            self._execute(self._request)
+            if self._infer is None:
+                _run_and_wait(self._request)
+            else:
+                self._infer(self._request, {}, True, True)  # shared results: views of the bound buffers
             if self._has_other_rows(rows):
                 raise RunFailed(f"the model gave other rows than the {rows} it got, so its axis 0 is no batch")
         except _ERRORS as error:
@@ -508,23 +515,12 @@ def _reason(error: Exception) -> str:
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-def _calls(infer: Any, count: int) -> tuple[Callable[[Any], list[Array]], Callable[[Any], object]]:
-    """Return two ways to run a request whose tensors are set: with copies of its results, and without results.
-
-    infer: the native call, None where it is missing or must not be used. count: of outputs. For a tiny model `infer`
-    under the library's wrapper takes 7 us (26 through the wrapper, which copies inputs); start_async and wait, which go
-    through a thread pool, take 65. For large models there is no difference.
-    """
-    if infer is None:
-        return lambda request: _run_and_copy(request, count), _run_and_wait
-    return (
-        lambda request: list(infer(request, {}, False, False).values()),
-        lambda request: infer(request, {}, True, True),  # shared results: views of the bound buffers
-    )
-
-
 def _native_infer(library: Any) -> Any:
-    """Return `infer(request, {}, share_outputs, decode_strings)` of the C++ class; None where this version has none."""
+    """Return `infer(request, {}, share_outputs, decode_strings)` of the C++ class; None where this version has none.
+
+    For a tiny model it takes 7 us; 26 through the library's wrapper, which copies inputs. start_async and wait, which
+    go through a thread pool, take 65. For large models there is no difference.
+    """
     for base in library.InferRequest.__mro__[1:]:
         if base.__module__.endswith("_pyopenvino") and hasattr(base, "infer"):
             return base.infer

@@ -18,7 +18,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from itertools import accumulate
 from pathlib import Path
@@ -235,23 +235,19 @@ class _Streams:
         requests, self._requests = self._requests, []
         return requests
 
-    def fail(self, words: str) -> None:
-        """Answer what is still open with an error."""
-        self._end(RunFailed.code, words, lambda: self._open)
-
     def wait(self) -> None:
-        """Wait for the last responses."""
+        """Wait for the last responses. A request whose sender the model let go gets an error."""
         with self._changed:
             self._changed.wait_for(lambda: self._open <= self._forgotten)
-        words = "the model let go of its response sender without TRITONSERVER_RESPONSE_COMPLETE_FINAL"
-        self._end(RunFailed.code, words, lambda: self._forgotten)
+        self.fail("the model let go of its response sender without TRITONSERVER_RESPONSE_COMPLETE_FINAL")
 
-    def _end(self, code: str, words: str, which: Callable[[], set[int]]) -> None:
+    def fail(self, words: str) -> None:
+        """Answer each request that is still open with an error."""
         with self._changed:
-            left = sorted(self._open & which())
-            self._open.difference_update(left)
+            left = sorted(self._open)
+            self._open.clear()
         for index in left:
-            self._run.respond(index, None, (code, words), is_last=True)
+            self._run.respond(index, None, (RunFailed.code, words), is_last=True)
 
     def send(self, index: int, response: triton.InferenceResponse | None, *, is_last: bool) -> None:
         with self._changed:
