@@ -46,37 +46,31 @@ class Culprit:
     wait_s: float
 
 
-class Culprits:
-    """The culprits of one model."""
-
-    def __init__(self) -> None:
-        self._by_sender: dict[Hashable, Culprit] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_sender)
+class Culprits(dict[Hashable, Culprit]):
+    """The culprits of one model, by sender."""
 
     def add(self, sender: Hashable, now_s: float) -> None:
         """A sender's request, alone in its host, has ended it."""
-        known = self._by_sender.pop(sender, None)
+        known = self.pop(sender, None)
         is_again = known is not None and now_s < known.until_s
         wait_s = min(known.wait_s * 2, LONGEST_WAIT_S) if known is not None and is_again else FIRST_WAIT_S
-        if len(self._by_sender) >= MOST_CULPRITS:
-            del self._by_sender[next(iter(self._by_sender))]
-        self._by_sender[sender] = Culprit(now_s + ALONE_S, now_s + wait_s, wait_s)
+        if len(self) >= MOST_CULPRITS:
+            del self[next(iter(self))]
+        self[sender] = Culprit(now_s + ALONE_S, now_s + wait_s, wait_s)
 
     def has(self, sender: Hashable, now_s: float) -> bool:
         """Whether a sender's requests run alone now."""
-        known = self._by_sender.get(sender)
+        known = self.get(sender)
         if known is None:
             return False
         if now_s >= known.until_s:
-            del self._by_sender[sender]
+            del self[sender]
             return False
         return True
 
     def not_before_s(self, sender: Hashable) -> float:
         """The instant from which a sender's next request may run."""
-        known = self._by_sender.get(sender)
+        known = self.get(sender)
         return known.not_before_s if known is not None else 0.0
 
 

@@ -225,7 +225,7 @@ class RequestPlan:
 
         Where they are answers of declared steps, each header has them too.
         """
-        shapes = tuple(array.shape for array in selected)
+        shapes = tuple([array.shape for array in selected])
         if timing is None and shapes == self._answer_shapes:
             return self._answer_header
         words = self.words(selected)
