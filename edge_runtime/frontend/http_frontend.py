@@ -9,7 +9,6 @@ Invariant: a request ends as exactly one response, or with its connection.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,8 +58,6 @@ from edge_runtime.transports.http_head import HttpHead
 from edge_runtime.transports.http_transport import HttpTransport
 from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import Pictures
-
-log = logging.getLogger(__name__)
 
 LARGE_JSON_BYTES = 64 << 10
 """JSON from here on is read beside the door's thread: 64 KiB take about half a millisecond."""

@@ -136,9 +136,10 @@ class TorchServeAnswer:
     """The answers to one call, as TorchServe and its built-in handlers give them."""
 
     def __init__(self, table: ModelTable, call: HttpCall) -> None:
-        """call: not read further than its path yet."""
+        """call: not read further than its path yet; errors name model and version as they came."""
         self._table = table
         self._call = call
+        self._values = dict(call.values)
 
     def answer(self, request: Request, request_id: Any) -> Frames:  # noqa: ARG002 (answers have no id here)
         """A whole response: of the one row, or of all rows as `predictions`."""
@@ -157,7 +158,7 @@ class TorchServeAnswer:
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
         """An error as TorchServe words it."""
-        values = self._call.values
+        values = self._values
         status, kind, message = status_of(error), None, error.message
         if isinstance(error, ModelNotFound) and "name" in values:
             name, version = values["name"], values.get("version")

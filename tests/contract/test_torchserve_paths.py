@@ -256,6 +256,8 @@ def test_errors_are_in_torchserves_form(http, method, path, body, error):
 
 def test_an_unknown_model_is_named_as_torchserve_names_it(http):
     assert http.ask("POST", "/predictions/absent", b"x").fields["message"] == "Model not found: absent"
+    message = http.ask("POST", "/predictions/mlp/9.0", b"x").fields["message"]
+    assert message == "Model version: 9.0 does not exist for model: mlp"
 
 
 # ---- models and health ----------------------------------------------------------------------------------------------

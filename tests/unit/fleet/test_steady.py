@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.answers import PICTURE_SIZE
-from edge_runtime.fleet.steady import SteadyAnswer
+from edge_runtime.fleet.camera_source import SteadyAnswer
 from edge_runtime.steps import ModelSteps, OutputSteps
 
 BOXES = ModelSteps({}, {"found": OutputSteps(layout="yolov8")})
