@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from edge_runtime.errors import Draining, EdgeRuntimeError
@@ -19,19 +18,11 @@ Step = Callable[[], None]
 Refuse = Callable[[EdgeRuntimeError], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedStep:
-    """A step, which handles its own errors. refuse: called instead when the thread has ended."""
-
-    step: Step
-    refuse: Refuse
-
-
 class Executor:
     """The steps of one thread."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[SubmittedStep] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Step, Refuse]] = queue.SimpleQueue()
         self._has_begun = False
         self._has_ended = False
 
@@ -45,8 +36,8 @@ class Executor:
         self._refuse_all()
 
     def submit(self, step: Step, refuse: Refuse = lambda _: None) -> None:
-        """Queue a step; `refuse` is called instead when the thread has ended."""
-        self._queue.put(SubmittedStep(step, refuse))
+        """Queue a step, which handles its own errors. refuse: called instead when the thread has ended."""
+        self._queue.put((step, refuse))
         # Invariant: either `end` finds it in the queue, or this line sees that it has ended.
         if self._has_ended:
             self._refuse_all()
@@ -66,9 +57,10 @@ class Executor:
     def next(self, timeout_s: float) -> Step | None:
         """Return the next step; None when none came in time. Thread: the one that takes steps."""
         try:
-            return self._queue.get(timeout=timeout_s).step
+            step, _ = self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        return step
 
     def has_work(self) -> bool:
         """Whether a step waits now."""
@@ -77,10 +69,10 @@ class Executor:
     def _refuse_all(self) -> None:
         while True:
             try:
-                submitted = self._queue.get_nowait()
+                _, refuse = self._queue.get_nowait()
             except queue.Empty:
                 return
-            submitted.refuse(Draining("this daemon is stopping"))
+            refuse(Draining("this daemon is stopping"))
 
 
 def _complete(answer: Future[T], step: Callable[[], T]) -> None:

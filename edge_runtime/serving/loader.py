@@ -104,7 +104,7 @@ class Loader:
 
         override: what the caller lays over the model, until it is loaded again.
         """
-        self._executor.submit(lambda: self._answer(done, lambda: self._load_asked(model, number, override)), done)
+        self._submit(done, lambda: self._load_asked(model, number, override))
 
     def take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, done: Done, *, at_once: bool) -> None:
         """Serve a model that a door receives, to that door alone; `done` as of `load`.
@@ -112,18 +112,18 @@ class Loader:
         keep: writes its files, and returns its name and folder; called on the loader's thread. at_once: load it now,
         else on its first request.
         """
-        self._executor.submit(lambda: self._answer(done, lambda: self._take_in(keep, override, at_once)), done)
+        self._submit(done, lambda: self._take_in(keep, override, at_once))
 
     def give_up(self, model: str, done: Done) -> None:
         """Unload and forget a model that `take_in` brought; `done` as of `load`."""
-        self._executor.submit(lambda: self._answer(done, lambda: self._folder.give_up(model)), done)
+        self._submit(done, lambda: self._folder.give_up(model))
 
     def unload(self, model: str, number: int | None, done: Done, *, takes_steps: bool = False) -> None:
         """Unload a version, or all of a model; it stays away until `load` or until its files change.
 
         takes_steps: with a pipeline, unload the models that were loaded for it alone.
         """
-        self._executor.submit(lambda: self._answer(done, lambda: self._unload_asked(model, number, takes_steps)), done)
+        self._submit(done, lambda: self._unload_asked(model, number, takes_steps))
 
     def forget_overrides(self) -> None:
         """Give up the files that callers brought. Once it is closed, and no model is loaded any more."""
@@ -149,7 +149,6 @@ class Loader:
         """
         swap = Swap(
             folder,
-            before_alone,
             executor=self._executor,
             table=self._table,
             placement=self._placement,
@@ -160,7 +159,7 @@ class Loader:
             dispatcher=self._dispatcher,
             clock=self._clock,
         )
-        self._executor.call(swap.load)
+        self._executor.call(lambda: swap.load(before_alone))
         return swap
 
     def holds_both(self, folder: ModelFolder) -> bool:
@@ -339,6 +338,10 @@ class Loader:
         for status in self._table.statuses_of(model):
             self._placement.unload(model, status.number, forget=True)
         self._folder.catch_up(model)
+
+    def _submit(self, done: Done, step: Callable[[], None]) -> None:
+        """Queue a step that a caller waits for. done: called with its end."""
+        self._executor.submit(lambda: self._answer(done, step), done)
 
     def _answer(self, done: Done, step: Callable[[], None]) -> None:
         try:

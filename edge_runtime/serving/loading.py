@@ -373,7 +373,9 @@ def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns,
     if isinstance(instance, HostedInstance):
         return None  # a run there is waited for, and the I/O thread may not wait
     is_asked_for = settings.mode == "inline"
-    if not is_asked_for and not _may_be_inline(settings, first):
+    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0 or settings.queue is not None
+    is_quick = first.times.get(1, math.inf) <= INLINE_RUN_S * 2
+    if not is_asked_for and (wants_queue or not is_quick):
         return None
     rows = min(INLINE_ROWS, max_rows)
     bound = instance.bind(rows) if _fits_lean_path(instance, first) else None
@@ -392,19 +394,10 @@ def _warm_row_bytes(instance: Instance, settings: ModelSettings, first: FirstRun
     return sum(array.nbytes for array in inputs.values())
 
 
-def _may_be_inline(settings: ModelSettings, first: FirstRuns) -> bool:
-    """Whether no setting asks for a queue, and one row runs quickly enough to try."""
-    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0 or settings.queue is not None
-    return not wants_queue and first.times.get(1, math.inf) <= INLINE_RUN_S * 2
-
-
 def _fits_lean_path(instance: Instance, first: FirstRuns) -> bool:
     """Whether requests are rows of fixed size that may be taken as they come (a BOOL byte must be 0 or 1)."""
     has_bool = any(tensor.datatype == "BOOL" for tensor in instance.spec.inputs)
-    return not has_bool and (first.batches or _is_one_row(instance)) and row_bytes(instance.spec) > 0
-
-
-def _is_one_row(instance: Instance) -> bool:
-    """Whether every tensor is of fixed shape with axis 0 of length 1, so that one row is one request."""
     tensors = (*instance.spec.inputs, *instance.spec.outputs)
-    return all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
+    # Of fixed shape with axis 0 of length 1, one row is one request.
+    is_one_row = all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
+    return not has_bool and (first.batches or is_one_row) and row_bytes(instance.spec) > 0

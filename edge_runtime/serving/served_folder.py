@@ -72,12 +72,6 @@ class ServedFolder:
 
     # ---- beside updates ----------------------------------------------------------------------------------------------
 
-    def swap_ended(self, model: str) -> None:
-        """A swap is over: either the model is an update's now, or all is as it was before."""
-        self._sources.swapping.discard(model)
-        if model not in self._sources.releases:
-            self.catch_up(model)
-
     def catch_up(self, model: str) -> None:
         """Updates do not serve a model any more: take what changed in the folder meanwhile."""
         changed = self._missed.pop(model, set())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotReady
@@ -30,8 +29,6 @@ from edge_runtime.serving.split import Split, why_not_alike
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class Swap:
     """One candidate release beside the current versions of its model.
@@ -44,7 +41,6 @@ class Swap:
     def __init__(
         self,
         folder: ModelFolder,
-        before_alone: Callable[[], None],
         *,
         executor: Executor,
         table: ModelTable,
@@ -56,12 +52,10 @@ class Swap:
         dispatcher: Dispatcher,
         clock: Clock,
     ) -> None:
-        """before_alone: called where memory holds only one, when nothing of the model is loaded any more."""
         self.model = folder.name
         self.current: Servable | None = None
         self.gap_s: float | None = None
         self._folder = folder
-        self._before_alone = before_alone
         self._executor = executor
         self._table = table
         self._placement = placement
@@ -88,10 +82,11 @@ class Swap:
         assert self._loaded is not None, "load() comes first"
         return self._loaded.servable
 
-    def load(self) -> None:
+    def load(self, before_alone: Callable[[], None]) -> None:
         """Load the candidate beside the current versions; where memory holds only one, in their place, answering.
 
-        Raises LoadFailed, and what `before_alone` raises: all is as before. Thread: the loader's; once, first.
+        before_alone: called where memory holds only one, when nothing of the model is loaded any more. Raises
+        LoadFailed, and what `before_alone` raises: all is as before. Thread: the loader's; once, first.
         """
         model, number = self.model, self._version.number
         self._sources.check_free(model)
@@ -105,7 +100,7 @@ class Swap:
         if self._table.find(model, number) is None:
             self._table.set_status(VersionStatus(model, number, VersionState.LOADING))
         try:
-            self._loaded = self._load_candidate()
+            self._loaded = self._load_candidate(before_alone)
         except EdgeRuntimeError as error:
             self._restore_status()
             self._pending_loads.end(model, NotReady(f"model {model} version {number} failed to load: {error.message}"))
@@ -126,7 +121,7 @@ class Swap:
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"percent: got {percent}; wanted 0 to 100")
-        self._call(lambda: self._split(percent))
+        self._executor.call(lambda: self._split(percent))
 
     def mirror(self, share: float, tolerance: Tolerance | None = None) -> Mirror:
         """Shadow: the candidate runs copies of the requests that the current version answers, until the next change.
@@ -135,48 +130,48 @@ class Swap:
         the candidate's precision. Inline models run each request alone meanwhile. Raises LoadFailed as `split`, and
         after `switch`.
         """
-        return self._call(lambda: self._mirror_copies(share, tolerance))
+        return self._executor.call(lambda: self._mirror_copies(share, tolerance))
 
     def switch(self) -> None:
         """Let the candidate answer everything from now on; the current versions stay loaded, out of the table."""
-        self._call(self._switch)
+        self._executor.call(self._switch)
 
     def commit(self) -> None:
         """Keep the candidate; the versions that it replaces are closed when they have answered what they admitted."""
-        self._call(self._commit)
+        self._executor.call(self._commit)
 
     def roll_back(self) -> None:
         """Let the current versions answer again; the candidate is closed when it has answered what it admitted.
 
         Raises LoadFailed: they had to be loaded again, and could not; then nothing of the model serves.
         """
-        self._call(self._roll_back)
+        self._executor.call(self._roll_back)
 
     # ---- on the loader's thread: load -------------------------------------------------------------------------------
 
-    def _load_candidate(self) -> LoadedVersion:
+    def _load_candidate(self, before_alone: Callable[[], None]) -> LoadedVersion:
         """Load it beside the current versions if memory allows; its size is a guess before the first load, so try."""
         if self._must_be_alone():
-            return self._load_alone()
+            return self._load_alone(before_alone)
         try:
             return self._placement.bring_up_apart(self._folder, self._version)
         except LoadFailed:
             if not self._must_be_alone():
                 raise
-            return self._load_alone()
+            return self._load_alone(before_alone)
 
     def _must_be_alone(self) -> bool:
         """Whether memory holds the candidate, but not beside the current versions."""
         has_room, currents = self._placement.has_room, self._currents
         return bool(currents) and not has_room(self._version) and has_room(self._version, without=currents)
 
-    def _load_alone(self) -> LoadedVersion:
+    def _load_alone(self, before_alone: Callable[[], None]) -> LoadedVersion:
         """Unload the current versions, load the candidate and let it answer; requests wait meanwhile."""
         began_s = self._clock.monotonic_s()
         log.warning("memory holds one version only: unloading what serves first", extra={"model": self.model})
         self._clear(self._currents)
         try:
-            self._before_alone()
+            before_alone()
             loaded = self._placement.bring_up_apart(self._folder, self._version)
         except EdgeRuntimeError:
             self._bring_back(self._currents, began_s)
@@ -224,15 +219,12 @@ class Swap:
 
     # ---- on the loader's thread: choose -----------------------------------------------------------------------------
 
-    def _call(self, step: Callable[[], T]) -> T:
-        return self._executor.call(lambda: self._if_not_over(step))
-
-    def _if_not_over(self, step: Callable[[], T]) -> T:
+    def _check_not_over(self) -> None:
         if self._is_over:
             raise LoadFailed(f"the swap of model {self.model} version {self._version.number} is over")
-        return step()
 
     def _split(self, percent: float) -> None:
+        self._check_not_over()
         others = self._currents if self._is_switched else self._others()
         current = self._check_both(others)
         self._end_trial()
@@ -247,6 +239,7 @@ class Swap:
         self._table.arrange(self.model, live, beside, Split(current, self.candidate, percent))
 
     def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
+        self._check_not_over()
         others = [] if self._is_switched else self._others()
         current, candidate = self._check_both(others), self.candidate
         if current.owned or candidate.owned:
@@ -285,6 +278,7 @@ class Swap:
             servable.mirror = None
 
     def _switch(self) -> None:
+        self._check_not_over()
         if self._is_switched:
             return
         self._end_trial()
@@ -311,6 +305,7 @@ class Swap:
         self._end()
 
     def _roll_back(self) -> None:
+        self._check_not_over()
         candidate = self.candidate
         self._end_trial()
         self._give_name_back()
@@ -356,5 +351,8 @@ class Swap:
             self._table.set_status(self._status_before)
 
     def _end(self) -> None:
+        """The swap is over: either the model is an update's now, or all is as it was before."""
         self._is_over = True
-        self._served_folder.swap_ended(self.model)
+        self._sources.swapping.discard(self.model)
+        if self.model not in self._sources.releases:
+            self._served_folder.catch_up(self.model)
