@@ -165,7 +165,7 @@ class Loader:
     def holds_both(self, folder: ModelFolder) -> bool:
         """Whether memory holds a release beside what serves of its model, as far as sizes of files tell. Waits."""
         (version,) = folder.versions.values()
-        return self._executor.call(lambda: self._placement.has_room_beside(version))
+        return self._executor.call(lambda: self._placement.has_room(version, keeping=version.model))
 
     def reserve(self, models: Iterable[str]) -> None:
         """Ignore the models folder's models of these names: they are updates'. Before `start`."""

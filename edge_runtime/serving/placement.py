@@ -223,13 +223,9 @@ class Placement:
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def has_room(self, version: VersionFolder, without: Collection[Servable] = ()) -> bool:
-        """Whether a version fits when those leave that may leave for it, and those `without`."""
-        return not self._plan(self._bytes_wanted(version), without).missing_bytes
-
-    def has_room_beside(self, version: VersionFolder) -> bool:
-        """Whether a version fits with all that is loaded of its model."""
-        return not self._plan(self._bytes_wanted(version), (), keeping=version.model).missing_bytes
+    def has_room(self, version: VersionFolder, without: Collection[Servable] = (), *, keeping: str = "") -> bool:
+        """Whether a version fits when those leave that may leave for it, and those `without`. keeping: a model."""
+        return not self._plan(self._bytes_wanted(version), without, keeping).missing_bytes
 
     def bring_up(
         self,
@@ -237,37 +233,33 @@ class Placement:
         version: VersionFolder,
         *,
         without: Collection[Servable] = (),
-        metrics: ModelMetrics | None = None,
+        is_apart: bool = False,
         check: Check | None = None,
     ) -> LoadedVersion:
         """Make room, load, warm up; nothing answers from it yet.
 
-        without: versions that will leave for it, and are not counted. metrics: None for the model's own. Raises
-        LoadFailed only: a library's surprise is a failed load too. Models that a pipeline brings with it come first,
-        and answer to it at once.
+        The models that a pipeline brings with it come first, and answer to it at once.
+
+        without: versions that will leave for it, and are not counted. is_apart: it has counters of its own beside the
+        model's other numbers, until it is decided on. Raises LoadFailed only: a library's surprise is a failed load
+        too.
         """
         parts: list[LoadedVersion] = []
+        metrics = self._metrics.apart(folder.name) if is_apart else None
         try:
             self._make_room(self._bytes_wanted(version), without)
             for part in folder.owned:
-                parts.append(self._bring_up_part(part, without, is_apart=metrics is not None))
+                parts.append(self._bring_up_part(part, without, is_apart=is_apart))
             loaded = replace(self._load(folder, version, metrics), owned=tuple(parts))
             self._check_loaded(loaded, version, without, check)
         except LoadFailed:
             for each in parts:
                 self._retire_part(each.servable)
+            if metrics is not None:
+                self._metrics.retire(folder.name, metrics)
             raise
         self._watch_queue(loaded.servable)
         return loaded
-
-    def bring_up_apart(self, folder: ModelFolder, version: VersionFolder) -> LoadedVersion:
-        """As `bring_up`, for a version that counts apart from its model's other numbers until it is decided on."""
-        metrics = self._metrics.apart(folder.name)
-        try:
-            return self.bring_up(folder, version, metrics=metrics)
-        except LoadFailed:
-            self._metrics.retire(folder.name, metrics)
-            raise
 
     def retire(self, servable: Servable | None) -> None:
         """Close a version that left the table, after what it admitted was answered."""
@@ -313,12 +305,9 @@ class Placement:
     def _bring_up_part(self, folder: ModelFolder, without: Collection[Servable], *, is_apart: bool) -> LoadedVersion:
         """Load a model that a pipeline brings with it, and let it answer. is_apart: it counts apart, as that does."""
         (version,) = folder.versions.values()
-        metrics = self._metrics.apart(folder.name) if is_apart else None
         try:
-            loaded = self.bring_up(folder, version, without=without, metrics=metrics)
+            loaded = self.bring_up(folder, version, without=without, is_apart=is_apart)
         except LoadFailed as error:
-            if metrics is not None:
-                self._metrics.retire(folder.name, metrics)
             raise type(error)(f"its model {folder.name}: {error.message}") from error
         self._table.publish(loaded.servable)
         return loaded

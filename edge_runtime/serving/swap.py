@@ -154,7 +154,7 @@ class Swap:
         if self._must_be_alone():
             return self._load_alone(before_alone)
         try:
-            return self._placement.bring_up_apart(self._folder, self._version)
+            return self._placement.bring_up(self._folder, self._version, is_apart=True)
         except LoadFailed:
             if not self._must_be_alone():
                 raise
@@ -172,7 +172,7 @@ class Swap:
         self._clear(self._currents)
         try:
             before_alone()
-            loaded = self._placement.bring_up_apart(self._folder, self._version)
+            loaded = self._placement.bring_up(self._folder, self._version, is_apart=True)
         except EdgeRuntimeError:
             self._bring_back(self._currents, began_s)
             raise
