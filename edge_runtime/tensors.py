@@ -94,7 +94,7 @@ def array_from_wire(name: str, shape: Sequence[int], data: Buffer) -> Array:
     got = memoryview(data).nbytes
     if got != wanted:
         raise TensorMismatch(f"a {name} tensor of shape {list(shape)} is {wanted} bytes, got {got}")
-    if kind.dtype == np.bool_ and got and np.frombuffer(data, np.uint8).max() > 1:
+    if kind.dtype.kind == "b" and got and np.frombuffer(data, np.uint8).max() > 1:
         # A bool that is neither 0 nor 1 is undefined behaviour in the libraries that run models.
         raise TensorMismatch("a BOOL tensor holds bytes other than 0 and 1")
     array: Array = np.frombuffer(data, dtype=kind.dtype)

@@ -9,33 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
-from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, CallPlaces, ClientCore
-from edge_runtime.client.frames import Options, arrays, check_destinations, fit_datatypes
-from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, InFlight, NotBack, all_in_flight, closed, no_reply
-from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
-from edge_runtime.client.near_misses import advised
-from edge_runtime.client.pictures import with_pictures, with_raw
-from edge_runtime.client.retries import Retries
+from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, MetadataOf, Steps
+from edge_runtime.client.in_flight import (
+    LOOK_S,
+    LOOKS,
+    Call,
+    InFlight,
+    all_in_flight,
+    closed,
+    no_control_endpoint,
+    no_reply,
+)
+from edge_runtime.client.memory import ClientMemory
+from edge_runtime.client.pictures import with_pictures
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import Array
-from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Scope
+from edge_runtime.wire.operations import DEFAULT_WAIT_S, Scope
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_runtime.client.pictures import Picture
+
+T = TypeVar("T")
 
 REPLIES_A_TURN = 64
 """Replies taken before other callbacks of the loop run: under a millisecond of work."""
@@ -62,12 +68,13 @@ class AsyncClient:
         curve: CurveKeys | None = None,
     ) -> None:
         self.endpoint = client_endpoint(endpoint)
-        self._link = _AsyncLink(Channel(self.endpoint, curve), max_in_flight)
+        channel = Channel(self.endpoint, curve)
+        self._link = _AsyncLink(channel, max_in_flight)
         if control is None and self.endpoint.startswith("ipc://"):
             control = control_endpoint_beside(self.endpoint)
         self._control = _AsyncLink(Channel(client_endpoint(control), curve), max_in_flight) if control else None
-        self._core = ClientCore(timeout_ms)
         self._memory = ClientMemory(self.endpoint)
+        self._core = ClientCore(timeout_ms, DaemonCalls(self.endpoint), self._memory, channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,26 +109,12 @@ class AsyncClient:
         retry: bool = False,
     ) -> InferResult:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
-        options = self._core.options(version, outputs, timeout_ms, priority, timing)
-        parameters = with_raw(parameters, raw)
         if pictures is not None or isinstance(picture, str | os.PathLike):  # the loop waits for no disk
-            inputs = await asyncio.to_thread(with_pictures, inputs, picture, pictures)
-        else:
-            inputs = with_pictures(inputs, picture, pictures)
-        retries = Retries(options) if retry else None
-        while True:
-            try:
-                call = await self._packed(model, inputs, options, parameters, outputs, cast=cast)
-                result: InferResult = await self._link.ask(call)
-                return result
-            except TensorMismatch as error:
-                raise await self._advised(error, model, inputs) from None
-            except (EdgeRuntimeError, NotBack) as error:
-                if retries is None:
-                    raise
-                pause_s = retries.pause_s(error)
-                options = retries.options
-            await asyncio.sleep(pause_s)
+            inputs, picture, pictures = await asyncio.to_thread(with_pictures, inputs, picture, pictures), None, None
+        asked = self._core.asked(
+            model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
+        )
+        return await self._run(self._core.infer(asked, retry=retry))
 
     async def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make an array in memory that is shared with the daemon; as `Client.allocate`."""
@@ -130,26 +123,22 @@ class AsyncClient:
             return np.zeros(shape, dtype)
         if self._memory.attached != self._link.connection or not self._link.connection:
             with contextlib.suppress(ConnectionError, TimeoutError):  # the next call tells
-                await self._attach()
+                await self._run(self._core.attach())
         return array
 
     async def is_live(self) -> bool:
         """Return whether the daemon answers."""
-        return await self._says("live")
+        return await self._run(self._core.is_live())
 
     async def is_ready(self, model: str = "") -> bool:
         """Return whether the daemon, or one model, can answer inference; False when the daemon does not answer."""
-        return await self._says("ready", model)
+        return await self._run(self._core.is_ready(model))
 
     async def wait_ready(self, limit_s: float = DEFAULT_WAIT_S, model: str = "") -> None:
         """Return when the daemon, or one model, is ready. Raises TimeoutError after `limit_s` seconds."""
-        end_s = time.monotonic() + limit_s
-        while not await self.is_ready(model):
-            if time.monotonic() >= end_s:
-                raise TimeoutError(f"{model or 'the daemon'} at {self.endpoint} was not ready within {limit_s:.1f} s")
-            await asyncio.sleep(READY_POLL_S)
+        await self._run(self._core.wait_ready(limit_s, model))
 
-    # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
+    # ---- operations of scope infer: begin (made by tests/architecture/operation_texts.py from wire/operations.py) ----
 
     async def models(self) -> list[dict[str, Any]]:
         """List every version that the daemon knows, and each file of its models folder that it does not serve."""
@@ -171,14 +160,6 @@ class AsyncClient:
         """Tell counters, latencies by model, memory and uptime."""
         return cast("dict[str, Any]", await self._call("stats"))
 
-    async def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
-        """Load a model, or one version, anew, and wait until it is ready."""
-        return await self._call("load", timeout_ms, model=model, version=version)
-
-    async def unload(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
-        """Take a model, or one version, out of service."""
-        return await self._call("unload", timeout_ms, model=model, version=version)
-
     async def update_status(self) -> dict[str, Any]:
         """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
         return cast("dict[str, Any]", await self._call("update_status"))
@@ -186,6 +167,17 @@ class AsyncClient:
     async def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
         """List the last events of updates, newest first."""
         return cast("list[dict[str, Any]]", await self._call("update_history", count=count))
+
+    # ---- operations of scope infer: end ------------------------------------------------------------------------------
+    # ---- operations of scope control: begin (made by tests/architecture/operation_texts.py) --------------------------
+
+    async def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
+        """Load a model, or one version, anew, and wait until it is ready."""
+        return await self._call("load", timeout_ms, model=model, version=version)
+
+    async def unload(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
+        """Take a model, or one version, out of service."""
+        return await self._call("unload", timeout_ms, model=model, version=version)
 
     async def update_check(self, *, timeout_ms: float | None = None) -> dict[str, Any]:
         """Look now what the repository offers, and install nothing."""
@@ -203,83 +195,41 @@ class AsyncClient:
         """Let the release before serve again, and refuse the current one."""
         return cast("dict[str, Any]", await self._call("update_rollback", timeout_ms, model=model))
 
-    # ---- operations: end ---------------------------------------------------------------------------------------------
+    # ---- operations of scope control: end ----------------------------------------------------------------------------
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    async def _packed(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike],
-        options: Options,
-        parameters: Mapping[str, Any] | None,
-        outputs: Sequence[str] | Mapping[str, Array] | None,
-        *,
-        cast: bool,
-    ) -> Call:
-        core = self._core
-        tensors, guessed = arrays(inputs)
-        if guessed or cast:
-            fit_datatypes(tensors, list(tensors) if cast else guessed, await self._metadata(model))
-        destinations = check_destinations(outputs)
-        call = core.infer(model, tensors, options, parameters, destinations, await self._places(tensors, destinations))
-        if core.is_large(call):
-            if not core.knows_limit:
-                # A model that is missing or not ready refuses the call itself, with a better message.
-                with contextlib.suppress(EdgeRuntimeError):
-                    core.learn_limit(await self._metadata(model))
-            core.check_size(model, tensors, call)
-        return call
-
-    async def _places(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> CallPlaces | None:
-        """Where a call's arrays lie in shared memory that the present connection may name; None: in frames."""
-        memory = self._memory
-        places = memory.call_places(inputs, outputs)
-        if places is None:
-            return None
-        if memory.attached != self._link.connection:
-            await self._attach()
-        return None if memory.attached == NOT_ATTACHED else places._replace(connection=memory.attached)
-
-    async def _attach(self) -> None:
-        """Let the connection name this client's regions."""
-        memory = self._memory
-        call = self._core.operation(OPERATIONS["attach_memory"], {"secret": memory.secret.hex()})
-        try:
-            await self._link.ask(call)
-        except EdgeRuntimeError:  # a daemon that has forgotten them
-            memory.lose()
-        else:
-            memory.attached = call.connection
-
-    async def _advised(self, error: TensorMismatch, model: str, inputs: Mapping[str, npt.ArrayLike]) -> TensorMismatch:
-        """The error, with what would fit the model as it is now."""
-        self._core.metadata.pop(model, None)
-        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
-            return advised(error, arrays(inputs)[0], await self._metadata(model))
-        return error
-
-    async def _metadata(self, model: str) -> Mapping[str, Any]:
-        """Return a model's metadata, fetched once, also when many tasks begin together."""
-        async with self._link.turn():
-            found = self._core.metadata.get(model)
-            if found is None:
-                found = self._core.metadata[model] = await self.metadata(model)
-            return found
-
-    async def _says(self, name: str, model: str = "") -> bool:
-        try:
-            return bool(await self._call(name, model=model))
-        except (ConnectionError, TimeoutError, EdgeRuntimeError):
-            return False
-
     async def _call(self, name: str, timeout_ms: float | None = None, **values: Any) -> Any:
-        """Call an operation. timeout_ms: of one with scope control; the others take the client's."""
-        operation = OPERATIONS[name]
-        link = self._link if operation.scope is Scope.INFER else self._control
-        if link is None:
-            raise ConfigError(f"{name} needs the control endpoint, which a tcp endpoint does not tell; give control=")
-        return await link.ask(self._core.operation(operation, values, timeout_ms))
+        """Ask an operation. timeout_ms: of one with scope control; the others take the client's."""
+        return await self._run(self._core.operation(name, values, timeout_ms))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Carry out a flow of core.py."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    found = await (self._ask(step) if isinstance(step, Call) else self._carry_out(step))
+                except Exception as error:  # noqa: BLE001 (the flow judges it)
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    async def _carry_out(self, step: MetadataOf | float) -> Any:
+        if isinstance(step, MetadataOf):
+            async with self._link.turn():
+                return await self._run(self._core.fetch(step))
+        return await asyncio.sleep(step)
+
+    async def _ask(self, call: Call) -> Any:
+        operation = call.operation
+        if operation is None or operation.scope is Scope.INFER:
+            return await self._link.ask(call)
+        if self._control is None:
+            raise no_control_endpoint(operation.name)
+        return await self._control.ask(call)
 
 
 class _AsyncLink:

@@ -1,23 +1,41 @@
-"""What every client does without a socket: builds calls, decodes their replies, and remembers what models take.
+"""What every client does without I/O: builds calls, decodes their replies, and decides what to send or wait for next.
 
-Owns: the meaning of a call (defaults, waits, datatypes of lists, size checks before sending). Clients and links only
-send, wait and receive. Thread: any; its dicts are only added to and cleared.
+Owns: the meaning of a call (defaults, waits, datatypes of lists, size checks before sending), what models take, and
+retries. A public method of a client is a flow here: a generator that yields each step (a call to send, metadata to
+fetch, seconds to wait), gets its result or error sent in, and returns what the method returns. A client carries the
+steps out: blocking_client.py on the caller's thread, asyncio_client.py on its loop. Thread: any; dicts are only added
+to and cleared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import numpy.typing as npt
+
+from edge_runtime.answers import answers_of
 from edge_runtime.client import frames
-from edge_runtime.client.frames import Frame, Options, Shared
-from edge_runtime.client.in_flight import Call
-from edge_runtime.client.near_misses import checked_options
-from edge_runtime.errors import TensorMismatch
-from edge_runtime.messages import RegionPlace
+from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_targets, checked_options
+from edge_runtime.client.in_flight import Call, Carrier, NotBack
+from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
+from edge_runtime.client.near_misses import advised
+from edge_runtime.client.pictures import with_pictures, with_raw
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, TensorMismatch
+from edge_runtime.messages import PICTURE, InferResult
+from edge_runtime.repository.names import check_model_name
+from edge_runtime.steps import ModelSteps, steps_from_fields
 from edge_runtime.tensors import Array
-from edge_runtime.wire.operations import DEFAULT_WAIT_S, Operation, Scope, pack_operation
+from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Operation, Scope, pack_operation
+from edge_runtime.wire.topics import DeviceTopics
+
+if TYPE_CHECKING:
+    from edge_runtime.client.pictures import Picture
 
 SLACK_S = 1.0
 """How much longer than the request's own timeout a client waits for the daemon's word on it."""
@@ -28,60 +46,64 @@ MAX_IN_FLIGHT = 256
 READY_POLL_S = 0.05
 """How often `wait_ready` asks; a daemon with one tiny model is ready after about 250 ms."""
 
+MQTT_READY_ASK_S = 0.25
+"""How long its first question waits over MQTT, each further one twice as long: a broker drops requests without a
+subscriber."""
+
 SIZE_CHECK_BYTES = 1 << 20
 """From here a tensor, or a message, is held against the daemon's limit; no daemon has a reason to set less."""
 
 NO_LIMIT = 1 << 63
 """What a daemon that states no limit takes."""
 
+LEAST_PAUSE_S = 0.001
+MOST_PAUSE_S = 1.0
+"""Bounds of the pause after a refusal without a forecast: it doubles from the first to the second."""
 
 NO_DESTINATIONS: Mapping[str, Array] = {}
 
-
-class CallPlaces(NamedTuple):
-    """Where arrays of one call lie in shared memory, by name, and the connection that may say so."""
-
-    connection: int
-    inputs: Mapping[str, RegionPlace]
-    outputs: Mapping[str, RegionPlace]
+T = TypeVar("T")
 
 
-class ClientCore:
-    """Calls and replies of one client. timeout_ms: of requests that name none; None: the model's default.
+class MetadataOf(NamedTuple):
+    """A step: fetch the metadata of a model, once for all who ask for it at the same time."""
 
-    bounded_endpoint: where a whole message is bounded rather than each tensor (MQTT), the endpoint for its error.
+    model: str
+    version: int | None = None
+
+
+Steps = Generator[Call | MetadataOf | float, Any, T]
+"""A flow. A call's result is its decoded reply; a float is seconds to wait."""
+
+
+class InferArguments(NamedTuple):
+    """What the caller of `infer` or `submit` gave, with checked options."""
+
+    model: str
+    inputs: Mapping[str, npt.ArrayLike] | None
+    picture: Picture | None
+    pictures: Sequence[Picture] | Array | None
+    options: Options
+    parameters: Mapping[str, Any] | None
+    outputs: Sequence[str] | Mapping[str, Array] | None
+    cast: bool
+
+
+class CallBuilder(Protocol):
+    """Builds calls and decodes replies in the words of one protocol. Does no I/O.
+
+    noun: what answers, for messages. ready_ask_s: how long the first question of `wait_ready` waits. tells_answers:
+    whether replies tell what was seen in pictures; else it is read out of the outputs, by the model's declared steps.
     """
 
-    def __init__(self, timeout_ms: float | None, bounded_endpoint: str = "") -> None:
-        self.metadata: dict[str, Mapping[str, Any]] = {}
-        """Of models that were asked for; a reload that changes datatypes is a new model in all but name."""
-        self._timeout_ms = timeout_ms
-        self._bounded_endpoint = bounded_endpoint
-        self._encoder = frames.RequestEncoder()
-        self._decoder = frames.ReplyDecoder()
-        self._most_bytes: int | None = None
+    endpoint: str
+    noun: str
+    ready_ask_s: float
+    tells_answers: bool
 
-    def operation(self, operation: Operation, values: Mapping[str, Any], timeout_ms: float | None = None) -> Call:
-        """Build the call of an operation. timeout_ms: of one with scope control; the others take the client's."""
-        if operation.scope is Scope.INFER:
-            timeout_ms = self._timeout_ms
-        else:
-            self.metadata.pop(values.get("model", ""), None)
-        wait_s = _wait_s(timeout_ms, operation.wait_s)
-        return Call(pack_operation(operation, values), (), wait_s, self._decoder.value)
-
-    def options(
-        self,
-        version: int | None,
-        outputs: Sequence[str] | Mapping[str, Array] | None,
-        timeout_ms: float | None,
-        priority: int,
-        timing: bool,
-    ) -> Options:
-        """The options of an inference call, with the client's timeout where it names none. Raises TypeError."""
-        if timeout_ms is None:
-            timeout_ms = self._timeout_ms
-        return checked_options(version, outputs, timeout_ms, priority, timing=timing)
+    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Steps[Any]:
+        """Ask one operation. Raises Unsupported where the protocol has no words for it."""
+        ...
 
     def infer(  # noqa: PLR0917 (what a call is made of)
         self,
@@ -89,70 +111,355 @@ class ClientCore:
         tensors: Mapping[str, Array],
         options: Options,
         parameters: Mapping[str, Any] | None,
-        destinations: Mapping[str, Array] = NO_DESTINATIONS,
-        places: CallPlaces | None = None,
+        targets: Mapping[str, Array],
+        places: CallPlaces | None,
     ) -> Call:
-        """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent.
+        """Build an inference call. Raises Unsupported, TensorMismatch and ModelNotFound for what cannot be sent.
 
         destinations: arrays that outputs go into. places: which arrays lie in shared memory.
         """
-        timeout_ms = options.timeout_ms
-        if places is None:
-            header, data = self._encoder.encode(model, tensors, options, parameters)
-            decode = partial(self._decoder.result_into, destinations, ()) if destinations else self._decoder.result
-            return Call(header, data, _wait_s(timeout_ms, DEFAULT_WAIT_S), decode, timeout_ms)
-        in_place = options
-        if places.outputs:
-            in_place = options._replace(output_places=tuple(map(places.outputs.get, options.outputs or ())))
-        header, data = self._encoder.encode(model, tensors, in_place, parameters, places.inputs)
-        decode = partial(self._decoder.result_into, destinations, tuple(places.inputs))
-        call = Call(header, data, _wait_s(timeout_ms, DEFAULT_WAIT_S), decode, timeout_ms)
+        ...
 
-        def in_frames() -> tuple[bytes, Sequence[Frame], Callable[[Sequence[Any]], Any]]:
-            plain = self.infer(model, tensors, options, parameters, destinations)
-            return plain.header, plain.tensors, plain.decode
+    def read_by(self, call: Call, result: InferResult, known: Mapping[MetadataOf, Any]) -> MetadataOf | None:
+        """Whose declared steps read answers out of this result; None where the reply told them, or there are none.
 
-        call.shared = Shared(places.connection, in_frames, (*tensors.values(), *destinations.values()))
+        known: metadata that was fetched.
+        """
+        ...
+
+
+class ClientCore:
+    """Calls and replies of one client. timeout_ms: of requests that name none; None: the model's default.
+
+    memory, carrier: arrays shared with the daemon, and the connection that may name them.
+    """
+
+    def __init__(
+        self,
+        timeout_ms: float | None,
+        builder: CallBuilder,
+        memory: ClientMemory | None = None,
+        carrier: Carrier | None = None,
+    ) -> None:
+        self._timeout_ms = timeout_ms
+        self._builder = builder
+        self._memory = memory
+        self._carrier = carrier
+        self._known: dict[MetadataOf, Mapping[str, Any]] = {}
+        """Of models that were asked for; a reload that changes datatypes is a new model in all but name."""
+        self._most_bytes: int | None = None
+
+    # ---- inference --------------------------------------------------------------------------------------------------
+
+    def asked(  # noqa: PLR0917 (what a client's method takes)
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike] | None,
+        picture: Picture | None,
+        pictures: Sequence[Picture] | Array | None,
+        raw: bool | None,
+        version: int | None,
+        outputs: Sequence[str] | Mapping[str, Array] | None,
+        timeout_ms: float | None,
+        priority: int,
+        timing: bool,
+        parameters: Mapping[str, Any] | None,
+        cast: bool,
+    ) -> InferArguments:
+        """Check the options of a call; without a timeout it has the client's. Raises TypeError."""
+        if timeout_ms is None:
+            timeout_ms = self._timeout_ms
+        options = checked_options(version, outputs, timeout_ms, priority, timing=timing)
+        return InferArguments(model, inputs, picture, pictures, options, with_raw(parameters, raw), outputs, cast)
+
+    def infer(self, asked: InferArguments, *, retry: bool) -> Steps[InferResult]:
+        """Ask once; with `retry` again after each refusal until the deadline."""
+        inputs = asked.inputs
+        if inputs is None or asked.picture is not None or asked.pictures is not None:
+            inputs = yield from self._with_pictures(asked)
+        options = asked.options
+        retries = Retries(options) if retry else None
+        while True:
+            try:
+                call = yield from self._call(asked, inputs, options)
+                try:
+                    result: InferResult = yield call
+                    if not self._builder.tells_answers:
+                        result = yield from self._with_answers(call, result)
+                    return result
+                except TensorMismatch as error:
+                    self._forget(call.model)
+                    raise (yield from self._advised(error, asked, inputs)) from None
+            except (EdgeRuntimeError, NotBack) as error:
+                if retries is None:
+                    raise
+                pause_s = retries.pause_s(error)
+                options = retries.options
+            yield pause_s
+
+    def call(self, asked: InferArguments) -> Steps[Call]:
+        """Build the call of a request that is not waited for."""
+        inputs = asked.inputs
+        if inputs is None or asked.picture is not None or asked.pictures is not None:
+            inputs = yield from self._with_pictures(asked)
+        return (yield from self._call(asked, inputs, asked.options))
+
+    def answered(self, call: Call) -> Steps[InferResult]:
+        """Send a call of `call` and return its result."""
+        try:
+            result: InferResult = yield call
+            return (yield from self._with_answers(call, result))
+        except TensorMismatch:
+            self._forget(call.model)  # another version may serve now, which takes something else
+            raise
+
+    def attach(self) -> Steps[None]:
+        """Let the connection name this client's regions of shared memory."""
+        memory = self._memory
+        assert memory is not None
+        secret = {"secret": memory.secret.hex()}
+        call: Any = next(self._builder.operation(OPERATIONS["attach_memory"], secret, wait_for_s(self._timeout_ms)))
+        try:
+            yield call
+        except EdgeRuntimeError:  # a daemon that has forgotten them
+            memory.lose()
+        else:
+            memory.attached = call.connection
+
+    # ---- operations -------------------------------------------------------------------------------------------------
+
+    def operation(
+        self, name: str, values: Mapping[str, Any], timeout_ms: float | None = None, limit_s: float = math.inf
+    ) -> Steps[Any]:
+        """Ask an operation. timeout_ms: of one with scope control; others take the client's. limit_s: of the wait."""
+        operation = OPERATIONS[name]
+        if operation.scope is Scope.INFER:
+            timeout_ms = self._timeout_ms
+        else:
+            self._forget(values.get("model") or "")
+        wait_s = min(wait_for_s(timeout_ms, operation.wait_s), limit_s)
+        return (yield from self._builder.operation(operation, values, wait_s))
+
+    def is_live(self) -> Steps[bool]:
+        """Whether there is an answer."""
+        return (yield from self._says("live", {}))
+
+    def is_ready(self, model: str, limit_s: float = math.inf) -> Steps[bool]:
+        """Whether all, or one model, is ready; False without an answer. limit_s: of the wait for it."""
+        return (yield from self._says("ready", {"model": model}, limit_s))
+
+    def wait_ready(self, limit_s: float, model: str) -> Steps[None]:
+        """Ask until the answer is ready. Raises TimeoutError."""
+        builder = self._builder
+        end_s = time.monotonic() + limit_s
+        ask_s = builder.ready_ask_s
+        while not (yield from self.is_ready(model, min(ask_s, max(end_s - time.monotonic(), READY_POLL_S)))):
+            if time.monotonic() >= end_s:
+                what = model or f"the {builder.noun}"
+                raise TimeoutError(f"{what} at {builder.endpoint} was not ready within {limit_s:.1f} s")
+            ask_s *= 2
+            yield READY_POLL_S
+
+    def fetch(self, wanted: MetadataOf) -> Steps[Mapping[str, Any]]:
+        """Carry out a step of this kind, unless another flow has meanwhile."""
+        found = self._known.get(wanted)
+        if found is None:
+            found = self._known[wanted] = yield from self.operation("metadata", wanted._asdict())
+        return found
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _with_pictures(self, asked: InferArguments) -> Steps[Mapping[str, npt.ArrayLike]]:
+        """The inputs with the pictures, under the name that the other side has for them."""
+        name = PICTURE
+        is_asked = asked.picture is not None or asked.pictures is not None
+        if is_asked and not self._builder.tells_answers:  # not every server knows a name but the tensor's
+            metadata = yield from self._metadata(asked.model, asked.options.version)
+            name = next(iter(declared_steps(metadata).inputs), PICTURE)
+        return with_pictures(asked.inputs, asked.picture, asked.pictures, name)
+
+    def _with_answers(self, call: Call, result: InferResult) -> Steps[InferResult]:
+        """The result with what was seen in pictures, where replies do not tell it."""
+        wanted = self._builder.read_by(call, result, self._known)
+        if wanted is None:
+            return result
+        steps = declared_steps((yield from self._metadata(*wanted)))
+        return replace(result, answers=tuple(answers_of(steps, result.outputs)))
+
+    def _call(self, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Steps[Call]:
+        builder, model = self._builder, asked.model
+        tensors, guessed = arrays(inputs)
+        if guessed or asked.cast:
+            names = list(tensors) if asked.cast else guessed
+            frames.fit_datatypes(tensors, names, (yield from self._metadata(model)))
+        targets = check_targets(asked.outputs)
+        places = None if self._memory is None else self._memory.call_places(tensors, targets)
+        if places is not None:
+            places = yield from self._nameable(places)
+        call = builder.infer(model, tensors, options, asked.parameters, targets, places)
+        call.model = model
+        if call.bounded_bytes >= SIZE_CHECK_BYTES:
+            yield from self._check_size(call, tensors)
         return call
 
-    def is_large(self, call: Call) -> bool:
-        """Whether a call needs `check_size`."""
-        return self._bounded_bytes(call) >= SIZE_CHECK_BYTES
+    def _nameable(self, places: CallPlaces) -> Steps[CallPlaces | None]:
+        """The places that the present connection may name; None: the arrays go in frames."""
+        memory, carrier = self._memory, self._carrier
+        assert memory is not None
+        assert carrier is not None
+        if memory.attached != carrier.connection:
+            yield from self.attach()
+        return None if memory.attached == NOT_ATTACHED else places._replace(connection=memory.attached)
 
-    @property
-    def knows_limit(self) -> bool:
-        """Whether `learn_limit` was called."""
-        return self._most_bytes is not None
-
-    def learn_limit(self, metadata: Mapping[str, Any]) -> None:
-        """Remember the daemon's limit."""
-        self._most_bytes = int(metadata.get("max_frame_bytes", NO_LIMIT))
-
-    def check_size(self, model: str, tensors: Mapping[str, Array], call: Call) -> None:
+    def _check_size(self, call: Call, tensors: Mapping[str, Array]) -> Steps[None]:
         """Raise TensorMismatch for what the daemon would close the connection over, or the broker drop."""
+        if self._most_bytes is None:
+            # A model that is missing or not ready refuses the call itself, with a better message.
+            with contextlib.suppress(EdgeRuntimeError):
+                metadata = yield from self._metadata(call.model)
+                self._most_bytes = int(metadata.get("max_frame_bytes", NO_LIMIT))
         most = self._most_bytes
-        if most is None or self._bounded_bytes(call) <= most:
+        if most is None or call.bounded_bytes <= most:
             return
-        if self._bounded_endpoint:
+        if call.topic:
             raise TensorMismatch(
-                f"the request to model {model!r} is {self._bounded_bytes(call)} bytes and "
-                f"{self._bounded_endpoint} takes at most {most} in one message; send fewer rows at once, use ZeroMQ, "
-                "or raise [mqtt] max_packet_bytes and the broker's limit"
+                f"the request to model {call.model!r} is {call.bounded_bytes} bytes and {self._builder.endpoint} takes "
+                f"at most {most} in one message; send fewer rows at once, use ZeroMQ, or raise [mqtt] max_packet_bytes "
+                "and the broker's limit"
             )
         sizes = zip(tensors, map(_nbytes, call.tensors), strict=True)
         name, nbytes = next((name, nbytes) for name, nbytes in sizes if nbytes > most)
         raise TensorMismatch(
-            f"input {name!r} of model {model!r} is {nbytes} bytes and this daemon takes at most {most} in one "
+            f"input {name!r} of model {call.model!r} is {nbytes} bytes and this daemon takes at most {most} in one "
             "tensor; send fewer rows at once, or raise [zmq] max_frame_bytes in its configuration"
         )
 
-    def _bounded_bytes(self, call: Call) -> int:
-        if self._bounded_endpoint:
-            return len(call.header) + sum(map(_nbytes, call.tensors))
-        return max(map(_nbytes, call.tensors), default=0)
+    def _advised(
+        self, error: TensorMismatch, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike]
+    ) -> Steps[TensorMismatch]:
+        """The error, with what would fit the model as it is now."""
+        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
+            metadata = yield from self._metadata(asked.model, asked.options.version)
+            return advised(error, arrays(inputs)[0], metadata)
+        return error
+
+    def _metadata(self, model: str, version: int | None = None) -> Steps[Mapping[str, Any]]:
+        wanted = MetadataOf(model, version)
+        found = self._known.get(wanted)
+        if found is None:
+            found = yield wanted
+        return found
+
+    def _forget(self, model: str) -> None:
+        for known in [each for each in list(self._known) if each.model == model]:
+            self._known.pop(known, None)
+
+    def _says(self, name: str, values: Mapping[str, Any], limit_s: float = math.inf) -> Steps[bool]:
+        try:
+            return bool((yield from self.operation(name, values, limit_s=limit_s)))
+        except (ConnectionError, TimeoutError, EdgeRuntimeError):
+            return False
 
 
-def _wait_s(timeout_ms: float | None, default_s: float) -> float:
+class DaemonCalls:
+    """Calls in wire v1, for ZeroMQ and MQTT. device: whose topics carry them, over MQTT; it bounds whole messages."""
+
+    tells_answers = True
+
+    def __init__(self, endpoint: str, device: DeviceTopics | None = None) -> None:
+        self.endpoint = endpoint
+        self.noun = "daemon" if device is None else "device"
+        self.ready_ask_s = math.inf if device is None else MQTT_READY_ASK_S
+        self._device = device
+        self._encoder = frames.RequestEncoder()
+        self._decoder = frames.ReplyDecoder()
+
+    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Steps[Any]:
+        """Ask one operation."""
+        call = Call(pack_operation(operation, values), (), wait_s, self._decoder.value)
+        call.operation = operation
+        if self._device is not None:
+            call.topic = self._device.infer()  # the model is in the header alone: a bad name of one may be a bad topic
+        return (yield call)
+
+    def infer(  # noqa: PLR0917 (what a call is made of)
+        self,
+        model: str,
+        tensors: Mapping[str, Array],
+        options: Options,
+        parameters: Mapping[str, Any] | None,
+        targets: Mapping[str, Array],
+        places: CallPlaces | None,
+    ) -> Call:
+        """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
+        timeout_ms = options.timeout_ms
+        wait_s = wait_for_s(timeout_ms)
+        if places is None:
+            header, data = self._encoder.encode(model, tensors, options, parameters)
+            decode = partial(self._decoder.result_into, targets, ()) if targets else self._decoder.result
+            call = Call(header, data, wait_s, decode, timeout_ms)
+        else:
+            in_place = options
+            if places.outputs:
+                in_place = options._replace(output_places=tuple(map(places.outputs.get, options.outputs or ())))
+            header, data = self._encoder.encode(model, tensors, in_place, parameters, places.inputs)
+            decode = partial(self._decoder.result_into, targets, tuple(places.inputs))
+            call = Call(header, data, wait_s, decode, timeout_ms)
+
+            def in_frames() -> tuple[bytes, Sequence[Frame], Callable[[Sequence[Any]], Any]]:
+                plain = self.infer(model, tensors, options, parameters, targets, None)
+                return plain.header, plain.tensors, plain.decode
+
+            call.shared = Shared(places.connection, in_frames, (*tensors.values(), *targets.values()))
+        if self._device is None:
+            call.bounded_bytes = max(
+                [each.nbytes if type(each) is memoryview else len(each) for each in data], default=0
+            )
+        else:
+            call.topic = self._device.infer(check_model_name(model), options.version)
+            call.bounded_bytes = len(header) + sum(map(_nbytes, data))
+        return call
+
+    def read_by(self, call: Call, result: InferResult, known: Mapping[MetadataOf, Any]) -> MetadataOf | None:  # noqa: ARG002
+        """Return None: replies tell their answers."""
+        return None
+
+
+class Retries:
+    """The tries of one request. options: of the next one, with what is left of the time."""
+
+    def __init__(self, options: Options) -> None:
+        """options: of the first try; without a timeout, a request is tried again for 30 s."""
+        self.options = options
+        timeout_s = DEFAULT_WAIT_S if options.timeout_ms is None else options.timeout_ms / 1e3
+        self._until_s = time.monotonic() + timeout_s
+        self._pause_s = LEAST_PAUSE_S
+
+    def pause_s(self, error: EdgeRuntimeError | NotBack) -> float:
+        """How long to wait before the next try. Raises `error` where another try is of no use, or comes too late."""
+        if not isinstance(error, NotBack) and (not error.retryable or isinstance(error, DeadlineExceeded)):
+            raise error
+        after_ms = None if isinstance(error, NotBack) else error.retry_after_ms
+        if after_ms is None:
+            pause_s = self._pause_s
+            self._pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        else:
+            pause_s = max(after_ms / 1e3, LEAST_PAUSE_S)
+        left_s = self._until_s - time.monotonic() - pause_s
+        if left_s <= 0:
+            raise error
+        if self.options.timeout_ms is not None:
+            self.options = self.options._replace(timeout_ms=left_s * 1e3)
+        return pause_s
+
+
+def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
+    """The steps that a model's metadata tells."""
+    fields = metadata.get("steps")
+    return ModelSteps() if fields is None else steps_from_fields(fields)
+
+
+def wait_for_s(timeout_ms: float | None, default_s: float = DEFAULT_WAIT_S) -> float:
     """How long a client waits for a reply, in seconds: the timeout and some slack, else the operation's default."""
     return default_s if timeout_ms is None else timeout_ms / 1e3 + SLACK_S
 

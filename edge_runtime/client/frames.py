@@ -6,6 +6,8 @@ is only added to and cleared.
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +56,14 @@ class Options(NamedTuple):
     priority: int = 0
     timing: bool = False
     output_places: tuple[RegionPlace | None, ...] = ()
+
+
+class CallPlaces(NamedTuple):
+    """Where arrays of one call lie in shared memory, by name, and the connection that may say so."""
+
+    connection: int
+    inputs: Mapping[str, RegionPlace]
+    outputs: Mapping[str, RegionPlace]
 
 
 class Shared(NamedTuple):
@@ -120,7 +130,8 @@ class ReplyDecoder:
         for tensor, frame in zip(header.outputs, frames[2:], strict=True):
             outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing, answers=_answers(header, outputs))
+        answers = () if header.answer is None else _answers(header, outputs)
+        return InferResult(header.model, header.version, outputs, timing, answers=answers)
 
     def result_into(
         self, destinations: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]
@@ -166,7 +177,7 @@ def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[
 
     Raises TensorMismatch for what has no names.
     """
-    if not isinstance(inputs, Mapping):
+    if type(inputs) is not dict and not isinstance(inputs, Mapping):  # the second takes ten times as long
         raise TensorMismatch(
             f"inputs: got {type(inputs).__name__}, wanted arrays by name: {{'image': array}}; metadata(model) has names"
         )
@@ -184,7 +195,27 @@ def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[
     return found, guessed
 
 
-def check_destinations(outputs: object) -> Mapping[str, Array]:
+def checked_options(
+    version: object, outputs: Sequence[str] | Mapping[str, Array] | None, timeout_ms: object, priority: object,
+    *, timing: bool,
+) -> Options:  # fmt: skip
+    """The options of a call. A text as outputs is one name. Raises TypeError for values of another kind."""
+    if outputs is not None:
+        outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    if type(timeout_ms) not in (float, int, type(None)):
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, numbers.Real):
+            raise TypeError(f"timeout_ms: got {timeout_ms!r}, wanted milliseconds as a number, or None")
+        timeout_ms = float(timeout_ms)
+    if version is not None and type(version) is not int:
+        version = _whole_number("version", version, "a number such as 2, or None for the newest")
+    if priority is None:
+        priority = 0
+    elif type(priority) is not int:
+        priority = _whole_number("priority", priority, "1 (first) to 9, or 0 for the model's default")
+    return Options(version, outputs, timeout_ms, priority, timing)  # type: ignore[arg-type]
+
+
+def check_targets(outputs: object) -> Mapping[str, Array]:
     """The arrays that outputs are written into, by name; none where outputs are names. Raises TensorMismatch."""
     if not isinstance(outputs, Mapping):
         return {}
@@ -214,6 +245,15 @@ def fit_datatypes(inputs: dict[str, Array], names: Sequence[str], metadata: Mapp
         if dtype.kind in "iu" and inputs[name].size and not _fits(inputs[name], dtype):
             raise TensorMismatch(f"input {name!r}: a value does not fit {kind}, which the model takes")
         inputs[name] = inputs[name].astype(dtype)
+
+
+def _whole_number(name: str, value: object, wanted: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, wanted {wanted}") from None
 
 
 def _array_of(name: str, value: npt.ArrayLike) -> Array:

@@ -5,7 +5,6 @@ Owns: the channel, and what its statuses mean. wire/protobuf_messages.py has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import grpc
 
 from edge_runtime.client import forks
 from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
-from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
+from edge_runtime.client.oip_call import OipCall, OipQuestion, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess
 from edge_runtime.errors import DecodeFailed, Draining
 from edge_runtime.protobufs import plain
@@ -56,13 +55,14 @@ class GrpcLink:
         self._has_answered = False
         self._forks = forks.count
 
-    def infer(self, call: OipCall) -> OipReply:
-        """As OipLink's."""
-        return _answer(self._send(self._infer, _infer_request(call), call.wait_s))
+    def infer(self, request: OipCall, wait_s: float) -> OipReply:
+        """Run a model."""
+        return _answer(self._send(self._infer, _infer_message(request), wait_s))
 
-    def ask(self, name: str, values: Mapping[str, Any], wait_s: float) -> Any:
-        """As OipLink's."""
-        method_name, fields = _fields_of(name, values)
+    def ask(self, question: OipQuestion, wait_s: float) -> Any:
+        """Return the fields of an operation's answer."""
+        name = question.name
+        method_name, fields = _fields_of(question)
         method = METHODS[method_name]
         call = self._channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
         found = self._send(call, method.request(**fields), wait_s)
@@ -74,14 +74,14 @@ class GrpcLink:
         return plain(found.config if name == "model_config" else found)
 
     def close(self) -> None:
-        """As OipLink's. Idempotent."""
+        """End every call with ConnectionError. Idempotent."""
         self._is_closed = True
         if self._forks != forks.count:
             return  # the channel is the parent's
         self._channel.close()
 
     def check_process(self) -> None:
-        """As OipLink's; a channel belongs to the process that made it."""
+        """Raise RuntimeError in the child of a fork: a channel belongs to the process that made it."""
         if self._forks != forks.count:
             raise forks.crossed()
 
@@ -139,15 +139,17 @@ class GrpcLink:
         return grpc.secure_channel(place, grpc.ssl_channel_credentials(*contents), OPTIONS)
 
 
-def _infer_request(call: OipCall) -> Any:
-    message = InferRequest(model_name=call.model, model_version="" if call.version is None else str(call.version))
-    for name, value in call.parameters.items():
+def _infer_message(request: OipCall) -> Any:
+    message = InferRequest(
+        model_name=request.model, model_version="" if request.version is None else str(request.version)
+    )
+    for name, value in request.parameters.items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
-    for name, datatype, shape, data in call.inputs:
+    for name, datatype, shape, data in request.inputs:
         message.inputs.add(name=name, datatype=datatype, shape=shape)
         message.raw_input_contents.append(bytes(data))
-    for name in call.outputs or ():
+    for name in request.outputs or ():
         message.outputs.add(name=name)
     return message
 
@@ -165,9 +167,9 @@ def _answer(found: Any) -> OipReply:
     return OipReply(found.model_name, found.model_version, outputs, plain(found).get("parameters", {}))
 
 
-def _fields_of(name: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _fields_of(question: OipQuestion) -> tuple[str, dict[str, Any]]:
     """The method of an operation and the fields of its message."""
-    model, version = values.get("model") or "", values.get("version")
+    model, version = question.values.get("model") or "", question.values.get("version")
     of_model = {"name": model, "version": "" if version is None else str(version)}
     found: dict[str, tuple[str, dict[str, Any]]] = {
         "server_live": ("ServerLive", {}),
@@ -181,4 +183,4 @@ def _fields_of(name: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any
         "repository_load": ("RepositoryModelLoad", {"model_name": model}),
         "repository_unload": ("RepositoryModelUnload", {"model_name": model}),
     }
-    return found[name]
+    return found[question.name]

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from edge_runtime.client import forks
 from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
-from edge_runtime.client.oip_call import OipCall, OipReply, OipTensor, server_error
+from edge_runtime.client.oip_call import OipCall, OipQuestion, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess, OipAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 
@@ -56,17 +56,17 @@ class HttpLink:
         self._has_answered = False
         self._forks = forks.count
 
-    def infer(self, call: OipCall) -> OipReply:
-        """As OipLink's."""
-        return _answer(*self._send(_infer_message(call), call.wait_s))
+    def infer(self, request: OipCall, wait_s: float) -> OipReply:
+        """Run a model."""
+        return _answer(*self._send(_infer_message(request), wait_s))
 
-    def ask(self, name: str, values: Mapping[str, Any], wait_s: float) -> Any:
-        """As OipLink's."""
-        _, found = self._send(_message_of(name, values), wait_s)
+    def ask(self, question: OipQuestion, wait_s: float) -> Any:
+        """Return the fields of an operation's answer."""
+        _, found = self._send(_message_of(question), wait_s)
         return _parsed(found) if found else {}
 
     def close(self) -> None:
-        """As OipLink's. Idempotent."""
+        """End every call with ConnectionError. Idempotent."""
         if self._forks != forks.count:
             self._is_closed = True  # the connections are the parent's
             return
@@ -80,7 +80,7 @@ class HttpLink:
             connection.interrupt()
 
     def check_process(self) -> None:
-        """As OipLink's."""
+        """Raise RuntimeError in the child of a fork, where a connection was made before."""
         if self._forks != forks.count:
             if self._idle or self._busy or not self._lock.acquire(blocking=False):
                 raise forks.crossed()
@@ -216,21 +216,21 @@ def _tls(access: OipAccess) -> ssl.SSLContext:
     return context
 
 
-def _infer_message(call: OipCall) -> _Message:
+def _infer_message(request: OipCall) -> _Message:
     inputs, parts = [], []
-    for name, kind, shape, data in call.inputs:
+    for name, kind, shape, data in request.inputs:
         part = memoryview(data).cast("B")
         inputs.append({"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(part)}})
         parts.append(part)
-    fields: dict[str, Any] = {"inputs": inputs, "parameters": {**call.parameters, "binary_data_output": True}}
-    if call.outputs is not None:
-        fields["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in call.outputs]
+    fields: dict[str, Any] = {"inputs": inputs, "parameters": {**request.parameters, "binary_data_output": True}}
+    if request.outputs is not None:
+        fields["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs]
     head = json.dumps(fields, separators=(",", ":")).encode()
     body: list[Any] = [head, *parts]
     if sum(map(len, parts)) <= JOIN_BELOW:
         body = [b"".join(body)]
     headers = {HEAD_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
-    return _Message("POST", f"{_model_path(call.model, call.version)}/infer", body, headers)
+    return _Message("POST", f"{_model_path(request.model, request.version)}/infer", body, headers)
 
 
 def _answer(headers: HTTPMessage, body: bytearray) -> OipReply:
@@ -290,9 +290,8 @@ def _model_path(model: str, version: object = None) -> str:
     return path if version is None else f"{path}/versions/{version}"
 
 
-def _message_of(name: str, values: Mapping[str, Any]) -> _Message:
-    """The message of an operation."""
-    model, version = values.get("model") or "", values.get("version")
+def _message_of(question: OipQuestion) -> _Message:
+    model, version = question.values.get("model") or "", question.values.get("version")
     repository = f"/v2/repository/models/{quote(model, safe='')}"
     method, path = {
         "server_live": ("GET", "/v2/health/live"),
@@ -305,7 +304,7 @@ def _message_of(name: str, values: Mapping[str, Any]) -> _Message:
         "repository_index": ("POST", "/v2/repository/index"),
         "repository_load": ("POST", f"{repository}/load"),
         "repository_unload": ("POST", f"{repository}/unload"),
-    }[name]
+    }[question.name]
     if method == "GET":
         return _Message(method, path)
     return _Message(method, path, [b"{}"], {"Content-Type": "application/json"})

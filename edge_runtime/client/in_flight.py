@@ -1,7 +1,7 @@
 """The book of requests in flight: which wait for a reply, how many may, and which are overdue.
 
 Owns: each call from its sending to its end, and when silence counts as a missing reply. Does no I/O and takes no lock:
-link.py calls it under its lock, mqtt_link.py under its own, asyncio_client.py on its loop.
+zmq_client.py calls it under its link's lock, mqtt_link.py under its own, asyncio_client.py on its loop.
 
 A process that was held up past a deadline (short of CPU, stopped, its loop busy) finds the clock run out and nothing
 read: the reply lies in the kernel, and libzmq's thread has yet to run. So silence is believed only after further looks
@@ -16,9 +16,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_runtime.client.frames import Frame, Shared
+from edge_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edge_runtime.client.oip_call import OipCall, OipQuestion
     from edge_runtime.transports.mqtt_packets import Outgoing
+    from edge_runtime.wire.operations import Operation
 
 NEVER_S = float("inf")
 ALWAYS_S = float("-inf")
@@ -52,7 +55,9 @@ class Call:
     `frames` is the reply, `error` why there is none; one of them is set when it has ended. connection:
     the number of the one that it was sent over. shared: what it has in shared memory. future: a concurrent or an
     asyncio one. gate: opens for a thread that waits; thread: the identity of that. reads: its caller reads for all
-    threads of a link. timeout_ms: the deadline in its header. topic, message, payload: over MQTT only.
+    threads of a link. timeout_ms: the deadline in its header. model: of an inference call; operation: of another one.
+    bounded_bytes: what is held against the daemon's bound. topic, message, payload: over MQTT only. oip: what is sent
+    over HTTP and gRPC in place of header and tensors.
     """
 
     deadline_s = NEVER_S  # until it is sent
@@ -66,16 +71,20 @@ class Call:
     connection = 0
     shared: Shared | None = None
     future: Any = None
+    model = ""
+    bounded_bytes = 0
+    operation: Operation | None = None
     topic = ""
     message: Outgoing | None = None
     payload = b""
+    oip: OipCall | OipQuestion | None = None
 
     def __init__(
         self,
         header: bytes,
         tensors: Sequence[Frame],
         wait_s: float,
-        decode: Callable[[Sequence[Any]], Any],
+        decode: Callable[[Any], Any],
         timeout_ms: float | None = None,
     ) -> None:
         self.header = header
@@ -266,6 +275,11 @@ def inside_own_call() -> RuntimeError:
         "a signal's handler or a finalizer called this client in the middle of the same thread's call, which "
         "cannot go on before it; let it note what to do, or use a client of its own"
     )
+
+
+def no_control_endpoint(name: str) -> ConfigError:
+    """The error of an operation that no endpoint of this client answers."""
+    return ConfigError(f"{name} needs the control endpoint, which a tcp endpoint does not tell; give control=")
 
 
 def closed() -> ConnectionError:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.client import forks
-from edge_runtime.client.core import CallPlaces
+from edge_runtime.client.frames import CallPlaces
 from edge_runtime.config.endpoints import memory_socket_beside
 from edge_runtime.errors import QueueFull
 from edge_runtime.messages import RegionPlace

@@ -1,56 +1,79 @@
 """The client over MQTT: arrays in, arrays out, through a broker to one device; and a listing of the devices.
 
-Owns: the topics. core.py builds the calls and decodes the replies, mqtt_link.py carries them.
-The public names are `MqttClient` and `Device`. Needs the `mqtt` extra.
+Owns: the topics, and what is shown of devices. core.py builds the calls and decodes the replies, mqtt_link.py carries
+them. The public names are `MqttClient` and `Device`. Needs the `mqtt` extra.
+
+What a device retains is shown, never trusted: ids are checked by wire v1's rule. A listing is whole or fails, as far as
+a broker lets that be known. MQTT has no pages: a broker sends everything that a filter matches in one burst, and
+mosquitto drops, without a word, what its kernel does not take and its queue (`max_queued_messages`) has no room for.
+So statuses, of some fifty bytes each, come in one burst; states are a hundred times as large, and come by name and few
+at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
+import json
 import secrets
-import time
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from edge_runtime.client.core import MAX_IN_FLIGHT, READY_POLL_S, ClientCore
-from edge_runtime.client.devices import AWAY, Device, DeviceListing
-from edge_runtime.client.frames import Options, arrays, check_destinations, fit_datatypes
+from edge_runtime.client.blocking_client import BlockingClient
+from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Steps
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
-from edge_runtime.client.near_misses import advised
-from edge_runtime.client.pictures import with_pictures, with_raw
-from edge_runtime.client.retries import ask_until_due
 from edge_runtime.config.broker import BrokerAccess, broker_access
 from edge_runtime.config.settings import MqttProtocol, MqttSettings
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import InferResult
-from edge_runtime.repository.names import check_model_name
-from edge_runtime.tensors import Array
-from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS
+from edge_runtime.errors import ConfigError, EdgeRuntimeError
+from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.wire.topics import DEFAULT_PREFIX, ID_RULE, DeviceTopics, check_prefix, check_reply_topic, is_id
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from edge_runtime.client.pictures import Picture
 
 __all__ = ["Device", "MqttClient"]
 
-READY_ASK_S = 0.25
-"""How long its first question waits, each further one twice as long: a broker drops requests without a subscriber."""
+T = TypeVar("T")
+
+HEALTH = ("live", "ready")
+"""Operations that a device which is away answers by its retained status."""
 
 RETAINED_LIMIT_S = 10.0
 """How long `devices` waits for each answer of the broker; a thousand devices take milliseconds."""
 
+ONLINE = "online"
+AWAY = frozenset(("stopped", "offline"))
+"""Statuses of a device that answers no requests."""
 
-class MqttClient:
+MAX_STATUS_BYTES = 32
+"""`online`, `stopped` and `offline` are shorter; a longer status is cut."""
+
+STATES_AT_ONCE = 100
+"""mosquitto's queue holds 100 messages by default before version 2, 1 000 since, and 200 in deploy/broker: 100 fit
+everywhere."""
+
+LISTINGS = 4
+"""Two listings in a row must show the same devices; at most four are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device. status: "online", "stopped" on purpose, or "offline" when it was lost.
+
+    state: the last that it published of its models, versions, health and profile; None when it is absent or unreadable.
+    """
+
+    device_id: str
+    status: str
+    state: Mapping[str, Any] | None = None
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the device answers requests, as far as the broker knows."""
+        return self.status == ONLINE
+
+
+class MqttClient(BlockingClient):
     """A connection to a broker and a device behind it; thread-safe, one for all threads of a process is enough.
 
     Once used, it belongs to its process: in the child of a fork every call raises RuntimeError.
@@ -64,7 +87,8 @@ class MqttClient:
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError when
     nothing came within timeout_ms + 1 s (30 s when there is no timeout at all); ConnectionError when there is no
     broker, or the connection to it is lost before the answer. Requests that a device left unanswered are sent again
-    when it comes back within that time. Operations with scope control are not offered over MQTT.
+    when it comes back within that time; TensorMismatch before sending where the broker or the device takes no such
+    size; RuntimeError where a future's callback waits for an answer. Operations with scope control are not offered.
 
         with MqttClient("mqtt://broker.site/dev1") as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=200)["scores"]
@@ -112,16 +136,8 @@ class MqttClient:
             in_flight=new_in_flight(max_in_flight),
         )
         weakref.finalize(self, self._link.abandon).atexit = False
-        self._listing = DeviceListing(lambda filters: self._link.retained(filters, RETAINED_LIMIT_S), self._prefix)
-        self._core = ClientCore(timeout_ms, bounded_endpoint=self.endpoint)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        self._listing = DeviceListing(self._link, self._prefix)
+        self._core = ClientCore(timeout_ms, DaemonCalls(self.endpoint, self._topics))
 
     def close(self) -> None:
         """Fail pending calls with ConnectionError, disconnect, end the thread. Idempotent. Thread: any.
@@ -129,125 +145,6 @@ class MqttClient:
         Waits for a running attempt to connect, at most seconds.
         """
         self._link.close()
-
-    # ---- inference --------------------------------------------------------------------------------------------------
-
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike] | None = None,
-        *,
-        picture: Picture | None = None,
-        pictures: Sequence[Picture] | Array | None = None,
-        raw: bool | None = None,
-        version: int | None = None,
-        outputs: Sequence[str] | Mapping[str, Array] | None = None,
-        timeout_ms: float | None = None,
-        priority: int = 0,
-        timing: bool = False,
-        parameters: Mapping[str, Any] | None = None,
-        cast: bool = False,
-        retry: bool = False,
-    ) -> InferResult:
-        """Run a model once and wait for the answer, as `Client.infer`. Thread: any but a future's callback.
-
-        Raises as the class says; TensorMismatch already before sending when the broker or the device takes no such
-        size; RuntimeError inside a future's callback, which cannot wait.
-        """
-        options = self._core.options(version, outputs, timeout_ms, priority, timing)
-        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
-
-        def ask(options: Options) -> InferResult:
-            call = self._packed(model, inputs, options, parameters, outputs, cast=cast)
-            try:
-                result: InferResult = self._link.ask(call)
-            except TensorMismatch as error:
-                raise self._advised(error, model, inputs) from None
-            return result
-
-        return ask_until_due(options, ask) if retry else ask(options)
-
-    def submit(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike] | None = None,
-        *,
-        picture: Picture | None = None,
-        pictures: Sequence[Picture] | Array | None = None,
-        raw: bool | None = None,
-        version: int | None = None,
-        outputs: Sequence[str] | Mapping[str, Array] | None = None,
-        timeout_ms: float | None = None,
-        priority: int = 0,
-        timing: bool = False,
-        parameters: Mapping[str, Any] | None = None,
-        cast: bool = False,
-    ) -> Future[InferResult]:
-        """Send a request and return at once; the future gets what `infer` would return or raise. Thread: any.
-
-        Blocks while `max_in_flight` requests are pending (TimeoutError after this one's own wait), and for the first
-        connection. Callbacks run on the client's thread and should be short; there a full client raises QueueFull
-        instead of blocking. Cancelling a future discards its answer; the daemon still runs it.
-        """
-        options = self._core.options(version, outputs, timeout_ms, priority, timing)
-        inputs, parameters = with_pictures(inputs, picture, pictures), with_raw(parameters, raw)
-        return self._link.submit(self._packed(model, inputs, options, parameters, outputs, cast=cast))
-
-    def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Make a zeroed array, as `Client.allocate`, but an ordinary one: a broker shares no memory."""
-        return np.zeros(shape, dtype)
-
-    # ---- the device and its models ----------------------------------------------------------------------------------
-
-    def is_live(self) -> bool:
-        """Return whether the device answers; False at once where its status says that it is away."""
-        return self._says("live")
-
-    def is_ready(self, model: str = "") -> bool:
-        """Return whether the device, or one model, can answer inference; False when the device does not answer."""
-        return self._says("ready", model)
-
-    def wait_ready(self, limit_s: float = DEFAULT_WAIT_S, model: str = "") -> None:
-        """Return when the device, or one model, is ready. Raises TimeoutError after `limit_s` seconds."""
-        end_s = time.monotonic() + limit_s
-        ask_s = READY_ASK_S
-        while not self._says("ready", model, min(ask_s, max(end_s - time.monotonic(), READY_POLL_S))):
-            if time.monotonic() >= end_s:
-                raise TimeoutError(f"{model or 'the device'} at {self.endpoint} was not ready within {limit_s:.1f} s")
-            ask_s *= 2
-            time.sleep(READY_POLL_S)
-
-    # ---- operations: begin (made by tests/architecture/operation_texts.py from wire/operations.py) -------------------
-
-    def models(self) -> list[dict[str, Any]]:
-        """List every version that the daemon knows, and each file of its models folder that it does not serve."""
-        return cast("list[dict[str, Any]]", self._call("models"))
-
-    def metadata(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """Describe what a model takes and gives."""
-        return cast("dict[str, Any]", self._call("metadata", model=model, version=version))
-
-    def model_config(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """Describe a loaded model as Triton's ModelConfig."""
-        return cast("dict[str, Any]", self._call("model_config", model=model, version=version))
-
-    def model_statistics(self, model: str | None = None, version: int | None = None) -> list[dict[str, Any]]:
-        """Tell what loaded models have done, in Triton's words."""
-        return cast("list[dict[str, Any]]", self._call("model_statistics", model=model, version=version))
-
-    def stats(self) -> dict[str, Any]:
-        """Tell counters, latencies by model, memory and uptime."""
-        return cast("dict[str, Any]", self._call("stats"))
-
-    def update_status(self) -> dict[str, Any]:
-        """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
-        return cast("dict[str, Any]", self._call("update_status"))
-
-    def update_history(self, count: int | None = None) -> list[dict[str, Any]]:
-        """List the last events of updates, newest first."""
-        return cast("list[dict[str, Any]]", self._call("update_history", count=count))
-
-    # ---- operations: end ---------------------------------------------------------------------------------------------
 
     def device_status(self) -> str:
         """Return the retained status of the device: "online", "stopped", "offline"; "" without one.
@@ -275,31 +172,17 @@ class MqttClient:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _packed(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike],
-        options: Options,
-        parameters: Mapping[str, Any] | None,
-        outputs: Sequence[str] | Mapping[str, Array] | None,
-        *,
-        cast: bool,
-    ) -> Call:
-        topic = self._device_topics().infer(check_model_name(model), options.version)
-        core = self._core
-        tensors, guessed = arrays(inputs)
-        if guessed or cast:
-            fit_datatypes(tensors, list(tensors) if cast else guessed, self._metadata(model))
-        destinations = check_destinations(outputs)
-        call = core.infer(model, tensors, options, parameters, destinations)
-        call.topic = topic
-        if core.is_large(call):
-            if not core.knows_limit:
-                # A model that is missing or not ready refuses the call itself, with a better message.
-                with contextlib.suppress(EdgeRuntimeError):
-                    core.learn_limit(self._metadata(model))
-            core.check_size(model, tensors, call)
-        return call
+    def _run(self, steps: Steps[T]) -> T:
+        self._device_topics()  # a call without a device is an error, not an answer
+        return super()._run(steps)
+
+    def _ask(self, call: Call) -> Any:
+        if call.operation is not None and call.operation.name in HEALTH and self.device_status() in AWAY:
+            return False
+        return self._link.ask(call)
+
+    def _submit(self, call: Call) -> Future[Any]:
+        return self._link.submit(call)
 
     def _device_topics(self) -> DeviceTopics:
         if self._topics is None:
@@ -308,34 +191,109 @@ class MqttClient:
             )
         return self._topics
 
-    def _advised(self, error: TensorMismatch, model: str, inputs: Mapping[str, npt.ArrayLike]) -> TensorMismatch:
-        """The error, with what would fit the model as it is now."""
-        self._core.metadata.pop(model, None)
-        with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
-            return advised(error, arrays(inputs)[0], self._metadata(model))
-        return error
 
-    def _metadata(self, model: str) -> Mapping[str, Any]:
-        """Return a model's metadata, fetched once."""
-        found = self._core.metadata.get(model)
-        if found is None:
-            found = self._core.metadata[model] = self.metadata(model)
-        return found
+class DeviceListing:
+    """Lists the devices under a prefix. link: asks the broker what it retains. Thread: any.
 
-    def _says(self, name: str, model: str = "", limit_s: float = math.inf) -> bool:
-        self._device_topics()  # a call without a device is an error, not an answer
+    One listing runs at a time. Threads that ask meanwhile share the next one.
+    """
+
+    def __init__(self, link: MqttLink, prefix: str) -> None:
+        self._link = link
+        self._prefix = prefix
+        self._running = threading.Lock()
+        self._lock = threading.Lock()
+        self._next: Future[list[Device]] | None = None
+
+    def devices(self) -> list[Device]:
+        """List the devices by id, as retained since the call.
+
+        Raises as `MqttLink.retained`, and ConnectionError after losses.
+        """
+        with self._lock:
+            shared, is_mine = self._next, self._next is None
+            if shared is None:
+                shared = self._next = Future()
+        if is_mine:
+            self._list_into(shared)
+        return list(shared.result())
+
+    def _list_into(self, shared: Future[list[Device]]) -> None:
+        """Invariant: when this returns or raises, the future has ended and no new thread waits for it."""
         try:
-            return self.device_status() not in AWAY and bool(self._call(name, limit_s, model=model))
-        except (ConnectionError, TimeoutError, EdgeRuntimeError):
-            return False
+            with self._running:
+                self._take_off(shared)
+                listed = self._listed()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to all who wait)
+            shared.set_exception(error)
+        except BaseException:  # KeyboardInterrupt is this thread's alone
+            self._take_off(shared)
+            shared.set_exception(ConnectionError("the thread that listed devices for this one too was interrupted"))
+            raise
+        else:
+            shared.set_result(listed)
 
-    def _call(self, name: str, limit_s: float = math.inf, **values: Any) -> Any:
-        """Call an operation. limit_s: an upper bound of the wait."""
-        call = self._core.operation(OPERATIONS[name], values)
-        # The model is in the header alone: a bad model name may be a bad topic.
-        call.topic = self._device_topics().infer()
-        call.wait_s = min(call.wait_s, limit_s)
-        return self._link.ask(call)
+    def _take_off(self, shared: Future[list[Device]]) -> None:
+        with self._lock:
+            if self._next is shared:
+                self._next = None
+
+    def _listed(self) -> list[Device]:
+        told = self._statuses()
+        found = [device.device_id for device in devices_told_by(told, self._prefix)]
+        for begin in range(0, len(found), STATES_AT_ONCE):
+            told += self._retained(state_topics(found[begin : begin + STATES_AT_ONCE], self._prefix))
+        return devices_told_by(told, self._prefix)
+
+    def _statuses(self) -> list[Inbound]:
+        told = self._retained((status_filter(self._prefix),))
+        for _ in range(LISTINGS - 1):
+            if len(told) < STATES_AT_ONCE:
+                return told
+            before, told = told, self._retained((status_filter(self._prefix),))
+            if {message.topic for message in before} == {message.topic for message in told}:
+                return told
+        raise ConnectionError(
+            f"{LISTINGS} looks at what the broker retains under {status_filter(self._prefix)} all showed other "
+            f"devices, {len(told)} in the last: it drops messages because this client reads too slowly for so many; "
+            "raise its max_queued_messages, or give parts of the fleet prefixes of their own"
+        )
+
+    def _retained(self, filters: Sequence[str]) -> list[Inbound]:
+        return self._link.retained(filters, RETAINED_LIMIT_S)
+
+
+def status_filter(prefix: str) -> str:
+    """Return the filter of every device's status."""
+    return f"{prefix}/+/status"
+
+
+def state_topics(device_ids: Iterable[str], prefix: str) -> list[str]:
+    """Return the topics of some devices' states."""
+    return [DeviceTopics(device_id, prefix).state for device_id in device_ids]
+
+
+def devices_told_by(messages: Iterable[Inbound], prefix: str) -> list[Device]:
+    """Return the devices that have a status, by id. The last message of a topic counts."""
+    statuses: dict[str, str] = {}
+    states: dict[str, Mapping[str, Any]] = {}
+    for message in messages:
+        device_id, _, kind = message.topic.removeprefix(f"{prefix}/").partition("/")
+        if not message.topic.startswith(f"{prefix}/") or not is_id(device_id):
+            continue
+        if kind == "status":
+            statuses[device_id] = message.payload[:MAX_STATUS_BYTES].decode("utf-8", "replace")
+        elif kind == "state" and (state := _state(message.payload)) is not None:
+            states[device_id] = state
+    return [Device(device_id, status, states.get(device_id)) for device_id, status in sorted(statuses.items())]
+
+
+def _state(payload: bytes) -> Mapping[str, Any] | None:
+    try:
+        state = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return state if isinstance(state, dict) else None
 
 
 def _access(url: str, **shown: str | None) -> BrokerAccess:

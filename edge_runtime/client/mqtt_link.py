@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,6 +28,7 @@ from edge_runtime.client.in_flight import (
     closed_before_answer,
     inside_own_call,
 )
+from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.broker import BrokerAccess
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
 from edge_runtime.transports.mqtt_connection import ConnectOptions, Subscription
@@ -74,8 +74,7 @@ class MqttLink:
     """Thread-safe requests through one broker, and its retained messages. Connects at the first use.
 
     device: the one whose status is followed; None where only `retained` is used. qos: of requests and their replies.
-    in_flight: this link's own book. monotonic_s: the clock that deadlines are judged by; asked from every thread that
-    uses the link.
+    in_flight: this link's own book. clock: of deadlines; asked from every thread that uses the link.
     """
 
     def __init__(
@@ -87,14 +86,14 @@ class MqttLink:
         *,
         qos: int,
         in_flight: InFlight,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self.reply_topic = reply_topic
         self.device_status = ""
         self._access = access
         self._client_id = client_id
         self._device = device
-        self._now_s = monotonic_s
+        self._now_s = (clock or SystemClock()).monotonic_s
         self._in_flight = in_flight
         self._forks = forks.count
         self._fetch: _RetainedFetch | None = None

@@ -5,39 +5,16 @@ Pure. The daemon's refusal stays as it is; what is said here stands behind it.
 
 from __future__ import annotations
 
-import numbers
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from edge_runtime.client.frames import Options
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import Array, datatype, datatype_name
 
 CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
-
-
-def checked_options(
-    version: object, outputs: Sequence[str] | Mapping[str, Array] | None, timeout_ms: object, priority: object,
-    *, timing: bool,
-) -> Options:  # fmt: skip
-    """The options of a call. A text as outputs is one name. Raises TypeError for values of another kind."""
-    if outputs is not None:
-        outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    if type(timeout_ms) not in (float, int, type(None)):
-        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, numbers.Real):
-            raise TypeError(f"timeout_ms: got {timeout_ms!r}, wanted milliseconds as a number, or None")
-        timeout_ms = float(timeout_ms)
-    return Options(
-        _whole_number("version", version, "a number such as 2, or None for the newest"),
-        outputs,
-        timeout_ms,  # type: ignore[arg-type]
-        _whole_number("priority", priority, "1 (first) to 9, or 0 for the model's default") or 0,
-        timing,
-    )
 
 
 def advised(error: TensorMismatch, inputs: Mapping[str, Array], metadata: Mapping[str, Any]) -> TensorMismatch:
@@ -56,17 +33,6 @@ def advised(error: TensorMismatch, inputs: Mapping[str, Array], metadata: Mappin
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _whole_number(name: str, value: object, wanted: str) -> int | None:
-    if value is None or type(value) is int:
-        return value
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r}, wanted {wanted}") from None
 
 
 def _advice(name: str, array: Array, spec: TensorSpec) -> str:

@@ -19,14 +19,20 @@ from edge_runtime.tensors import Array, Buffer, array_from_wire, datatype
 
 @dataclass(frozen=True, slots=True)
 class OipCall:
-    """What is asked of a model. inputs: name, datatype, shape, bytes. outputs: None for all. wait_s: for the answer."""
+    """What is asked of a model. inputs: name, datatype, shape, bytes. outputs: None for all."""
 
     model: str
     version: int | None
     inputs: Sequence[tuple[str, str, tuple[int, ...], Frame]]
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, bool | int | float | str]
-    wait_s: float
+
+
+class OipQuestion(NamedTuple):
+    """Another operation of the protocol, by its name in frontend/open_inference.py."""
+
+    name: str
+    values: Mapping[str, Any]
 
 
 class OipTensor(NamedTuple):
@@ -65,12 +71,12 @@ class OipReply:
 class OipLink(Protocol):
     """Carries calls to one server. Thread: any, several at once."""
 
-    def infer(self, call: OipCall) -> OipReply:
+    def infer(self, request: OipCall, wait_s: float) -> OipReply:
         """Run a model. Raises EdgeRuntimeError, TimeoutError, ConnectionError."""
         ...
 
-    def ask(self, name: str, values: Mapping[str, Any], wait_s: float) -> Any:
-        """Call another operation of the protocol, by its name in frontend/open_inference.py. Raises as `infer`."""
+    def ask(self, question: OipQuestion, wait_s: float) -> Any:
+        """Return the fields of an operation's answer. Raises as `infer`."""
         ...
 
     def check_process(self) -> None:

@@ -11,15 +11,10 @@ from pathlib import Path
 from edge_runtime.wire.operations import OPERATIONS, Operation, Parameter, Scope
 
 ROOT = Path(__file__).parents[2]
-BEGIN, END = "operations: begin", "operations: end"
 WIDTH = 120
 
-CLIENTS = {
-    "edge_runtime/client/zmq_client.py": "Client",
-    "edge_runtime/client/asyncio_client.py": "AsyncClient",
-    "edge_runtime/client/mqtt_client.py": "MqttClient",
-    "edge_runtime/client/oip_client.py": "OipClient",
-}
+BLOCKING = "edge_runtime/client/blocking_client.py"
+CLIENTS = (BLOCKING, "edge_runtime/client/asyncio_client.py")
 PAGE = "docs/clients.md"
 
 
@@ -31,8 +26,11 @@ def main() -> None:
 
 def texts() -> dict[str, str]:
     """The files that hold such a text, by path, as they should be."""
-    found = {path: _renewed(path, methods(client)) for path, client in CLIENTS.items()}
-    return {**found, PAGE: _renewed(PAGE, table())}
+    found = {path: (ROOT / path).read_text() for path in (*CLIENTS, PAGE)}
+    for scope in Scope:
+        for path in CLIENTS:
+            found[path] = _renewed(found[path], f"operations of scope {scope.value}", methods(scope, path))
+    return {**found, PAGE: _renewed(found[PAGE], "operations", table())}
 
 
 def table() -> str:
@@ -45,18 +43,15 @@ def table() -> str:
     return "\n".join(line.replace("  |", " |") for line in lines) + "\n"
 
 
-def methods(client: str) -> str:
-    """The methods of one client: all, or over MQTT those that change nothing."""
-    rows = [
-        row for row in OPERATIONS.values() if row.has_method and (row.scope is Scope.INFER or client != "MqttClient")
-    ]
-    return "\n".join(_method(row, client) for row in rows)
+def methods(scope: Scope, path: str = BLOCKING) -> str:
+    """The methods of one scope, as a client's file has them."""
+    rows = [row for row in OPERATIONS.values() if row.has_method and row.scope is scope]
+    return "\n".join(_method(row, is_async=path != BLOCKING) for row in rows)
 
 
-def _method(row: Operation, client: str) -> str:
-    is_async = client == "AsyncClient"
-    # Client describes each operation whole; the others have its first sentence.
-    head, docstring = _signature(row, is_async=is_async), _docstring(row, is_whole=client == "Client")
+def _method(row: Operation, *, is_async: bool) -> str:
+    # The clients that block describe each operation whole; the other has its first sentence.
+    head, docstring = _signature(row, is_async=is_async), _docstring(row, is_whole=not is_async)
     values = "".join(f", {each.name}={each.name}" for each in row.parameters)
     timeout = ", timeout_ms" if row.scope is Scope.CONTROL else ""
     call = f'{"await " if is_async else ""}self._call("{row.name}"{timeout}{values})'
@@ -88,10 +83,10 @@ def _docstring(row: Operation, *, is_whole: bool) -> str:
     return f'"""{row.summary}\n\n{textwrap.fill(notes, WIDTH - 8)}\n"""'
 
 
-def _renewed(path: str, made: str) -> str:
-    """A file with the text between its markers replaced."""
-    text = (ROOT / path).read_text()
-    begin, end = text.index("\n", text.index(BEGIN)) + 1, text.rindex("\n", 0, text.index(END)) + 1
+def _renewed(text: str, name: str, made: str) -> str:
+    """A file with the text between the markers of this name replaced."""
+    begin = text.index("\n", text.index(f"{name}: begin")) + 1
+    end = text.rindex("\n", 0, text.index(f"{name}: end")) + 1
     return f"{text[:begin]}\n{made}\n{text[end:]}"
 
 

@@ -260,7 +260,7 @@ def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
         DeviceTopics("mute"),
         qos=0,
         in_flight=LateSlots(1, looks=1),
-        monotonic_s=clock.monotonic_s,
+        clock=clock,
     )
     with closing(link):
         call = Call(msgpack.packb({"v": 1}), (), 1e6, len)

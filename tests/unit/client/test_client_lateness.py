@@ -17,7 +17,7 @@ from edge_runtime.client.asyncio_client import AsyncClient
 from edge_runtime.client.channel import POLLIN, Channel
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.client.in_flight import LOOK_S, LOOKS, Call, SecondLooks, acquire, no_reply
-from edge_runtime.client.link import Link
+from edge_runtime.client.zmq_client import Link
 from tests.fakes.clock import FakeClock
 from tests.fakes.server import FakeServer
 
@@ -186,7 +186,7 @@ def test_a_client_that_looked_late_and_found_nothing_says_so(channel: BehindChan
             self.advance(0.3)
             return super().monotonic_s()
 
-    link = Link(channel, 8, Leaping().monotonic_s)
+    link = Link(channel, 8, Leaping())
     with pytest.raises(TimeoutError, match=r"within 0\.100 s; .* it looked 0\.20 s late"):
         link.ask(call("silent", wait_s=0.1))
     link.close()
@@ -194,7 +194,7 @@ def test_a_client_that_looked_late_and_found_nothing_says_so(channel: BehindChan
 
 def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(server: FakeServer, channel: BehindChannel) -> None:
     clock = SteppedClock()
-    link = Link(channel, 1, clock.monotonic_s)
+    link = Link(channel, 1, clock)
     first = link.submit(call("held", wait_s=60))
     server.wait_for(1)
 
@@ -214,7 +214,7 @@ def test_a_slot_that_came_free_while_its_waiter_was_held_up_is_taken(
     server: FakeServer, channel: BehindChannel
 ) -> None:
     clock = SteppedClock()
-    link = Link(channel, 1, clock.monotonic_s)
+    link = Link(channel, 1, clock)
     first = link.submit(call("held", wait_s=60))
     server.wait_for(1)
 

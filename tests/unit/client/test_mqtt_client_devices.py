@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.client.devices import Device, devices_told_by, state_topics, status_filter
+from edge_runtime.client.mqtt_client import Device, devices_told_by, state_topics, status_filter
 from edge_runtime.transports.mqtt_packets import Inbound
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edge_runtime.client.devices import LISTINGS, STATES_AT_ONCE, DeviceListing
+from edge_runtime.client.mqtt_client import LISTINGS, STATES_AT_ONCE, DeviceListing
 from edge_runtime.transports.mqtt_packets import Inbound
 
 FLEET = [f"d{index:04}" for index in range(250)]
@@ -24,7 +24,7 @@ class DroppingBroker:
         self._at_once = 0
         self._lock = threading.Lock()
 
-    def retained(self, filters: Sequence[str]) -> list[Inbound]:
+    def retained(self, filters: Sequence[str], _limit_s: float) -> list[Inbound]:
         with self._lock:
             self.asked.append(filters)
             self._at_once += 1
@@ -41,7 +41,7 @@ class DroppingBroker:
 
 def test_states_are_asked_for_by_name_and_few_at_a_time():
     broker = DroppingBroker(250)
-    found = DeviceListing(broker.retained, "edge").devices()
+    found = DeviceListing(broker, "edge").devices()
     assert [device.device_id for device in found] == FLEET
     assert all(device.state == {} for device in found)
     portions = [filters for filters in broker.asked if filters != ("edge/+/status",)]
@@ -51,23 +51,23 @@ def test_states_are_asked_for_by_name_and_few_at_a_time():
 
 def test_a_few_devices_are_looked_at_once():
     broker = DroppingBroker(STATES_AT_ONCE - 1)
-    DeviceListing(broker.retained, "edge").devices()
+    DeviceListing(broker, "edge").devices()
     assert broker.asked.count(("edge/+/status",)) == 1
 
 
 def test_a_short_look_is_repeated_until_two_agree():
-    assert len(DeviceListing(DroppingBroker(120, 180, 250).retained, "edge").devices()) == 250
+    assert len(DeviceListing(DroppingBroker(120, 180, 250), "edge").devices()) == 250
 
 
 def test_looks_that_never_agree_are_an_error_and_no_short_list():
     broker = DroppingBroker(*range(130, 130 + LISTINGS))
     with pytest.raises(ConnectionError, match=r"drops messages .* max_queued_messages"):
-        DeviceListing(broker.retained, "edge").devices()
+        DeviceListing(broker, "edge").devices()
 
 
 def test_one_listing_runs_at_a_time_and_all_who_ask_get_it_whole():
     broker = DroppingBroker(250)
-    listing, start = DeviceListing(broker.retained, "edge"), threading.Barrier(8)
+    listing, start = DeviceListing(broker, "edge"), threading.Barrier(8)
 
     def ask(_: int) -> int:
         start.wait()
@@ -79,15 +79,14 @@ def test_one_listing_runs_at_a_time_and_all_who_ask_get_it_whole():
 
 
 def test_an_interrupt_is_its_own_threads_and_the_next_asks_again():
-    broker = DroppingBroker(250)
+    class Interrupted(DroppingBroker):
+        def retained(self, filters: Sequence[str], limit_s: float) -> list[Inbound]:
+            if not self.asked:
+                self.asked.append(filters)
+                raise KeyboardInterrupt
+            return super().retained(filters, limit_s)
 
-    def interrupted(filters: Sequence[str]) -> list[Inbound]:
-        if not broker.asked:
-            broker.asked.append(filters)
-            raise KeyboardInterrupt
-        return broker.retained(filters)
-
-    listing = DeviceListing(interrupted, "edge")
+    listing = DeviceListing(Interrupted(250), "edge")
     with pytest.raises(KeyboardInterrupt):
         listing.devices()
     assert len(listing.devices()) == 250
@@ -95,7 +94,7 @@ def test_an_interrupt_is_its_own_threads_and_the_next_asks_again():
 
 def test_those_who_wait_share_the_error_too_and_the_next_asks_again():
     broker = DroppingBroker(130, 140, 150, 160, 250)
-    listing = DeviceListing(broker.retained, "edge")
+    listing = DeviceListing(broker, "edge")
     with pytest.raises(ConnectionError):
         listing.devices()
     assert len(listing.devices()) == 250

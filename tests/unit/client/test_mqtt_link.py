@@ -72,7 +72,7 @@ def link(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[MqttLink
         DeviceTopics("d"),
         qos=0,
         in_flight=InFlight(4, looks=1),
-        monotonic_s=clock.monotonic_s,
+        clock=clock,
     )
     yield link
     link.close()

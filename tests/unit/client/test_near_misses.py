@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.client.frames import arrays, fit_datatypes
-from edge_runtime.client.near_misses import advised, checked_options
+from edge_runtime.client.frames import arrays, checked_options, fit_datatypes
+from edge_runtime.client.near_misses import advised
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import Array
