@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from edge_runtime.answers import answers_of
 from edge_runtime.client import frames
-from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_targets, checked_options
+from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_destinations, checked_options
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
@@ -111,7 +111,7 @@ class CallBuilder(Protocol):
         tensors: Mapping[str, Array],
         options: Options,
         parameters: Mapping[str, Any] | None,
-        targets: Mapping[str, Array],
+        destinations: Mapping[str, Array],
         places: CallPlaces | None,
     ) -> Call:
         """Build an inference call. Raises Unsupported, TensorMismatch and ModelNotFound for what cannot be sent.
@@ -292,11 +292,11 @@ class ClientCore:
         if guessed or asked.cast:
             names = list(tensors) if asked.cast else guessed
             frames.fit_datatypes(tensors, names, (yield from self._metadata(model)))
-        targets = check_targets(asked.outputs)
-        places = None if self._memory is None else self._memory.call_places(tensors, targets)
+        destinations = check_destinations(asked.outputs)
+        places = None if self._memory is None else self._memory.call_places(tensors, destinations)
         if places is not None:
             places = yield from self._nameable(places)
-        call = builder.infer(model, tensors, options, asked.parameters, targets, places)
+        call = builder.infer(model, tensors, options, asked.parameters, destinations, places)
         call.model = model
         if call.bounded_bytes >= SIZE_CHECK_BYTES:
             yield from self._check_size(call, tensors)
@@ -388,7 +388,7 @@ class DaemonCalls:
         tensors: Mapping[str, Array],
         options: Options,
         parameters: Mapping[str, Any] | None,
-        targets: Mapping[str, Array],
+        destinations: Mapping[str, Array],
         places: CallPlaces | None,
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
@@ -396,21 +396,21 @@ class DaemonCalls:
         wait_s = wait_for_s(timeout_ms)
         if places is None:
             header, data = self._encoder.encode(model, tensors, options, parameters)
-            decode = partial(self._decoder.result_into, targets, ()) if targets else self._decoder.result
+            decode = partial(self._decoder.result_into, destinations, ()) if destinations else self._decoder.result
             call = Call(header, data, wait_s, decode, timeout_ms)
         else:
             in_place = options
             if places.outputs:
                 in_place = options._replace(output_places=tuple(map(places.outputs.get, options.outputs or ())))
             header, data = self._encoder.encode(model, tensors, in_place, parameters, places.inputs)
-            decode = partial(self._decoder.result_into, targets, tuple(places.inputs))
+            decode = partial(self._decoder.result_into, destinations, tuple(places.inputs))
             call = Call(header, data, wait_s, decode, timeout_ms)
 
             def in_frames() -> tuple[bytes, Sequence[Frame], Callable[[Sequence[Any]], Any]]:
-                plain = self.infer(model, tensors, options, parameters, targets, None)
+                plain = self.infer(model, tensors, options, parameters, destinations, None)
                 return plain.header, plain.tensors, plain.decode
 
-            call.shared = Shared(places.connection, in_frames, (*tensors.values(), *targets.values()))
+            call.shared = Shared(places.connection, in_frames, (*tensors.values(), *destinations.values()))
         if self._device is None:
             call.bounded_bytes = max(
                 [each.nbytes if type(each) is memoryview else len(each) for each in data], default=0

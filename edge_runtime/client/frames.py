@@ -215,7 +215,7 @@ def checked_options(
     return Options(version, outputs, timeout_ms, priority, timing)  # type: ignore[arg-type]
 
 
-def check_targets(outputs: object) -> Mapping[str, Array]:
+def check_destinations(outputs: object) -> Mapping[str, Array]:
     """The arrays that outputs are written into, by name; none where outputs are names. Raises TensorMismatch."""
     if not isinstance(outputs, Mapping):
         return {}

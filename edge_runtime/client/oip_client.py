@@ -22,7 +22,7 @@ from typing import Any
 from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.client.blocking_client import ControllingClient
 from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, MetadataOf, Steps, wait_for_s
-from edge_runtime.client.frames import CallPlaces, Options, fill_target, tensor_frame
+from edge_runtime.client.frames import CallPlaces, Options, fill_destination, tensor_frame
 from edge_runtime.client.in_flight import NEVER_S, Call, InFlight, acquire, all_in_flight, closed
 from edge_runtime.client.oip_call import OipCall, OipLink, OipQuestion, OipReply
 from edge_runtime.config.oip_url import OipAccess, oip_access
@@ -162,7 +162,7 @@ class OpenInferenceCalls:
         tensors: Mapping[str, Array],
         options: Options,
         parameters: Mapping[str, Any] | None,
-        targets: Mapping[str, Array],
+        destinations: Mapping[str, Array],
         places: CallPlaces | None,  # noqa: ARG002 (memory is shared over ZeroMQ only)
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
@@ -176,7 +176,7 @@ class OpenInferenceCalls:
         if options.timing:
             sent["timing"] = True
         wait_s = max(wait_for_s(options.timeout_ms), SLACK_S)
-        call = Call(b"", (), wait_s, partial(_result, targets), options.timeout_ms)
+        call = Call(b"", (), wait_s, partial(_result, destinations), options.timeout_ms)
         call.oip = OipCall(
             model,
             options.version,
@@ -362,7 +362,7 @@ def _question(name: str, wait_s: float, **values: Any) -> Call:
     return call
 
 
-def _result(targets: Mapping[str, Array], answer: OipReply) -> InferResult:
+def _result(destinations: Mapping[str, Array], answer: OipReply) -> InferResult:
     outputs: dict[str, Array] = {}
     for each in answer.outputs:
         array, destination = each.array(), destinations.get(each.name)
