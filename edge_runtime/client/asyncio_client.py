@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edge_runtime.client import forks
 from edge_runtime.client.channel import CONNECT_LIMIT_S, POLLIN, POLLOUT, PROBE_LIMIT_S, Channel, CurveKeys
-from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, MetadataOf, Steps
+from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Flow, MetadataOf
 from edge_runtime.client.in_flight import (
     LOOK_S,
     LOOKS,
@@ -203,25 +203,25 @@ class AsyncClient:
         """Ask an operation. timeout_ms: of one with scope control; the others take the client's."""
         return await self._run(self._core.operation(name, values, timeout_ms))
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, flow: Flow[T]) -> T:
         """Carry out a flow of core.py."""
         try:
-            step = next(steps)
+            need = next(flow)
             while True:
                 try:
-                    found = await (self._ask(step) if isinstance(step, Call) else self._carry_out(step))
+                    found = await (self._ask(need) if isinstance(need, Call) else self._carry_out(need))
                 except Exception as error:  # noqa: BLE001 (the flow judges it)
-                    step = steps.throw(error)
+                    need = flow.throw(error)
                 else:
-                    step = steps.send(found)
+                    need = flow.send(found)
         except StopIteration as end:
             return cast("T", end.value)
 
-    async def _carry_out(self, step: MetadataOf | float) -> Any:
-        if isinstance(step, MetadataOf):
+    async def _carry_out(self, need: MetadataOf | float) -> Any:
+        if isinstance(need, MetadataOf):
             async with self._link.turn():
-                return await self._run(self._core.fetch(step))
-        return await asyncio.sleep(step)
+                return await self._run(self._core.fetch(need))
+        return await asyncio.sleep(need)
 
     async def _ask(self, call: Call) -> Any:
         operation = call.operation

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.client.core import ClientCore, MetadataOf, Steps
+from edge_runtime.client.core import ClientCore, Flow, MetadataOf
 from edge_runtime.client.in_flight import Call
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import Array
@@ -203,24 +203,24 @@ class BlockingClient(ABC):
         """Ask an operation. timeout_ms: of one with scope control; the others take the client's."""
         return self._run(self._core.operation(name, values, timeout_ms))
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, flow: Flow[T]) -> T:
         """Carry out a flow."""
         try:
-            step = next(steps)
+            need = next(flow)
             while True:
                 try:
-                    found = self._ask(step) if isinstance(step, Call) else self._carry_out(step)
+                    found = self._ask(need) if isinstance(need, Call) else self._carry_out(need)
                 except Exception as error:  # noqa: BLE001 (the flow judges it)
-                    step = steps.throw(error)
+                    need = flow.throw(error)
                 else:
-                    step = steps.send(found)
+                    need = flow.send(found)
         except StopIteration as end:
             return cast("T", end.value)
 
-    def _carry_out(self, step: MetadataOf | float) -> Any:
-        if isinstance(step, MetadataOf):
-            return self._run(self._core.fetch(step))
-        return time.sleep(step)
+    def _carry_out(self, need: MetadataOf | float) -> Any:
+        if isinstance(need, MetadataOf):
+            return self._run(self._core.fetch(need))
+        return time.sleep(need)
 
 
 class ControllingClient(BlockingClient):

@@ -1,10 +1,10 @@
 """What every client does without I/O: builds calls, decodes their replies, and decides what to send or wait for next.
 
 Owns: the meaning of a call (defaults, waits, datatypes of lists, size checks before sending), what models take, and
-retries. A public method of a client is a flow here: a generator that yields each step (a call to send, metadata to
-fetch, seconds to wait), gets its result or error sent in, and returns what the method returns. A client carries the
-steps out: blocking_client.py on the caller's thread, asyncio_client.py on its loop. Thread: any; dicts are only added
-to and cleared.
+retries. A public method of a client is a flow here: a generator that yields what it needs (a call to send, metadata to
+fetch, seconds to wait), gets the result or the error of that, and returns what the method returns. A client meets the
+needs: blocking_client.py on the caller's thread, asyncio_client.py on its loop. Thread: any; dicts are only added to
+and cleared.
 """
 
 from __future__ import annotations
@@ -60,20 +60,19 @@ LEAST_PAUSE_S = 0.001
 MOST_PAUSE_S = 1.0
 """Bounds of the pause after a refusal without a forecast: it doubles from the first to the second."""
 
-NO_DESTINATIONS: Mapping[str, Array] = {}
 
 T = TypeVar("T")
 
 
 class MetadataOf(NamedTuple):
-    """A step: fetch the metadata of a model, once for all who ask for it at the same time."""
+    """A need of a flow: the metadata of a model, fetched once for all flows that need it at the same time."""
 
     model: str
     version: int | None = None
 
 
-Steps = Generator[Call | MetadataOf | float, Any, T]
-"""A flow. A call's result is its decoded reply; a float is seconds to wait."""
+Flow = Generator[Call | MetadataOf | float, Any, T]
+"""A flow by what it returns. It is sent a call's decoded reply; a float is seconds to wait."""
 
 
 class InferArguments(NamedTuple):
@@ -101,7 +100,7 @@ class CallBuilder(Protocol):
     ready_ask_s: float
     tells_answers: bool
 
-    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Steps[Any]:
+    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
         """Ask one operation. Raises Unsupported where the protocol has no words for it."""
         ...
 
@@ -172,7 +171,7 @@ class ClientCore:
         options = checked_options(version, outputs, timeout_ms, priority, timing=timing)
         return InferArguments(model, inputs, picture, pictures, options, with_raw(parameters, raw), outputs, cast)
 
-    def infer(self, asked: InferArguments, *, retry: bool) -> Steps[InferResult]:
+    def infer(self, asked: InferArguments, *, retry: bool) -> Flow[InferResult]:
         """Ask once; with `retry` again after each refusal until the deadline."""
         inputs = asked.inputs
         if inputs is None or asked.picture is not None or asked.pictures is not None:
@@ -197,14 +196,14 @@ class ClientCore:
                 options = retries.options
             yield pause_s
 
-    def call(self, asked: InferArguments) -> Steps[Call]:
+    def call(self, asked: InferArguments) -> Flow[Call]:
         """Build the call of a request that is not waited for."""
         inputs = asked.inputs
         if inputs is None or asked.picture is not None or asked.pictures is not None:
             inputs = yield from self._with_pictures(asked)
         return (yield from self._call(asked, inputs, asked.options))
 
-    def answered(self, call: Call) -> Steps[InferResult]:
+    def answered(self, call: Call) -> Flow[InferResult]:
         """Send a call of `call` and return its result."""
         try:
             result: InferResult = yield call
@@ -213,7 +212,7 @@ class ClientCore:
             self._forget(call.model)  # another version may serve now, which takes something else
             raise
 
-    def attach(self) -> Steps[None]:
+    def attach(self) -> Flow[None]:
         """Let the connection name this client's regions of shared memory."""
         memory = self._memory
         assert memory is not None
@@ -230,7 +229,7 @@ class ClientCore:
 
     def operation(
         self, name: str, values: Mapping[str, Any], timeout_ms: float | None = None, limit_s: float = math.inf
-    ) -> Steps[Any]:
+    ) -> Flow[Any]:
         """Ask an operation. timeout_ms: of one with scope control; others take the client's. limit_s: of the wait."""
         operation = OPERATIONS[name]
         if operation.scope is Scope.INFER:
@@ -240,15 +239,15 @@ class ClientCore:
         wait_s = min(wait_for_s(timeout_ms, operation.wait_s), limit_s)
         return (yield from self._builder.operation(operation, values, wait_s))
 
-    def is_live(self) -> Steps[bool]:
+    def is_live(self) -> Flow[bool]:
         """Whether there is an answer."""
         return (yield from self._says("live", {}))
 
-    def is_ready(self, model: str, limit_s: float = math.inf) -> Steps[bool]:
+    def is_ready(self, model: str, limit_s: float = math.inf) -> Flow[bool]:
         """Whether all, or one model, is ready; False without an answer. limit_s: of the wait for it."""
         return (yield from self._says("ready", {"model": model}, limit_s))
 
-    def wait_ready(self, limit_s: float, model: str) -> Steps[None]:
+    def wait_ready(self, limit_s: float, model: str) -> Flow[None]:
         """Ask until the answer is ready. Raises TimeoutError."""
         builder = self._builder
         end_s = time.monotonic() + limit_s
@@ -260,8 +259,8 @@ class ClientCore:
             ask_s *= 2
             yield READY_POLL_S
 
-    def fetch(self, wanted: MetadataOf) -> Steps[Mapping[str, Any]]:
-        """Carry out a step of this kind, unless another flow has meanwhile."""
+    def fetch(self, wanted: MetadataOf) -> Flow[Mapping[str, Any]]:
+        """Fetch metadata, unless another flow has meanwhile."""
         found = self._known.get(wanted)
         if found is None:
             found = self._known[wanted] = yield from self.operation("metadata", wanted._asdict())
@@ -269,7 +268,7 @@ class ClientCore:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _with_pictures(self, asked: InferArguments) -> Steps[Mapping[str, npt.ArrayLike]]:
+    def _with_pictures(self, asked: InferArguments) -> Flow[Mapping[str, npt.ArrayLike]]:
         """The inputs with the pictures, under the name that the other side has for them."""
         name = PICTURE
         is_asked = asked.picture is not None or asked.pictures is not None
@@ -278,7 +277,7 @@ class ClientCore:
             name = next(iter(declared_steps(metadata).inputs), PICTURE)
         return with_pictures(asked.inputs, asked.picture, asked.pictures, name)
 
-    def _with_answers(self, call: Call, result: InferResult) -> Steps[InferResult]:
+    def _with_answers(self, call: Call, result: InferResult) -> Flow[InferResult]:
         """The result with what was seen in pictures, where replies do not tell it."""
         wanted = self._builder.read_by(call, result, self._known)
         if wanted is None:
@@ -286,7 +285,7 @@ class ClientCore:
         steps = declared_steps((yield from self._metadata(*wanted)))
         return replace(result, answers=tuple(answers_of(steps, result.outputs)))
 
-    def _call(self, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Steps[Call]:
+    def _call(self, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Flow[Call]:
         builder, model = self._builder, asked.model
         tensors, guessed = arrays(inputs)
         if guessed or asked.cast:
@@ -302,7 +301,7 @@ class ClientCore:
             yield from self._check_size(call, tensors)
         return call
 
-    def _nameable(self, places: CallPlaces) -> Steps[CallPlaces | None]:
+    def _nameable(self, places: CallPlaces) -> Flow[CallPlaces | None]:
         """The places that the present connection may name; None: the arrays go in frames."""
         memory, carrier = self._memory, self._carrier
         assert memory is not None
@@ -311,7 +310,7 @@ class ClientCore:
             yield from self.attach()
         return None if memory.attached == NOT_ATTACHED else places._replace(connection=memory.attached)
 
-    def _check_size(self, call: Call, tensors: Mapping[str, Array]) -> Steps[None]:
+    def _check_size(self, call: Call, tensors: Mapping[str, Array]) -> Flow[None]:
         """Raise TensorMismatch for what the daemon would close the connection over, or the broker drop."""
         if self._most_bytes is None:
             # A model that is missing or not ready refuses the call itself, with a better message.
@@ -336,14 +335,14 @@ class ClientCore:
 
     def _advised(
         self, error: TensorMismatch, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike]
-    ) -> Steps[TensorMismatch]:
+    ) -> Flow[TensorMismatch]:
         """The error, with what would fit the model as it is now."""
         with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
             metadata = yield from self._metadata(asked.model, asked.options.version)
             return advised(error, arrays(inputs)[0], metadata)
         return error
 
-    def _metadata(self, model: str, version: int | None = None) -> Steps[Mapping[str, Any]]:
+    def _metadata(self, model: str, version: int | None = None) -> Flow[Mapping[str, Any]]:
         wanted = MetadataOf(model, version)
         found = self._known.get(wanted)
         if found is None:
@@ -354,7 +353,7 @@ class ClientCore:
         for known in [each for each in list(self._known) if each.model == model]:
             self._known.pop(known, None)
 
-    def _says(self, name: str, values: Mapping[str, Any], limit_s: float = math.inf) -> Steps[bool]:
+    def _says(self, name: str, values: Mapping[str, Any], limit_s: float = math.inf) -> Flow[bool]:
         try:
             return bool((yield from self.operation(name, values, limit_s=limit_s)))
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
@@ -374,7 +373,7 @@ class DaemonCalls:
         self._encoder = frames.RequestEncoder()
         self._decoder = frames.ReplyDecoder()
 
-    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Steps[Any]:
+    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
         """Ask one operation."""
         call = Call(pack_operation(operation, values), (), wait_s, self._decoder.value)
         call.operation = operation

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edge_runtime.client.blocking_client import BlockingClient
-from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Steps
+from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Flow
 from edge_runtime.client.in_flight import Call
 from edge_runtime.client.mqtt_link import MqttLink, new_in_flight
 from edge_runtime.config.broker import BrokerAccess, broker_access
@@ -172,9 +172,9 @@ class MqttClient(BlockingClient):
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, flow: Flow[T]) -> T:
         self._device_topics()  # a call without a device is an error, not an answer
-        return super()._run(steps)
+        return super()._run(flow)
 
     def _ask(self, call: Call) -> Any:
         if call.operation is not None and call.operation.name in HEALTH and self.device_status() in AWAY:

@@ -21,7 +21,7 @@ from typing import Any
 
 from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.client.blocking_client import ControllingClient
-from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, MetadataOf, Steps, wait_for_s
+from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, Flow, MetadataOf, wait_for_s
 from edge_runtime.client.frames import CallPlaces, Options, fill_destination, tensor_frame
 from edge_runtime.client.in_flight import NEVER_S, Call, InFlight, acquire, all_in_flight, closed
 from edge_runtime.client.oip_call import OipCall, OipLink, OipQuestion, OipReply
@@ -136,9 +136,9 @@ class OpenInferenceCalls:
         self.endpoint = endpoint
         self._is_grpc = is_grpc
 
-    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Steps[Any]:
+    def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
         """Ask an operation of ours in the protocol's words. Raises Unsupported for one that it has no words for."""
-        known: Mapping[str, Callable[..., Steps[Any]]] = {
+        known: Mapping[str, Callable[..., Flow[Any]]] = {
             "live": self._live,
             "ready": self._ready,
             "models": self._entries,
@@ -200,17 +200,17 @@ class OpenInferenceCalls:
             has_answers = raw is False
         return MetadataOf(result.model, result.version or None) if has_answers else None
 
-    def _live(self, wait_s: float) -> Steps[bool]:
+    def _live(self, wait_s: float) -> Flow[bool]:
         return bool((yield _question("server_live", wait_s)).get("live", True))
 
-    def _ready(self, wait_s: float, model: str) -> Steps[bool]:
+    def _ready(self, wait_s: float, model: str) -> Flow[bool]:
         name = "model_ready" if model else "server_ready"
         return bool((yield _question(name, wait_s, model=model)).get("ready", True))
 
-    def _entries(self, wait_s: float) -> Steps[list[dict[str, Any]]]:
+    def _entries(self, wait_s: float) -> Flow[list[dict[str, Any]]]:
         return [_entry(each) for each in (yield _question("repository_index", wait_s))]
 
-    def _describe(self, wait_s: float, model: str, version: int | None) -> Steps[dict[str, Any]]:
+    def _describe(self, wait_s: float, model: str, version: int | None) -> Flow[dict[str, Any]]:
         found: dict[str, Any] = yield _question("model_metadata", wait_s, model=model, version=version)
         if self._is_grpc:  # whose ModelMetadata has no place for steps
             with contextlib.suppress(EdgeRuntimeError):  # an extension, which not every server has
@@ -220,15 +220,15 @@ class OpenInferenceCalls:
                         found[name] = json.loads(parameters[name]["string_value"])
         return found if version is None else {**found, "version": version}
 
-    def _configuration(self, wait_s: float, model: str, version: int | None) -> Steps[dict[str, Any]]:
+    def _configuration(self, wait_s: float, model: str, version: int | None) -> Flow[dict[str, Any]]:
         found: dict[str, Any] = yield _question("model_config", wait_s, model=model, version=version)
         return found
 
-    def _statistics(self, wait_s: float, model: str | None, version: int | None) -> Steps[list[dict[str, Any]]]:
+    def _statistics(self, wait_s: float, model: str | None, version: int | None) -> Flow[list[dict[str, Any]]]:
         found = yield _question("model_statistics", wait_s, model=model, version=version)
         return list(found.get("model_stats") or ())
 
-    def _count(self, wait_s: float) -> Steps[dict[str, Any]]:
+    def _count(self, wait_s: float) -> Flow[dict[str, Any]]:
         server = yield _question("server_metadata", wait_s)
         counts: Sequence[Mapping[str, Any]] = ()
         with contextlib.suppress(EdgeRuntimeError):  # an extension, which not every server has
@@ -243,13 +243,13 @@ class OpenInferenceCalls:
             "metrics": {"models": _numbers(counts)},
         }
 
-    def _load(self, wait_s: float, model: str, version: int | None) -> Steps[list[dict[str, Any]]]:
+    def _load(self, wait_s: float, model: str, version: int | None) -> Flow[list[dict[str, Any]]]:
         return (yield from self._changed("repository_load", wait_s, model, version))
 
-    def _unload(self, wait_s: float, model: str, version: int | None) -> Steps[list[dict[str, Any]]]:
+    def _unload(self, wait_s: float, model: str, version: int | None) -> Flow[list[dict[str, Any]]]:
         return (yield from self._changed("repository_unload", wait_s, model, version))
 
-    def _changed(self, name: str, wait_s: float, model: str, version: int | None) -> Steps[list[dict[str, Any]]]:
+    def _changed(self, name: str, wait_s: float, model: str, version: int | None) -> Flow[list[dict[str, Any]]]:
         if version is not None:
             raise Unsupported(
                 "the Open Inference Protocol loads and unloads whole models; name no version, or use ZeroMQ"

@@ -2,82 +2,127 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
 
 import pytest
 
-from edge_runtime import Client
+from edge_runtime import AsyncClient, Client, MqttClient, OipClient
 from edge_runtime.cli.completion import script_for
 from edge_runtime.cli.main import main
+from edge_runtime.client.blocking_client import BlockingClient, ControllingClient
+from edge_runtime.errors import DecodeFailed, Unsupported
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.wire.operations import MODEL, OPERATIONS, Operation, Parameter, Scope
 from tests.architecture import operation_texts
-from tests.contract.running_daemon import RawClient, error_code, op, put_model, running_daemon
+from tests.contract.open_doors import open_doors
+from tests.contract.running_daemon import RawClient, error_code, op, put_model
+from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
 
-ROW = Operation(
-    "pin",
-    Scope.CONTROL,
-    "Pin a model.",
-    (
-        MODEL,
-        Parameter("rows", int, "how many rows", is_required=True),
-        Parameter("count", int, "how often", default=2, most=9),
-    ),
-    command="models pin",
-)
+ROWS = Parameter("rows", int, "how many rows", is_required=True)
+COUNT = Parameter("count", int, "how often", default=2, most=9)
+PIN = Operation("pin", Scope.CONTROL, "Pin a model.", (MODEL, ROWS, COUNT), command="models pin")
+WEIGH = Operation("weigh", Scope.INFER, "Weigh a model.", (MODEL, ROWS, COUNT), command="models weigh")
+ADDED = (PIN, WEIGH)
 
 
-def pin(self, call, model, rows, count):
+def answer(self, call, model, rows, count):
     call.reply({"model": model, "rows": rows, "count": count})
 
 
-@pytest.fixture
-def daemon(tmp_path, monkeypatch):
-    monkeypatch.setitem(OPERATIONS, ROW.name, ROW)
-    monkeypatch.setattr(OperationHandlers, ROW.name, pin, raising=False)
-    scope = {"cast": lambda _, value: value, "Any": object}
-    exec("class Made:\n" + operation_texts.methods("Client"), scope)  # the text that would be written
-    monkeypatch.setattr(Client, ROW.name, scope["Made"].pin, raising=False)
-    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
-    with running_daemon(tmp_path / "models", tmp_path / "run") as daemon:
-        yield daemon
+@pytest.fixture(scope="module")
+def added():
+    """Both operations: their rows, their handlers, and what operation_texts would write into the clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        for row in ADDED:
+            patch.setitem(OPERATIONS, row.name, row)
+            patch.setattr(OperationHandlers, row.name, answer, raising=False)
+        for owner, scope, path in (
+            (BlockingClient, Scope.INFER, operation_texts.BLOCKING),
+            (ControllingClient, Scope.CONTROL, operation_texts.BLOCKING),
+            (AsyncClient, Scope.INFER, operation_texts.CLIENTS[1]),
+            (AsyncClient, Scope.CONTROL, operation_texts.CLIENTS[1]),
+        ):
+            names = {"cast": lambda _, value: value, "Any": object}
+            exec(f"class Made:\n{operation_texts.methods(scope, path)}", names)
+            (row,) = (each for each in ADDED if each.scope is scope)
+            patch.setattr(owner, row.name, getattr(names["Made"], row.name), raising=False)
+        yield
 
 
-def test_every_door_answers_it_and_checks_its_scope_and_parameters(daemon):
-    control, infer = daemon.endpoints
+@pytest.fixture(scope="module")
+def doors(added, broker, tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    put_model(models, "mlp", onnx_models.mlp)
+    with open_doors(models, broker, tmp_path_factory.mktemp("run"), "new") as doors:
+        yield doors
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("row", ADDED, ids=lambda row: row.name)
+def test_zmq_answers_it_and_checks_its_scope_and_parameters(doors, row):
+    control, infer = doors.daemon.endpoints
     with RawClient(control) as raw:
         result = {"model": "mlp", "rows": 7, "count": 2}
-        assert raw.result("pin", model="mlp", parameters={"rows": 7}) == result
-        assert raw.ask_json(op="pin", id=1, model="mlp", parameters={"rows": 7}) == {"id": 1, "result": result}
+        assert raw.result(row.name, model="mlp", parameters={"rows": 7}) == result
+        assert raw.ask_json(op=row.name, id=1, model="mlp", parameters={"rows": 7}) == {"id": 1, "result": result}
         for wrong in ({"rows": 7, "count": 10}, {"rows": "7"}, {"rows": None}, {}):
-            assert error_code(raw.ask(op("pin", model="mlp", parameters=wrong), b"1")) == "decode_failed", wrong
+            assert error_code(raw.ask(op(row.name, model="mlp", parameters=wrong), b"1")) == "decode_failed", wrong
     with RawClient(infer) as raw:
-        assert error_code(raw.ask(op("pin", model="mlp"), b"1")) == "forbidden"
+        refused = raw.ask(op(row.name, model="mlp", parameters={"rows": 7, "count": 10}), b"1")
+        assert error_code(refused) == ("forbidden" if row.scope is Scope.CONTROL else "decode_failed")
 
 
-def test_clients_and_the_command_line_have_it(daemon, monkeypatch):
-    control, infer = daemon.endpoints
+@needs_mosquitto
+def test_every_client_has_it(doors):
+    control, infer = doors.daemon.endpoints
+    told = {"model": "mlp", "rows": 7, "count": 3}
+
+    async def ask():
+        async with AsyncClient(infer, control=control) as client:
+            return [await client.pin("mlp", 7, 3), await client.weigh("mlp", 7, 3)]
+
+    assert asyncio.run(ask()) == [told, told]
     with Client(infer, control=control) as client:
-        assert client.pin("mlp", 7, 3) == {"model": "mlp", "rows": 7, "count": 3}
-    for words, shown in (
-        (["--count", "4", "--json"], lambda text: json.loads(text) == {"model": "mlp", "rows": 7, "count": 4}),
-        ([], lambda text: text.split() == ["model", "mlp", "rows", "7", "count", "2"]),
-    ):
-        monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-        assert main(["models", "pin", "mlp", "7", "--connect", infer, "--control", control, *words]) == 0
-        assert shown(out.getvalue())
+        assert [client.pin("mlp", 7, 3), client.weigh("mlp", 7, 3)] == [told, told]
+    with MqttClient(doors.mqtt) as client:
+        assert client.weigh("mlp", 7, 3) == told
+        with pytest.raises(DecodeFailed, match="count: got 10"):
+            client.weigh("mlp", 7, 10)
+        assert not hasattr(client, "pin")  # it changes something
+    for url in (doors.http, doors.grpc):
+        with OipClient(url) as client:
+            for method in (client.pin, client.weigh):
+                with pytest.raises(Unsupported, match=f"has no {method.__name__}"):
+                    method("mlp", 7, 3)
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("row", ADDED, ids=lambda row: row.name)
+def test_the_command_line_has_it(doors, row, monkeypatch):
+    control, infer = doors.daemon.endpoints
+    ways = [["--connect", infer, "--control", control]]
+    ways += [["--connect", doors.mqtt]] if row.scope is Scope.INFER else []
+    for way in ways:
+        for words, shown in (
+            (["--count", "4", "--json"], lambda text: json.loads(text) == {"model": "mlp", "rows": 7, "count": 4}),
+            ([], lambda text: text.split() == ["model", "mlp", "rows", "7", "count", "2"]),
+        ):
+            monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+            assert main(["models", row.name, "mlp", "7", *way, *words]) == 0
+            assert shown(out.getvalue())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_and_documents_have_it(shell, monkeypatch):
-    monkeypatch.setitem(OPERATIONS, ROW.name, ROW)
+def test_completion_and_documents_have_it(added, shell):
     script = script_for(shell)
-    assert "pin" in script
     assert "--count" in script or "-l count" in script
-    assert (
-        "| `pin` | control | `model`, `rows`, `count`? | `edge-runtime models pin` | Pin a model. |"
-        in operation_texts.table()
-    )
+    for row in ADDED:
+        assert row.name in script
+        assert (
+            f"| `{row.name}` | {row.scope.value} | `model`, `rows`, `count`? | `edge-runtime models {row.name}` | "
+            f"{row.summary} |" in operation_texts.table()
+        )
