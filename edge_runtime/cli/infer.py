@@ -12,7 +12,6 @@ where the model's model.toml declares what they mean, or --as says it once.
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -22,31 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_runtime.answers import answer_fields
 from edge_runtime.cli import pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
-from edge_runtime.cli.screen import Screen, ms_text, shape_text
+from edge_runtime.cli.screen import Screen, ms_text
 from edge_runtime.client import drawing
+from edge_runtime.client.core import declared_steps
 from edge_runtime.client.load_generator import quantile
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC
-from edge_runtime.steps import ModelSteps
-from edge_runtime.tensors import Array, datatype_name
+from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
     from edge_runtime.cli.connection import DaemonClient
-
-WHOLE_ELEMENTS = 64
-"""Arrays up to this size are shown whole: about eight lines."""
-
-MAX_SCORE_ROWS = 4
-BEST = 5
-MIN_SCORES = 6
-"""Fewer classes are read at a glance."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +98,7 @@ class _Asking:
     ) -> None:
         """Raises TensorMismatch where pictures are given to a model that takes none; UsageError."""
         self.inputs: Mapping[str, Array] = {}
-        self.steps = pictures.declared_steps_of(metadata)
+        self.steps = declared_steps(metadata)
         self.name = next(iter(self.steps.inputs), "")
         self.draws_to: Path | None = arguments.draw
         self.saves_to: Path | None = arguments.output
@@ -208,10 +198,14 @@ def _show(
     summary = {name: quantile(latencies_ms, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
     if screen.wants_json:
         screen.json(
-            {**answer_json(result, asking.steps), "latency_ms": summary, "saved": [str(path) for path in saved]}
+            {
+                **pictures.answer_json(result, asking.steps),
+                "latency_ms": summary,
+                "saved": [str(path) for path in saved],
+            }
         )
         return
-    print_answer(result, screen, asking.steps)
+    pictures.print_answer(result, screen, asking.steps)
     times = ", ".join(f"{name} {ms_text(value)} ms" for name, value in summary.items())
     repeated = len(latencies_ms)
     screen.line(f"{repeated:,} times: {times}" if repeated > 1 else f"took {ms_text(summary['max'])} ms")
@@ -236,7 +230,7 @@ def _show_each(asking: _Asking, files: Sequence[Path], screen: Screen) -> int:
             told.append({"file": str(file), "error": pictures.error_json(result)})
             screen.note(f"{file}: {result}")
             continue
-        told.append({"file": str(file), **answer_json(result, asking.steps)})
+        told.append({"file": str(file), **pictures.answer_json(result, asking.steps)})
         if drawn is not None:
             told[-1]["saved"] = str(drawn)
         if screen.wants_json:
@@ -245,7 +239,7 @@ def _show_each(asking: _Asking, files: Sequence[Path], screen: Screen) -> int:
             screen.line(f"{screen.painted(str(file), 'bold')}  {pictures.short_answer(result.answers[0])}")
         else:
             screen.line(screen.painted(str(file), "bold"))
-            print_answer(result, screen, asking.steps)
+            pictures.print_answer(result, screen, asking.steps)
     took_s = time.monotonic() - began_s
     if screen.wants_json:
         screen.json({"answers": told, "failed": failed, "seconds": round(took_s, 3)})
@@ -255,50 +249,6 @@ def _show_each(asking: _Asking, files: Sequence[Path], screen: Screen) -> int:
         if asking.draws_to is not None:
             screen.line(f"drawn into {asking.draws_to}")
     return 1 if failed else 0
-
-
-def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
-    """Print what was seen, and every output that is no answer with its datatype and shape."""
-    screen.heading(f"{result.model} version {result.version}")
-    for answer in result.answers:
-        if answer.picture is not None:
-            screen.line(screen.painted(pictures.read_text(answer), "dim"))
-        for line in pictures.answer_lines(answer, pictures.mask_labels(steps)):
-            screen.line(f"  {line}")
-    for name, array in pictures.bare_outputs(result, steps).items():
-        screen.line(f"{screen.painted(name, 'bold')}  {datatype_name(array.dtype)} {shape_text(array.shape)}")
-        for line in _lines(array):
-            screen.line(f"  {line}")
-    if result.timing is not None:
-        timing = result.timing
-        screen.line(
-            f"waited {ms_text(timing.queue_ms)} ms, ran {ms_text(timing.run_ms)} ms in a batch of {timing.batch_rows}"
-        )
-
-
-def answer_json(result: InferResult, steps: ModelSteps) -> dict[str, Any]:
-    """Return the answer as the Open Inference Protocol writes it: flat data, NaN and infinities as text.
-
-    What was seen in a picture is in the words of every door, in place of the outputs that it was made of.
-    """
-    answer: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
-    if result.answers:
-        answer |= answer_fields(result.answers, as_list=False)
-    bare = pictures.bare_outputs(result, steps)
-    if bare or not result.answers:
-        answer["outputs"] = [
-            {
-                "name": name,
-                "datatype": datatype_name(array.dtype),
-                "shape": list(array.shape),
-                "data": [_json_value(value) for value in array.reshape(-1).tolist()],
-            }
-            for name, array in bare.items()
-        ]
-    if result.timing is not None:
-        timing = result.timing
-        answer["timing"] = {"queue_ms": timing.queue_ms, "run_ms": timing.run_ms, "batch_rows": timing.batch_rows}
-    return answer
 
 
 def save(outputs: Mapping[str, Array], where: Path) -> list[Path]:
@@ -313,52 +263,3 @@ def save(outputs: Mapping[str, Array], where: Path) -> list[Path]:
     for path, array in files.items():
         np.save(path, array.astype("S") if array.dtype.kind == "O" else array, allow_pickle=False)
     return list(files)
-
-
-def _lines(array: Array) -> list[str]:
-    if array.size == 0:
-        return ["empty"]
-    if _are_scores(array):
-        rows = array.reshape(-1, array.shape[-1])
-        return [line for row in rows for line in _best(row)]
-    if array.size <= WHOLE_ELEMENTS:
-        shown = np.array2string(array, precision=4, suppress_small=True, max_line_width=100, separator=", ")
-        return shown.splitlines()
-    lines = [np.array2string(array, precision=4, suppress_small=True, max_line_width=100, threshold=8, edgeitems=2)]
-    if array.dtype.kind in "iuf":
-        numbers = array.astype(np.float64)
-        finite = numbers[np.isfinite(numbers)]
-        if finite.size:
-            lines.append(
-                f"min {finite.min():.4g}, mean {finite.mean():.4g}, max {finite.max():.4g}, std {finite.std():.4g}"
-            )
-        if finite.size < numbers.size:
-            lines.append(f"{numbers.size - finite.size:,} values are NaN or infinite")
-    return [line for text in lines for line in text.splitlines()]
-
-
-def _are_scores(array: Array) -> bool:
-    """Return whether an array is a few rows with one float for each class."""
-    if array.dtype.kind != "f" or array.ndim not in (1, 2) or array.shape[-1] < MIN_SCORES:
-        return False
-    return array.size // array.shape[-1] <= MAX_SCORE_ROWS and bool(np.isfinite(array).all())
-
-
-def _best(row: Array) -> list[str]:
-    scores = row.astype(np.float64)
-    best = np.argsort(-scores, kind="stable")[:BEST]
-    is_share = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 0.01
-    width = len(str(int(best.max())))
-    values = (f"{scores[index]:.2%}" if is_share else f"{scores[index]:.4f}" for index in best)
-    return [
-        f"{rank}. [{str(index).rjust(width)}]  {value}"
-        for rank, (index, value) in enumerate(zip(best, values, strict=True), 1)
-    ]
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli import pipeline_drawing
 from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.arguments import positive
 from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
@@ -130,11 +129,50 @@ def _print_pipeline(fields: Mapping[str, Any] | None, screen: Screen) -> None:
     if not fields:
         return
     screen.line()
-    screen.line(pipeline_drawing.way_text(fields))
+    screen.line(_way_text(fields))
     screen.line()
-    screen.table(("step", "asks", "given", "runs"), pipeline_drawing.step_rows(fields))
+    screen.table(("step", "asks", "given", "runs"), _step_rows(fields))
     screen.line()
-    screen.table(("output", "from"), pipeline_drawing.output_rows(fields))
+    screen.table(("output", "from"), _output_rows(fields))
+
+
+def _way_text(fields: Mapping[str, Any]) -> str:
+    """The steps in a line, those that run side by side in brackets."""
+    levels = [f"[{' | '.join(level)}]" if len(level) > 1 else level[0] for level in fields["levels"]]
+    return " → ".join(("input", *levels, "output"))
+
+
+def _step_rows(fields: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each step: its name, what it asks, what that is given, and when it runs."""
+    return [(str(step["name"]), _asked(step), _given_text(step["inputs"]), _runs(step)) for step in fields["steps"]]
+
+
+def _output_rows(fields: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each output: its name, and the place that it comes from."""
+    return [(str(name), str(place)) for name, place in fields["outputs"].items()]
+
+
+def _asked(step: Mapping[str, Any]) -> str:
+    if "python" in step:
+        name = str(step["python"])
+        return f"steps.py:{name}" if name.isidentifier() else name
+    version = f" version {step['version']}" if "version" in step else ""
+    return f"model {step['model']}{version}"
+
+
+def _given_text(inputs: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} = {place}" for name, place in inputs.items())
+
+
+def _runs(step: Mapping[str, Any]) -> str:
+    words: list[str] = []
+    if "map" in step:
+        words.append(f"for each of {', '.join(step['map'])}")
+    if "crop" in step:
+        words.append(f"cut out of {step['crop']['picture']}")
+    if "when" in step:
+        words.append(f"when {step['when']}")
+    return ", ".join(words)
 
 
 def _print_conversion(report: dict[str, Any] | None, screen: Screen) -> None:
@@ -164,7 +202,7 @@ def _figure(found: float | None) -> str:
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     """Ask with one picture: how it was read, what was seen, and a drawn copy."""
     from edge_runtime.cli import pictures
-    from edge_runtime.cli.infer import answer_json, print_answer
+    from edge_runtime.client.core import declared_steps
 
     (file,) = pictures.files_of([arguments.picture])[:1]
     to: Path | None = arguments.save
@@ -172,15 +210,15 @@ def _try(arguments: argparse.Namespace, screen: Screen) -> None:
         pictures.check_draw("--save", to, is_alone=True)
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
-        steps = pictures.declared_steps_of(metadata)
+        steps = declared_steps(metadata)
         if not steps.inputs:
             raise TensorMismatch(pictures.why_none(metadata))
         result = client.infer(arguments.model, picture=file, version=arguments.version)
     saved = [] if to is None else [pictures.draw_answer(file, result, steps, to, is_alone=True)]
     if screen.wants_json:
-        screen.json({**answer_json(result, steps), "saved": [str(path) for path in saved]})
+        screen.json({**pictures.answer_json(result, steps), "saved": [str(path) for path in saved]})
         return
-    print_answer(result, screen, steps)
+    pictures.print_answer(result, screen, steps)
     for path in saved:
         screen.line(f"saved {path}")
 

@@ -6,6 +6,7 @@ what the model's declared steps read, client/drawing.py the drawn copies.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.answers import PICTURE_SIZE, Answer, kind_of
+from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, kind_of
 from edge_runtime.backends.picture_input import picture_input
 from edge_runtime.cli.arguments import UsageError, nearest
-from edge_runtime.cli.screen import Screen, shape_text
+from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client import drawing
+from edge_runtime.client.core import declared_steps
 from edge_runtime.client.pictures import picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
-from edge_runtime.tensors import Array
+from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
+from edge_runtime.tensors import Array, datatype_name
 
 AT_ONCE = 4
 """Pictures of a folder on their way at the same time: a batch for a small device."""
@@ -37,6 +39,14 @@ SHOWN_BOXES = 6
 """Of one picture among others; alone, all are shown."""
 
 SHOWN_LABELS = 5
+
+WHOLE_ELEMENTS = 64
+"""Arrays up to this size are shown whole: about eight lines."""
+
+MAX_SCORE_ROWS = 4
+BEST = 5
+MIN_SCORES = 6
+"""Fewer classes are read at a glance."""
 
 Ask = Callable[[Path], InferResult]
 
@@ -49,11 +59,6 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             raise UsageError(f"{path}: there is no such file or folder; wanted a picture, or a folder of them")
         found += picture_files(path) if path.is_dir() else [path]
     return found
-
-
-def declared_steps_of(metadata: Mapping[str, Any]) -> ModelSteps:
-    """The steps that a model declares; none where it declares none."""
-    return steps_from_fields(metadata["steps"]) if "steps" in metadata else ModelSteps()
 
 
 def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
@@ -274,6 +279,99 @@ def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
     return {name: each for name, each in result.outputs.items() if name not in {*steps.outputs, PICTURE_SIZE}}
 
 
+def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
+    """Print what was seen, and every output that is no answer with its datatype and shape."""
+    screen.heading(f"{result.model} version {result.version}")
+    for answer in result.answers:
+        if answer.picture is not None:
+            screen.line(screen.painted(read_text(answer), "dim"))
+        for line in answer_lines(answer, mask_labels(steps)):
+            screen.line(f"  {line}")
+    for name, array in bare_outputs(result, steps).items():
+        screen.line(f"{screen.painted(name, 'bold')}  {datatype_name(array.dtype)} {shape_text(array.shape)}")
+        for line in _lines(array):
+            screen.line(f"  {line}")
+    if result.timing is not None:
+        timing = result.timing
+        screen.line(
+            f"waited {ms_text(timing.queue_ms)} ms, ran {ms_text(timing.run_ms)} ms in a batch of {timing.batch_rows}"
+        )
+
+
+def answer_json(result: InferResult, steps: ModelSteps) -> dict[str, Any]:
+    """Return the answer as the Open Inference Protocol writes it: flat data, NaN and infinities as text.
+
+    What was seen in a picture is in the words of every door, in place of the outputs that it was made of.
+    """
+    answer: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
+    if result.answers:
+        answer |= answer_fields(result.answers, as_list=False)
+    bare = bare_outputs(result, steps)
+    if bare or not result.answers:
+        answer["outputs"] = [
+            {
+                "name": name,
+                "datatype": datatype_name(array.dtype),
+                "shape": list(array.shape),
+                "data": [_json_value(value) for value in array.reshape(-1).tolist()],
+            }
+            for name, array in bare.items()
+        ]
+    if result.timing is not None:
+        timing = result.timing
+        answer["timing"] = {"queue_ms": timing.queue_ms, "run_ms": timing.run_ms, "batch_rows": timing.batch_rows}
+    return answer
+
+
+def _lines(array: Array) -> list[str]:
+    if array.size == 0:
+        return ["empty"]
+    if _are_scores(array):
+        rows = array.reshape(-1, array.shape[-1])
+        return [line for row in rows for line in _best(row)]
+    if array.size <= WHOLE_ELEMENTS:
+        shown = np.array2string(array, precision=4, suppress_small=True, max_line_width=100, separator=", ")
+        return shown.splitlines()
+    lines = [np.array2string(array, precision=4, suppress_small=True, max_line_width=100, threshold=8, edgeitems=2)]
+    if array.dtype.kind in "iuf":
+        numbers = array.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        if finite.size:
+            lines.append(
+                f"min {finite.min():.4g}, mean {finite.mean():.4g}, max {finite.max():.4g}, std {finite.std():.4g}"
+            )
+        if finite.size < numbers.size:
+            lines.append(f"{numbers.size - finite.size:,} values are NaN or infinite")
+    return [line for text in lines for line in text.splitlines()]
+
+
+def _are_scores(array: Array) -> bool:
+    """Return whether an array is a few rows with one float for each class."""
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or array.shape[-1] < MIN_SCORES:
+        return False
+    return array.size // array.shape[-1] <= MAX_SCORE_ROWS and bool(np.isfinite(array).all())
+
+
+def _best(row: Array) -> list[str]:
+    scores = row.astype(np.float64)
+    best = np.argsort(-scores, kind="stable")[:BEST]
+    is_share = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 0.01
+    width = len(str(int(best.max())))
+    values = (f"{scores[index]:.2%}" if is_share else f"{scores[index]:.4f}" for index in best)
+    return [
+        f"{rank}. [{str(index).rjust(width)}]  {value}"
+        for rank, (index, value) in enumerate(zip(best, values, strict=True), 1)
+    ]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 # ---- steps as text --------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +400,7 @@ def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
 
 def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
     """Print how a picture becomes the tensor, and what each output answers."""
-    steps, spec = declared_steps_of(metadata), spec_of(metadata)
+    steps, spec = declared_steps(metadata), spec_of(metadata)
     if "preset" in metadata:
         screen.line()
         screen.line(f'it takes pictures once its model.toml says: preset = "{metadata["preset"]}"')

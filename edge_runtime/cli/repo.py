@@ -16,7 +16,6 @@ from edge_runtime.cli.screen import Screen
 from edge_runtime.errors import PublishError
 
 REPOSITORY_VARIABLE = "EDGE_RUNTIME_REPO"
-UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"
 
 ACTIONS = {
     "init": "make a repository: root and targets keys for people, snapshot and timestamp keys for cron",

@@ -20,7 +20,6 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from edge_runtime.cli.arguments import UsageError
-from edge_runtime.cli.repo import UNLOCKING_VARIABLE
 from edge_runtime.cli.screen import Screen, size_text
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import assign, unassign
@@ -41,6 +40,8 @@ from edge_runtime.publish.trial import LIMIT_S
 from edge_runtime.repository.golden import TOLERANCES
 from edge_runtime.repository.manifest import Tolerance
 from edge_runtime.repository.names import parse_version
+
+UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"
 
 
 def _init(arguments: argparse.Namespace, screen: Screen) -> None:

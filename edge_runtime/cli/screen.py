@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -20,9 +20,6 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPIN_S = 0.1
 BAR_CELLS = 24
 """4 % each; the line stays within 80 columns."""
-
-Paint = Callable[[str, str], str]
-"""Styles a text, where there are colours."""
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
@@ -113,7 +110,7 @@ class Screen:
 
         limit_s: how long it will take, if known.
         """
-        progress = Progress(self._err, label, lambda text, style: self._painted(text, style, self._err), limit_s)
+        progress = Progress(self._err, label, limit_s, has_colours=self._colours[self._err])
         progress.start()
         try:
             yield progress
@@ -121,7 +118,7 @@ class Screen:
             progress.close()
 
     def _painted(self, text: str, style: str, where: TextIO) -> str:
-        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self._colours[where] else text
+        return styled(text, style) if self._colours[where] else text
 
     @staticmethod
     def _row(columns: Sequence[str], cells: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
@@ -135,10 +132,10 @@ class Screen:
 class Progress:
     """Progress of one task on stderr. `start` once, then `close`, which is idempotent."""
 
-    def __init__(self, where: TextIO, label: str, paint: Paint, limit_s: float | None = None) -> None:
+    def __init__(self, where: TextIO, label: str, limit_s: float | None = None, *, has_colours: bool) -> None:
         """limit_s: how long it will take, if known."""
         self._where = where
-        self._paint = paint
+        self._has_colours = has_colours
         self._limit_s = limit_s
         self._shown: tuple[str, str, float | None] = (label, "", None)
         self._is_over = threading.Event()
@@ -181,10 +178,16 @@ class Progress:
                 elapsed += f" of {self._limit_s:g} s"
             turn += 1
             parts = (label, "" if share is None else bar_text(share), detail, elapsed)
-            sign = self._paint(SPINNER[turn % len(SPINNER)], "blue")
+            sign = SPINNER[turn % len(SPINNER)]
+            sign = styled(sign, "blue") if self._has_colours else sign
             # A text longer than a line would stay on the screen.
             text = "  ".join(filter(None, parts))[: shutil.get_terminal_size().columns - 3]
             print(f"\r\x1b[K{sign} {text}", end="", file=self._where, flush=True)
+
+
+def styled(text: str, style: str) -> str:
+    """Return a text with the escape sequences of a style."""
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def bar_text(share: float) -> str:

@@ -16,7 +16,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from zmq.backend import Socket as RawSocket
 from zmq.backend import zmq_poll
 
 from edge_runtime.client.channel import CONNECT_LIMIT_S, Channel, CurveKeys
+from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import RunFailed
 from edge_runtime.wire.codec import unpack_reply
 
@@ -111,12 +112,10 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 class Generator:
     """One run of a plan over an open socket. Single-threaded."""
 
-    def __init__(
-        self, socket: Any, plan: Plan, frames: Sequence[bytes], now_s: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """now_s: the clock of sending and of latencies, in seconds."""
+    def __init__(self, socket: Any, plan: Plan, frames: Sequence[bytes], clock: Clock | None = None) -> None:
+        """clock: of sending and of latencies."""
         self._socket = socket
-        self._now_s = now_s
+        self._now_s = (clock or SystemClock()).monotonic_s
         self._plan = plan
         self._header = frames[0]
         self._tensors = frames[1:]

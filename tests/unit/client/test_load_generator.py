@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ X = np.zeros((1, 4), np.float32)
 
 def generated(tmp_path: Path, plan: dict[str, Any], *looks_s: float) -> Measured:
     """A run that looks at the clock at these seconds, the last again and again."""
-    clock = chain(looks_s, repeat(looks_s[-1]))
+    looks = chain(looks_s, repeat(looks_s[-1]))
+    clock = SimpleNamespace(monotonic_s=lambda: next(looks))
     with FakeServer(tmp_path / "s") as server:
         header, tensors = RequestEncoder().encode("echo", {"x": X}, Options())
         channel = Channel(server.endpoint)
@@ -27,7 +29,7 @@ def generated(tmp_path: Path, plan: dict[str, Any], *looks_s: float) -> Measured
         try:
             frames = [header, *map(bytes, tensors)]
             whole = Plan(server.endpoint, **{"warmup_s": 0.0, **plan})
-            return Generator(channel.socket, whole, frames, lambda: next(clock)).run()
+            return Generator(channel.socket, whole, frames, clock).run()
         finally:
             channel.close()
 
