@@ -187,6 +187,7 @@ def test_a_client_that_looked_late_and_found_nothing_says_so(channel: BehindChan
             return super().monotonic_s()
 
     link = Link(channel, 8, Leaping())
+    link.ask(call("echo", 10))  # connected
     with pytest.raises(TimeoutError, match=r"within 0\.100 s; .* it looked 0\.20 s late"):
         link.ask(call("silent", wait_s=0.1))
     link.close()
