@@ -42,17 +42,17 @@ LONGEST_SLEEP_S = 3600.0
 clocks can wait for."""
 
 UNDISTURBED_S = 1.0
-"""So long no other model ran, and a run is handed to its host while all cores are taken: one that is there begins when
-a run ends, and a request of another model that comes meanwhile finds a core taken."""
+"""A run is handed to its host while all cores are taken only when no other model ran for this long: the run begins as
+soon as another ends, so a request of another model that comes meanwhile would find the core taken."""
 
 SHORT_RUN_S = 0.001
 """Of a shorter run a batch is handed ahead though it is not full: the way to its host and back takes as long."""
 
 TOGETHER_ROWS = 64
-"""Of requests that are admitted as one: two of a transport's drains."""
+"""At most this many rows are admitted as one request: those of two drains of a transport."""
 
 MOST_GIVEN_WAY = 16
-"""Requests that give way to one at most: one of many rows must not empty a queue of small ones, nor take long."""
+"""At most this many requests give way to a new one: one of many rows must not empty a queue of small ones."""
 
 
 class Dispatcher:
@@ -166,14 +166,14 @@ class Dispatcher:
             return found, math.inf if until_s is None else until_s
 
     def tell_refusals(self) -> None:
-        """Tell every held refusal now. Thread: one that stops doors."""
+        """Send every held refusal now. Thread: one that stops doors."""
         with self._lock:
             found = self._refusals.due(math.inf)
         for request in found:
             request.complete()
 
     def drop(self, sender: Hashable) -> int:
-        """Cancel every waiting request of a sender that is gone; how many. What runs goes on. Thread: any."""
+        """Cancel every waiting request of a sender that is gone; return how many. What runs goes on. Thread: any."""
         with self._lock:
             dropped = self._refusals.remove_sender(sender, self._clock.monotonic_s())
             for model in list(self._active):
@@ -644,7 +644,7 @@ class Dispatcher:
             self._tell_drained(model)
 
     def _tell_drained(self, model: ScheduledModel) -> None:
-        """Wake who closes a model, once its last request has ended."""
+        """Wake the thread that closes a model, once its last request has ended."""
         if not model.running and not model.queue.rows:
             self._has_drained.notify_all()
 
@@ -728,7 +728,7 @@ class Dispatcher:
         return job, []
 
     def _begin_ahead(self, layout: Layout) -> None:
-        """A run has ended: the first of those that wait in the host has begun."""
+        """Note that a run has ended, so the first of those that wait in the host has begun."""
         job = next((each for each in self._ahead if each.layout is layout), None)
         if job is not None:
             now_s = self._clock.monotonic_s()
@@ -737,7 +737,7 @@ class Dispatcher:
             job.started_s, job.ends_s = now_s, now_s + layout.run_times.mean_s(job.rows)
 
     def _due(self, model: ScheduledModel, waiting: Iterable[Request], now_s: float) -> list[Request]:
-        """What waits, but for requests of culprits that must wait longer."""
+        """Return the waiting requests, but those of culprits that must wait longer."""
         due: list[Request] = []
         for request in waiting:
             due_s = model.culprits.not_before_s(request.sender) if request.shape is policy.ALONE else now_s

@@ -38,7 +38,7 @@ LIMIT_RUNS = 10.0
 """A run may last ten times as long as most do, and a second at least: a machine that swaps or throttles is no hang."""
 
 UNKNOWN_LIMIT_S = 60.0
-"""The limit of a run that no curve tells of: the model could not be warmed up."""
+"""The limit of a run whose time nothing predicts: the model could not be warmed up."""
 
 
 class Runner(Protocol):
@@ -157,7 +157,7 @@ class Layout:
     by_request: RequestRunner | None = None
 
     def limit_s(self, rows: int, nbytes: int) -> float:
-        """How long a run may last before it is ended."""
+        """Return how long a run may last before it is ended."""
         if self.run_limit_s is not None:
             return self.run_limit_s
         known_s = self.run_times.predict_s(rows)
@@ -226,10 +226,10 @@ class Job:
     is_ahead: bool = False
 
     def left_s(self, now_s: float) -> float:
-        """How long it still takes cores, as is expected."""
+        """Return how long it is expected to hold its cores still."""
         return max(self.ends_s - max(now_s, self.started_s), 0.0)
 
     def unanswered(self) -> list[Request]:
-        """The requests whose reply is still to come."""
+        """Return the requests that have no reply yet."""
         ended = self.ended
         return [request for request in self.batch if request not in ended] if ended else self.batch
