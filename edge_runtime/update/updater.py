@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,29 +211,24 @@ class Updater:
         self, repository: RepositoryView, assignment: Assignment, known: KnownReleases, *, installs: bool
     ) -> Offered:
         """Install one assignment, or say why not. An error ends this model's part of the check only."""
-        version: int | None = None
-        gap_s: float | None = None
+        offered = partial(Offered, assignment.model, assignment.release.counter, assignment.percent)
         try:
             reason = why_not_offered(assignment, known)
+            if reason == "":
+                return offered(RUNS, "", known.active[assignment.model].version)
             if reason is not None:
-                action = _why_not_action(reason, assignment, known)
-                version = known.active[assignment.model].version if action == RUNS else None
-            else:
-                signed = repository.release(assignment)
-                version = signed.release.version
-                reason = why_not_fit(signed.manifest, self._device)
-                if reason is not None:
-                    action = PASSED_OVER
-                elif not installs:
-                    action, reason = AVAILABLE, ""
-                else:
-                    result = self._roll_out(repository, signed)
-                    action, reason, gap_s = result.outcome, result.reason, result.gap_s
-        except EdgeRuntimeError as error:
-            action, reason, version = PUT_OFF, error.message, None
+                return offered(REFUSED_BEFORE if assignment.manifest_sha256 in known.refused else PASSED_OVER, reason)
+            signed = repository.release(assignment)
+            version = signed.release.version
+            reason = why_not_fit(signed.manifest, self._device)
+            if reason is not None:
+                return offered(PASSED_OVER, reason, version)
+            if not installs:
+                return offered(AVAILABLE, "", version)
+            result = self._roll_out(repository, signed)
+            return offered(result.outcome, result.reason, version, result.gap_s)
         except Exception as error:  # noqa: BLE001 (one model's files must not keep all others from their updates)
-            action, reason, version = PUT_OFF, _unforeseen(error), None
-        return Offered(assignment.model, assignment.release.counter, assignment.percent, action, reason, version, gap_s)
+            return offered(PUT_OFF, error.message if isinstance(error, EdgeRuntimeError) else _unforeseen(error))
 
     def _roll_out(self, repository: RepositoryView, signed: SignedRelease) -> RolloutResult:
         release = signed.release
@@ -266,13 +262,6 @@ class Updater:
 def _unforeseen(error: Exception) -> str:
     log.error("a bug of the updater's", exc_info=error)
     return f"{type(error).__name__}: {error}"
-
-
-def _why_not_action(reason: str, assignment: Assignment, known: KnownReleases) -> str:
-    """The word for an assignment that `why_not_offered` passed over."""
-    if not reason:
-        return RUNS
-    return REFUSED_BEFORE if assignment.manifest_sha256 in known.refused else PASSED_OVER
 
 
 def _left_out(assignment: Assignment) -> Offered:
