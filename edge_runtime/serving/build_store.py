@@ -1,4 +1,4 @@
-"""What this device makes of models: returned where it is made, else made one at a time, off every request's path.
+"""Builds that this device makes of models, one at a time, and off every request's path.
 
 Owns: the thread that runs builds, their order, progress and failures, whichever kind they are of: TensorRT engines
 (`EngineBuilds`) and conversions of files that no backend reads (conversions.py). A build runs in a child process,

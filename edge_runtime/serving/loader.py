@@ -126,11 +126,11 @@ class Loader:
         self._submit(done, lambda: self._unload_asked(model, number, takes_steps))
 
     def forget_overrides(self) -> None:
-        """Give up the files that callers brought. Once it is closed, and no model is loaded any more."""
+        """Remove the files that callers brought. Call it after `close`, when no model is loaded any more."""
         self._folder.close()
 
     def load_suspects(self) -> None:
-        """Load the versions that ended the daemon before. Once, when everything else is served."""
+        """Load the versions that ended the daemon before. Call it once, when everything else is served."""
         self._executor.submit(self._folder.load_suspects)
 
     def rescan(self) -> None:
@@ -168,7 +168,7 @@ class Loader:
         return self._executor.call(lambda: self._placement.has_room(version, keeping=version.model))
 
     def reserve(self, models: Iterable[str]) -> None:
-        """Ignore the models folder's models of these names: they are updates'. Before `start`."""
+        """Ignore these names in the models folder: updates serve them. Call it before `start`."""
         self._sources.reserved.update(models)
 
     def serve_release(self, folder: ModelFolder) -> None:
@@ -207,7 +207,7 @@ class Loader:
             self._guarded(self._upkeep.take_news)
 
     def _next_step(self) -> Callable[[], None]:
-        """Return what was submitted, else what idle time is for."""
+        """Return the next submitted step, else a step of calibration or a look at the folder."""
         step = self._executor.next(IDLE_S if self._calibrator.has_work else POLL_S)
         if step is not None:
             return step
@@ -242,7 +242,7 @@ class Loader:
     # ---- what was asked for -----------------------------------------------------------------------------------------
 
     def _check_may_ask(self) -> None:
-        """Raise LoadsNotAsked where models are loaded and unloaded by nobody's request."""
+        """Raise LoadsNotAsked where the configuration forbids loads and unloads on request."""
         if self._config.model_control in {"none", "poll"}:
             raise LoadsNotAsked(
                 "explicit model load / unload is not allowed if polling is enabled: model_control is "

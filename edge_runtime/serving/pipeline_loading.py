@@ -47,7 +47,7 @@ COMING = (VersionState.LOADING, VersionState.BUILDING, VersionState.CONVERTING, 
 
 
 class PipelineInstance:
-    """What stands for a pipeline where others have the copy of a model in memory: its specs, and its Python host."""
+    """The instance of a pipeline: it has specs and the host of its Python steps, and runs nothing itself."""
 
     backend = "pipeline"
     device = ""
@@ -256,7 +256,7 @@ class PipelineLoader:
         return tuple(found)
 
     def check(self, servable: Servable) -> Fit:
-        """Look whether a live pipeline is whole. Raises LoadFailed: it is not; WaitsForModels: it will be again."""
+        """Fit a live pipeline to its models again. Raises LoadFailed; WaitsForModels: a model is coming back."""
         assert servable.chain is not None
         return self._fit(servable.chain.pipeline)
 

@@ -1,4 +1,4 @@
-"""What becomes of pipelines when the models that they ask come, change or go.
+"""Keeps pipelines in step with their models, which come, change and go.
 
 Owns: when a pipeline is looked at again. It asks no clock: the model table's generation says that something changed.
 Thread: the loader's.
@@ -25,7 +25,7 @@ _AWAY = (VersionState.UNLOADED, VersionState.UNLOADING, VersionState.ON_DEMAND, 
 
 
 class PipelineUpkeep:
-    """Loads pipelines that waited, and takes away those whose steps went."""
+    """Loads pipelines that waited, and unloads those whose models went."""
 
     def __init__(
         self,

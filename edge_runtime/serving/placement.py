@@ -1,7 +1,7 @@
-"""Which versions are in memory: room is made for one, it is loaded, published, calibrated, and closed at last.
+"""Versions in memory: makes room for a version, loads, publishes and calibrates it, and closes it in the end.
 
-Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take. What is to
-be loaded is others' to say (served_folder, loader, swap). Thread: the loader's.
+Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take. It
+does not decide which versions to load: served_folder.py, loader.py and swap.py do. Thread: the loader's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRAIN_S = 30.0
 """A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
 
 Check = Callable[[LoadedVersion], None]
-"""Looks at a version before it answers. Raises LoadFailed to keep it from that."""
+"""Checks a loaded version before it answers. Raises LoadFailed to reject it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Placement:
         self.load_asked(folder, version, check)
 
     def load_asked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
-        """As `load`, for a person who asks for it: a version that was left out is tried again."""
+        """Load a version that a person asks for, also one that ended the daemon before. Raises as `load`."""
         with self._marks.loading(folder, version):
             self.load_unmarked(folder, version, check)
 
@@ -191,7 +191,7 @@ class Placement:
         self._calibrator.add(loaded)
 
     def unload(self, model: str, number: int, *, forget: bool) -> None:
-        """Take a version away, after what it admitted was answered. forget: it is gone from its source too."""
+        """Unload a version after it answered what it admitted. forget: drop its status, too; its files are gone."""
         self.retire(self._table.withdraw(model, number, VersionState.UNLOADING))
         if forget:
             self._table.forget(model, number)
@@ -202,11 +202,11 @@ class Placement:
             self._table.set_status(VersionStatus(model, number, VersionState.UNLOADED, "unloaded"))
 
     def take_away(self, model: str, number: int, state: VersionState, reason: str) -> None:
-        """Take a version away that cannot answer any more, after what it admitted was answered."""
+        """Unload a version that cannot answer any more, and keep the reason in its status."""
         self.retire(self._table.withdraw(model, number, state, reason))
 
     def forget(self, model: str) -> None:
-        """Drop what is known of a model whose versions are all gone; one that comes by this name counts from 0."""
+        """Drop the counters and sizes of a model whose versions are all gone."""
         self._metrics.forget(model)
         self._measured = {key: known for key, known in self._measured.items() if key[0] != model}
 
@@ -224,7 +224,10 @@ class Placement:
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def has_room(self, version: VersionFolder, without: Collection[Servable] = (), *, keeping: str = "") -> bool:
-        """Whether a version fits when those leave that may leave for it, and those `without`. keeping: a model."""
+        """Whether memory holds a version after evictions.
+
+        without: versions that leave for it in any case. keeping: a model whose versions all stay.
+        """
         return not self._plan(self._bytes_wanted(version), without, keeping).missing_bytes
 
     def bring_up(
@@ -288,7 +291,7 @@ class Placement:
     def _check_loaded(
         self, loaded: LoadedVersion, version: VersionFolder, without: Collection[Servable], check: Check | None
     ) -> None:
-        """Close it, and raise LoadFailed, where it takes too much memory or may not answer."""
+        """Raise LoadFailed, and close a new version, when it takes too much memory or must not answer."""
         servable = loaded.servable
         servable.owned = tuple(part.servable for part in loaded.owned)
         self._measured[version.model, version.number] = (version.path, version.fingerprint), _whole_bytes(servable)
@@ -322,7 +325,7 @@ class Placement:
 
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
-        """Load the models that a pipeline asks, and keep them in memory until it does so itself."""
+        """Load the models of a pipeline's steps, and keep them in memory until the pipeline is loaded."""
         if not folder.asks_models(version) or self._depth >= MAX_DEPTH:
             yield
             return
@@ -338,7 +341,7 @@ class Placement:
             del self._held[before:]
 
     def _is_held_up(self, version: VersionFolder) -> bool:
-        """Whether a version fits, but for models under swap: it will when that is over."""
+        """Whether a version only lacks the memory that models under swap hold now."""
         held = [each for each in self._table.loaded() if each.model in self._sources.swapping]
         return not self.has_room(version) and self.has_room(version, without=held)
 
@@ -395,7 +398,7 @@ def _whole_bytes(servable: Servable) -> int:
 
 
 def state_after(error: LoadFailed) -> VersionState:
-    """The state of a version whose load ended so, and that nothing else answers for."""
+    """Return the state of a version whose load ended by this error."""
     if isinstance(error, WaitsForModels):
         return VersionState.LOADING
     if isinstance(error, NotConvertedYet):
@@ -409,7 +412,7 @@ def _host_of(servable: Servable) -> HostStatus:
 
 
 def log_loaded(loaded: LoadedVersion, took_s: float) -> None:
-    """Log which version was loaded, and what really runs it."""
+    """Log which version was loaded, and on which backend and device it runs."""
     servable = loaded.servable
     instance = servable.layouts.narrow
     log.info(

@@ -52,7 +52,7 @@ class Promotions:
         self._waiting: list[BuildNews] = []
 
     def take_news(self) -> None:
-        """Act on what became of builds; one of a model under swap waits until that is decided."""
+        """Act on the news of builds; news of a model under swap waits until the swap is decided."""
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             self._take(news)

@@ -1,4 +1,4 @@
-"""The models folder as it is served: what comes, changes or goes there is loaded and unloaded.
+"""The models folder as it is served: loads versions that come or change there, and unloads those that go.
 
 Owns: which versions of the folder its policy selects, which were held back by hand, what callers and doors laid over
 it, and what was reported as not served. Models that updates serve are none of it. Thread: the loader's, but `stop`.
@@ -67,19 +67,19 @@ class ServedFolder:
         self._is_stopping = True
 
     def close(self) -> None:
-        """Give up the files that callers brought. Once no model is loaded any more."""
+        """Remove the files that callers brought. Call it when no model is loaded any more."""
         self._override_files.close()
 
     # ---- beside updates ----------------------------------------------------------------------------------------------
 
     def catch_up(self, model: str) -> None:
-        """Updates do not serve a model any more: take what changed in the folder meanwhile."""
+        """Take the changes of a model's folder that were missed while updates served the model."""
         changed = self._missed.pop(model, set())
         if self._watcher is not None:
             self._reconcile(model, changed)
 
     def take_failures(self) -> None:
-        """Where a version failed that served, load the newest older one that can be."""
+        """Replace each serving version that failed by the newest older one that loads."""
         for model in self._placement.take_failures():
             folder = self._sources.in_folder(model)
             if folder is not None and not self._sources.is_managed(model):
@@ -88,7 +88,7 @@ class ServedFolder:
     # ---- the models folder -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Look for the first time, and load all but the models that ended the daemon before."""
+        """Read the folder for the first time, and load its models; leave out those that ended the daemon before."""
         if self._watcher is None:
             return
         changes = self._watcher.poll()
@@ -107,14 +107,14 @@ class ServedFolder:
         self._take([change for change in changes if change.model in asked], at_start=True)
 
     def load_suspects(self) -> None:
-        """Load those that `begin` left; one that ends the daemon again costs the others a restart only."""
+        """Load the models that `begin` left out. One that ends the daemon again costs the others only a restart."""
         suspects, self._suspects = self._suspects, []
         for model in suspects:
             if not self._is_stopping:
                 self._reconcile(model, set())
 
     def poll(self) -> None:
-        """Look at the folder once, and load and unload what that asks for."""
+        """Read the folder once, and load and unload versions by its changes."""
         if self._watcher is not None:
             changes = self._watcher.poll()
             self._report_problems(self._watcher)
@@ -170,11 +170,11 @@ class ServedFolder:
             self._override_files.remove(before[1])
 
     def is_received(self, model: str) -> bool:
-        """Whether a door brought this model, and keeps its files."""
+        """Whether a door brought this model; the door keeps its files."""
         return model in self._received
 
     def take_in(self, model: str, place: Path, override: Override) -> None:
-        """Serve a model to the door alone that keeps its folder. With `on_demand` it waits for its first request.
+        """Serve a model only to the door that keeps its folder. With `on_demand` it loads on its first request.
 
         Raises Forbidden: only signed releases are served.
         """
@@ -196,7 +196,7 @@ class ServedFolder:
         self._placement.forget(model)
 
     def hold_back(self, model: str, number: int) -> None:
-        """Keep a version away that was unloaded by hand, until a person asks for it or its files change."""
+        """Keep a version that was unloaded by hand unloaded, until a person loads it or its files change."""
         self._held_back.add((model, number))
         self._asked.discard(model)
 
@@ -206,11 +206,11 @@ class ServedFolder:
         self._asked.add(model)
 
     def is_asked_for(self, model: str) -> bool:
-        """Whether the folder, the start or a person has a model loaded; else only a pipeline that asks it."""
+        """Whether the folder, the start or a person asks for a model; False where only pipelines do."""
         return self._follows or model in self._asked
 
     def settle(self, model: str) -> None:
-        """Unload what the policy does not select: a version came that others answered for.
+        """Unload the versions that a model's policy does not select any more.
 
         Models that a pipeline brings with it are none of the folder's.
         """
@@ -220,12 +220,12 @@ class ServedFolder:
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _is_pipeline(self, model: str) -> bool:
-        """Whether a model asks others, so that those are loaded before."""
+        """Whether a model is a pipeline: it is loaded after the models of its steps."""
         folder = self._sources.in_folder(model)
         return folder is not None and folder.is_pipeline
 
     def _report_problems(self, watcher: Watcher) -> None:
-        """Log once what lies in the folder and is not served, and list what is no version."""
+        """Log each problem of the folder once, and list in the table those that are of no version."""
         scan = watcher.scan
         problems = [*scan.problems, *self._ignored(scan.models.values())]
         told = {str(each): each for each in problems if not each.is_of_version or self._is_untold(each)}
@@ -235,7 +235,7 @@ class ServedFolder:
         self._table.not_served = tuple(each for each in problems if each.model and not each.is_of_version)
 
     def _is_untold(self, problem: Problem) -> bool:
-        """Whether neither a failed load has told a problem of a version, nor a load to come will."""
+        """Whether a version's problem must be logged here: no failed load has told it, and no coming load will."""
         folder = self._sources.in_folder(problem.model)
         if folder is None or problem not in folder.all_problems():
             return False  # it has not settled: the load comes then
@@ -270,7 +270,7 @@ class ServedFolder:
                 self._reconcile(model, changed)
 
     def _list(self, model: str) -> None:
-        """Have the status of a model tell what lies in the folder, and load and unload nothing."""
+        """Set the status of each version of a model from the folder, without loading or unloading any."""
         folder = self._sources.in_folder(model)
         numbers = set(folder.versions) if folder is not None else set()
         for status in self._table.statuses_of(model):
@@ -305,7 +305,7 @@ class ServedFolder:
                 self._placement.unload(model, status.number, forget=is_gone)
 
     def _fall_back(self, folder: ModelFolder, selected: Sequence[int]) -> None:
-        """Where a selected version failed and nothing of the model serves, load the newest older one that can be."""
+        """Load the newest older version that loads, where a selected one failed and no version serves."""
         if folder.settings.versions.specific or self._table.live_of(folder.name):
             return
         for number in sorted(set(folder.versions) - set(selected), reverse=True):

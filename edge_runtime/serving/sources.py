@@ -38,7 +38,7 @@ class ModelSources:
         return model in self.releases or model in self.reserved or model in self.swapping
 
     def check_free(self, model: str) -> None:
-        """Raise LoadFailed while the model is being swapped: one hand at a time."""
+        """Raise LoadFailed while a model is being swapped: only its update may change it then."""
         if model in self.swapping:
             raise LoadFailed(
                 f"an update of model {model!r} is under way; wait until it is decided, see: edge-runtime update status"

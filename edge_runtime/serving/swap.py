@@ -191,7 +191,7 @@ class Swap:
             self._placement.retire(servable)
 
     def _end_gap(self, live: Sequence[Servable], began_s: float) -> None:
-        """Let these answer, and the requests that waited go on."""
+        """Let these versions answer, and submit the requests that waited."""
         self._table.arrange(self.model, live, ())
         self.gap_s = self._clock.monotonic_s() - began_s
         self._pending_loads.end(self.model, None)
@@ -322,7 +322,7 @@ class Swap:
         log.warning("rolled back", extra={"model": self.model, "version": candidate.number})
 
     def _give_name_back(self) -> None:
-        """Have the model loaded, on demand, from where it was before."""
+        """Let loads on demand take the model from its source before the swap."""
         if self._release_before is not None:
             self._sources.releases[self.model] = self._release_before
         else:
@@ -351,7 +351,7 @@ class Swap:
             self._table.set_status(self._status_before)
 
     def _end(self) -> None:
-        """The swap is over: either the model is an update's now, or all is as it was before."""
+        """End the swap; a model that is no update's follows the models folder again."""
         self._is_over = True
         self._sources.swapping.discard(self.model)
         if self.model not in self._sources.releases:
