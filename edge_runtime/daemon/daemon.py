@@ -127,10 +127,7 @@ class Daemon:
         if not self._state_lock.is_shared:
             self._core.marks.open()
         self._start_metrics()
-        self._io_thread = threading.Thread(
-            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
-        )
-        self._io_thread.start()
+        self._start_io_thread()
         for door in self._doors:
             door.start()
         self._notifier.status("loading models")
@@ -175,6 +172,24 @@ class Daemon:
         self.status.is_ready, self.status.is_draining = False, True
         self._stop_admitting()
         is_drained = self._core.close(self._config.drain_s)
+        self._end_io_thread()
+        self._close_doors()
+        self._release()
+        log.info("stopped", extra={"drained": is_drained})
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _stop_admitting(self) -> None:
+        """Wait until every door refuses new requests: before that, models must not be closed under them."""
+        if self._mqtt is not None:
+            self._mqtt.stop_admitting(self._config.drain_s)
+        for door in self._doors:
+            door.stop_admitting(self._config.drain_s)
+        if self._io_thread is not None:
+            drain(self._loop.call, self._frontend, self._config.drain_s)
+
+    def _end_io_thread(self) -> None:
+        """Send the last replies of the ZeroMQ endpoints, and tell their connections that nothing is read any more."""
         for bound in self._bound:
             bound.hide()
         self._loop.stop(MEET_S)
@@ -186,6 +201,9 @@ class Daemon:
             self._loop.send_rest()
         for bound in self._bound:  # at once: who connects now is not heard
             bound.close(LINGER_MS)
+
+    def _close_doors(self) -> None:
+        """Close all that clients reach; `endpoints` is empty then."""
         if self._mqtt is not None:
             self._mqtt.close()
         for door in self._doors:
@@ -196,6 +214,9 @@ class Daemon:
         for each in self._memory_sockets:
             each.close()
         self.status.endpoints.clear()
+
+    def _release(self) -> None:
+        """Free what the sockets used, and let another daemon have the addresses and the state folder."""
         if self._zap is not None:
             self._zap.close()
         if self._metrics_server is not None:
@@ -206,18 +227,12 @@ class Daemon:
         self._bound.clear()
         self._loop.close()
         self._state_lock.release()
-        log.info("stopped", extra={"drained": is_drained})
 
-    def _stop_admitting(self) -> None:
-        """Wait until every door refuses new requests: before that, models must not be closed under them."""
-        if self._mqtt is not None:
-            self._mqtt.stop_admitting(self._config.drain_s)
-        for door in self._doors:
-            door.stop_admitting(self._config.drain_s)
-        if self._io_thread is not None:
-            drain(self._loop.call, self._frontend, self._config.drain_s)
-
-    # ---- private ----------------------------------------------------------------------------------------------------
+    def _start_io_thread(self) -> None:
+        self._io_thread = threading.Thread(
+            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-io", daemon=True
+        )
+        self._io_thread.start()
 
     def _bind(self, address: str, *, is_control: bool) -> None:
         bound = bind_router(self._context, address, self._config.zmq)
