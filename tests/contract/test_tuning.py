@@ -26,7 +26,7 @@ from demo.digits import load_held_out
 from edge_runtime import Runtime
 from edge_runtime.cli.main import main
 from edge_runtime.config.settings import Config
-from edge_runtime.tuning import measurement, trial
+from edge_runtime.tuning import daemons, trial
 from edge_runtime.tuning.candidates import Candidate, Way
 from edge_runtime.tuning.measurement import frames_of, look_first, take_slice
 from edge_runtime.tuning.options import Objective
@@ -182,7 +182,7 @@ def test_a_slice_counts_answers_within_the_objective_and_sees_other_work(site: P
     config = Config(models=str(site / "models"), state=str(site / "state"), profile="x86-generic")
     frames = frames_of("digits", {"image": np.zeros((1, 64), np.float32)})
     candidate = Candidate(Way("onnxruntime", "CPU"))
-    with measurement.running_daemon(config, "digits", site / "log") as daemon:
+    with daemons.running_daemon(config, "digits", site / "log") as daemon:
         look = look_first(candidate, daemon, frames, Objective(0.99, 5.0))
         taken = take_slice(look, 1, daemon, frames, Objective(0.99, 5.0))
         late = take_slice(look, 2, daemon, frames, Objective(0.99, 1e-6))
