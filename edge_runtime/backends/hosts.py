@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,6 +45,7 @@ from edge_runtime.sandbox.child import (
     TaskT,
     follow_child,
     library_environment,
+    name_of,
     start_child,
 )
 from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
@@ -147,8 +148,8 @@ class Hosts:
         """
         order = CallTask(
             what,
-            _name_of(prepare),
-            _name_of(function),
+            name_of(prepare),
+            name_of(function),
             msgspec.json.encode(task),
             tuple(map(os.path.abspath, reads)),
             tuple(map(os.path.abspath, writes)),
@@ -266,10 +267,6 @@ def _wanted_by(task: HostTask | CallTask) -> _Preparation:
     if isinstance(task, CallTask):
         return _Preparation(task.backend, 1, task.prepare, task.niceness)
     return _Preparation(task.backend, task.options.threads if task.backend == "python" else 1)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{function.__name__}"
 
 
 def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event | None) -> bool:

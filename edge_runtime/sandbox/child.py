@@ -175,7 +175,7 @@ def start_child(
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "edge_runtime.sandbox.child_main"),
-                *(f"{function.__module__}:{function.__name__}", msgspec.json.encode(confinement).decode()),
+                *(name_of(function), msgspec.json.encode(confinement).decode()),
                 "-" if reports is None else str(reports),
             ],
             stdin=source,
@@ -187,6 +187,11 @@ def start_child(
             start_new_session=True,  # a terminal's Ctrl-C is for the parent, which ends the child
         )
     return Child(process)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return how a module-level function is named to a child process: `module:name`."""
+    return f"{function.__module__}:{function.__name__}"
 
 
 def library_environment() -> dict[str, str]:
