@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import MqttSettings
-from tests.contract.running_daemon import floats, header, put_held_model, put_model, running_daemon
+from tests.contract.running_daemon import floats, header, online_daemon, put_held_model, put_model, running_daemon
 from tests.contract.test_mqtt_wire import counted, error_of, wait_status
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.daemon_process import GROWTH_BYTES, resident_bytes
@@ -42,10 +42,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def daemon(broker, models, tmp_path_factory):
-    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
-    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=mqtt) as daemon:
-        with Peer(broker.url) as watcher:
-            wait_status(watcher, "dev1", b"online")
+    with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1") as daemon:
         yield daemon
 
 

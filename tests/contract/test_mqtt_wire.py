@@ -11,7 +11,7 @@ import pytest
 from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings
-from tests.contract.running_daemon import floats, header, put_model, running_daemon
+from tests.contract.running_daemon import floats, header, online_daemon, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
@@ -36,10 +36,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def daemon(models, broker, tmp_path_factory):
-    settings = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
-    with running_daemon(models, tmp_path_factory.mktemp("run"), mqtt=settings) as daemon:
-        with Peer(broker.url) as watcher:
-            wait_status(watcher, "dev1", b"online")
+    with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1") as daemon:
         yield daemon
 
 

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from edge_runtime.client.zmq_client import Client
-from edge_runtime.config.settings import MqttSettings, PublishRule
-from tests.contract.running_daemon import ANSWER_S, RawClient, floats, put_model, running_daemon
+from edge_runtime.config.settings import PublishRule
+from tests.contract.running_daemon import ANSWER_S, RawClient, floats, online_daemon, put_model
+from tests.contract.test_mqtt_wire import wait_status
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
@@ -53,21 +54,14 @@ def models(tmp_path_factory):
 @contextmanager
 def publishing(models, broker, folder, *rules, device="dev1"):
     """A daemon with these rules that is online, a client of it, and a listener on everything that it publishes."""
-    settings = MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05)
     with Peer(broker.url) as listener:
         listener.subscribe("site/#", 1)
         listener.subscribe(f"edge/{device}/result/#", 1)
-        with running_daemon(models, folder / "run", mqtt=settings, publish=rules) as daemon:
-            with Peer(broker.url) as watcher:
-                wait_online(watcher, device)
-            with Client(daemon.endpoints[1]) as client:
-                yield client, listener
-
-
-def wait_online(listener, device):
-    listener.subscribe(f"edge/{device}/status", 1)
-    while listener.next().payload != b"online":
-        pass
+        with (
+            online_daemon(models, folder / "run", f"{broker.url}/{device}", publish=rules) as daemon,
+            Client(daemon.endpoints[1]) as client,
+        ):
+            yield client, listener
 
 
 def expected(x):
@@ -262,7 +256,7 @@ def test_publishing_goes_on_after_the_broker_was_away(models, tmp_path):
         broker.restart()
         with Peer(broker.url) as again:
             again.subscribe("edge/dev1/result/#", 1)
-            wait_online(again, "dev1")
+            wait_status(again, "dev1", b"online")
             client.infer("mlp", {"x": floats(1, 16, seed=3)})
             while not np.allclose(outputs(again.next())["y"], expected(floats(1, 16, seed=3)), atol=1e-4):
                 pass
