@@ -211,7 +211,7 @@ class ConfigError(EdgeRuntimeError):
 
 
 class AddressTaken(ConfigError):
-    """An address cannot be had now: another process has it, or the machine has no such address yet; try again."""
+    """An address cannot be taken now: another process has it, or the machine has no such address yet; try again."""
 
     code = "address_taken"
     retryable = True

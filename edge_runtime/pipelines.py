@@ -40,7 +40,7 @@ INPUT = "input"
 """The step of places that name the pipeline's own inputs."""
 
 MAX_STEPS = 128
-"""More is a mistake of whatever wrote the file; each step costs a request."""
+"""More is a mistake in the file; each step costs a request."""
 
 MAX_DEPTH = 8
 """Pipelines of pipelines: a request of the first waits for one of each below it."""

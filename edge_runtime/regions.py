@@ -228,7 +228,7 @@ class Regions:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         free = self.free_bytes(owner)
         if nbytes > free or len(owner.regions) >= MAX_REGIONS or len(self._files) >= MAX_ALL_REGIONS:
-            raise QueueFull(f"{nbytes} bytes were asked for, and {free} may be had; see [shared_memory]")
+            raise QueueFull(f"{nbytes} bytes were asked for, and {free} are free; see [shared_memory]")
         region = self._map(owner, nbytes)
         number = next(each for each in range(1, MAX_REGIONS + 1) if each not in owner.regions)
         owner.regions[number] = region

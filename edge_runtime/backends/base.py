@@ -1,6 +1,6 @@
 """The seam between serving and the libraries that run models.
 
-Owns: the protocols Backend and Instance and the values they exchange. Each backend imports its library in its own file
+Owns: the protocols Backend and Instance and the values that they pass. Each backend imports its library in its own file
 only, inside `probe` and `load`. This module imports no backend.
 """
 

@@ -31,7 +31,7 @@ _LOCAL = "localhost"
 class DoorAddress:
     """Where a door listens: host and port (0: any free one), or the path of a Unix socket.
 
-    is_control: whoever reaches this address may load, unload and change settings. is_tls: it speaks TLS only.
+    is_control: every caller of this address may load, unload and change settings. is_tls: it speaks TLS only.
     """
 
     host: str = ""

@@ -497,8 +497,8 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     """Frames of `camera` a second, in place of `every_s`. A model that is slower gets the newest each time."""
 
     steady: tuple[Positive, Positive] = (2, 3)
-    """With `camera`: a label, or one more box of it, appears, and goes, once so many of the last so many frames have it
-    so; `[1, 1]` takes every frame as it is."""
+    """With `camera`, two numbers: a label, or one more box of it, appears or goes when the first number of frames, of
+    the second number of last ones, say so; `[1, 1]` takes every frame as it is."""
 
     topic: str | None = None
     """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`."""

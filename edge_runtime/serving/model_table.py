@@ -217,7 +217,7 @@ class ModelTable:
         return list(self._live.get(model, {}).values())
 
     def loaded(self) -> list[Servable]:
-        """Return every servable that holds memory: live, or standing by during a swap of its model."""
+        """Return every servable that holds memory: live, or kept loaded during a swap of its model."""
         return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
 
     def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:

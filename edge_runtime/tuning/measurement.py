@@ -22,7 +22,7 @@ from edge_runtime.tuning.plan import RateSearch
 from edge_runtime.tuning.results import FullMeasurement, QuickLook, RateProbe, Slice
 
 IN_FLIGHT = 16
-"""Of a look: enough to fill batches and all cores. Fewer where so many would wait longer than the objective."""
+"""Of a look: enough to fill batches and all cores. Fewer where that many would wait longer than the objective."""
 
 ALONE_S, FIRST_S = 0.5, 0.5
 WARM_UP_S = 0.3

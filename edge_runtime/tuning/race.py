@@ -164,7 +164,7 @@ def next_slice(
 ) -> tuple[Candidate, int] | None:
     """The candidate that runs next and the number of its round; None when the race is over.
 
-    rounds: end when every entrant ran so many, settled or not; None to run until it is settled.
+    rounds: end when every entrant ran this number, settled or not; None to run until it is settled.
     """
     if not entrants or (rounds is not None and all(len(slices.get(each, ())) >= rounds for each in entrants)):
         return None
@@ -172,7 +172,7 @@ def next_slice(
     if number:
         earlier = {one: [each for each in slices.get(one, ()) if each.round < number] for one in entrants}
         running = {one: _slice_of(slices.get(one, ()), number) for one in _line_up(entrants, earlier, number)}
-        # A newcomer runs first in a round; one that missed that waits for the next, or its pairs lie far apart.
+        # A new entrant runs first in a round; one that missed that waits for the next, or its pairs lie far apart.
         is_late = any(len(each) > 1 and each[-1].round == number for each in slices.values())
         for one, taken in running.items():
             if taken is None and (slices.get(one) or not is_late):
@@ -224,7 +224,7 @@ def _doubt(found: Difference | None, count: int) -> float:
 
 
 def _line_up(entrants: Sequence[Candidate], slices: RaceSlices, number: int) -> list[Candidate]:
-    """Those that run in a round: newcomers, the leader, all in doubt; every other round backwards, as drifts cancel."""
+    """The entrants of a round: new ones, the leader, all in doubt; every other round backwards, as drifts cancel."""
     lead = find_lead(entrants, slices)
     running = [each for each in entrants if each == lead.leader or lead.doubts.get(each, 1.0) >= OUT]
     return sorted(running[:: 1 if number % 2 else -1], key=lambda each: bool(slices.get(each)))

@@ -314,7 +314,7 @@ def _encoded(key: str, text: Any) -> bytes:
 
 
 def _refuse_places(*lists: Any) -> None:
-    """Raise DecodeFailed where a tensor is said to lie in shared memory: whoever has it can pack a msgpack header."""
+    """Raise DecodeFailed where a tensor lies in shared memory: a client that has it can pack a msgpack header."""
     items = (item for each in lists if isinstance(each, list) for item in each)
     if any(isinstance(item, dict) and ("region" in item or "offset" in item) for item in items):
         raise DecodeFailed("region, offset: shared memory is named in msgpack headers only; send data here")

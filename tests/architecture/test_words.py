@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,11 @@ DRAWERS = frozenset(
     ("manager", "managers", "helper", "helpers", "util", "utils", "utility", "common", "misc", "info", "tools", "stuff")
 )
 """Words that say "things live here"."""
+
+DOCUMENTS = (
+    *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("cross", "demo", "device_profiles")),
+)  # fmt: skip
 
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 NOT_USED = frozenset(
@@ -27,6 +35,7 @@ MEANT_OTHERWISE = {
     "exchange": r"backends\.python_backend",  # of messages with a child process
     "info": r"pytorch_archives|mqtt_connection|triton_interface",  # ZipInfo, MQTTMessageInfo, Triton's log level
     "manager": r"openvino_from_onnx",  # OpenVINO's pass manager
+    "util": r"torch",  # TorchServe's and PyTorch's modules
     "outcome": r"update\.(rollout|trial)",  # the word that a result has for how it ended
     "settle": r"repository\.watch|serving\.served_folder",  # files come to rest
 }
@@ -83,6 +92,33 @@ def unused_words(module: Module) -> Iterator[str]:
             places = MEANT_OTHERWISE.get(word, "$^") if word in NOT_USED else ONE_MEANING.get(word, "")
             if not re.search(places, module.name):
                 yield f"{module.path}:{line} {name}: {word}"
+
+
+ORDINARY = frozenset(("common", "info", "manager", "means"))
+"""Words that names must not have and sentences may: context and service managers, a level of the log, the verb."""
+
+HARD_TO_READ = re.compile(
+    r"\b(?:whoever|of whatever|so many of (?:them|it)|(?:is|are|was|were|be) (?:had|told of)|told of a|by as many as)\b"
+)
+"""Turns that STYLE's English replaces by the name of the thing."""
+
+
+def prose(module: Module) -> Iterator[tuple[int, str]]:
+    """Every line that a person reads in a file: of docstrings, comments, and the texts of logs, errors and help."""
+    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+        if token.type in (tokenize.STRING, tokenize.COMMENT) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def unused_words_said(module: Module) -> Iterator[str]:
+    """Sentences with a word that the glossary says is not used, or that are hard to read."""
+    said = NOT_USED - ORDINARY - {word for word, places in MEANT_OTHERWISE.items() if re.search(places, module.name)}
+    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(said))})s?(?![\w./-]*\w)", re.IGNORECASE)
+    for line, text in prose(module):
+        if text.startswith("# type: ignore"):
+            continue
+        if found := pattern.search(text) or HARD_TO_READ.search(text):
+            yield f"{module.path}:{line} {found[0]}: {text.strip()}"
 
 
 def undocumented(module: Module) -> Iterator[str]:
@@ -142,6 +178,32 @@ def test_the_glossary_lists_words_that_are_not_used() -> None:
 @pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
 def test_no_name_has_a_word_that_is_not_used(module: Module) -> None:
     assert list(unused_words(module)) == []
+
+
+@pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
+def test_no_sentence_has_a_word_that_is_not_used_or_hides_what_it_names(module: Module) -> None:
+    assert list(unused_words_said(module)) == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_has_a_word_that_is_not_used_or_hides_what_it_names(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").partition("## Words that are not used")[0].splitlines()
+    text = "\n".join(f"# {re.sub('`.*?`', '', line)}" for line in lines)
+    assert list(unused_words_said(parse(page.stem, text, page))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""The newcomer serves."""',
+        "a = 1  # an inquiry",
+        'log.info("a lot of requests")',
+        'raise ValueError(f"{name} is whoever asks")',
+        '"""It is told of each end."""',
+    ],
+)
+def test_each_kind_of_sentence_with_such_a_word_is_found(source: str) -> None:
+    assert len(list(unused_words_said(parse("edge_runtime.x", source)))) == 1
 
 
 @pytest.mark.parametrize(

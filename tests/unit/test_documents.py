@@ -209,6 +209,22 @@ def test_the_glossary_says_each_term_once_and_in_order() -> None:
     assert terms == sorted(terms, key=str.lower)
 
 
+@pytest.mark.parametrize(("name", "file"), sorted(set(placed_names(page("glossary")))))
+def test_the_glossary_names_each_class_in_its_file(name: str, file: str) -> None:
+    test_the_architecture_page_names_each_thing_in_its_file(name, file)
+
+
+def test_the_glossary_names_classes_by_its_own_words() -> None:
+    words, _, rest = page("glossary").partition("\n## Classes\n")
+    terms = {term for row in re.findall(r"^\| (.+?) \|", words, re.MULTILINE) for term in row.split(", ")}
+    named = {
+        term
+        for row in re.findall(r"^\| (.+?) \|", rest.partition("\n## ")[0], re.MULTILINE)
+        for term in row.split(", ")
+    }
+    assert named - {"word"} <= terms
+
+
 def test_pytest_is_told_of_each_folder_of_tests_and_none_holds_another() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^testpaths = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)

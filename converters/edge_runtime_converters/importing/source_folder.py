@@ -34,7 +34,7 @@ MAX_YAML_DEPTH = 100
 
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_RATIO = 200
-"""Bytes that an archive may unpack to: so many for each of its own, as a bomb has thousands, and 64 MiB more."""
+"""Bytes that an archive may unpack to for each of its own, beside 64 MiB: a bomb unpacks to thousands."""
 
 _FREE_BYTES = 64 << 20
 _CHUNK = 1 << 20
