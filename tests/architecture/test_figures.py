@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,24 @@ def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
     assert "edge_runtime/scheduling/policy.py: plan_batch" in request
     assert "edge_runtime/update/" not in request
     assert "edge_runtime/repository/durable.py: " in update
+    for section, calls, fewest in (("One request", request, 12), ("One update", update, 10)):
+        called = re.findall(r"\.py: ([\w.]+)$", calls, re.MULTILINE)
+        often = {"Dispatcher.next_job", "RolloutProgress.advance"}  # called before and after as well
+        passed = [name for name in steps_of_page(section) if name in called and name not in often]
+        assert len(passed) >= fewest, f"docs/architecture.md, {section}: of its steps only {passed} were called"
+        assert passed == sorted(passed, key=called.index), f"docs/architecture.md, {section}: steps in another order"
+
+
+def steps_of_page(section: str) -> list[str]:
+    """The functions of a section's table of steps, in its order: those of its third or second column, `where`."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+    found: list[str] = []
+    for row in re.findall(r"^\| (.*) \|$", text, re.MULTILINE):
+        cells = row.split(" | ")
+        if "any other message" not in row and "roll back" not in cells[0]:
+            found += re.findall(r"`([\w.]+)(?:\(\))?`", cells[-2])
+    return found
 
 
 def test_each_product_file_is_counted() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,8 @@ from edge_runtime.cli.completion import script_for
 from edge_runtime.cli.main import main
 from edge_runtime.client.blocking_client import BlockingClient, ControllingClient
 from edge_runtime.errors import DecodeFailed, Unsupported
-from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.frontend.operations import OperationCall, OperationHandlers
+from edge_runtime.wire import operations
 from edge_runtime.wire.operations import MODEL, OPERATIONS, Operation, Parameter, Scope
 from tests.architecture import operation_texts
 from tests.contract.open_doors import open_doors
@@ -28,6 +32,10 @@ PIN = Operation("pin", Scope.CONTROL, "Pin a model.", (MODEL, ROWS, COUNT), comm
 WEIGH = Operation("weigh", Scope.INFER, "Weigh a model.", (MODEL, ROWS, COUNT), command="models weigh")
 ADDED = (PIN, WEIGH)
 
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROW_OF_PAGE, HANDLER_OF_PAGE = re.findall(r"```python\n(.*?)```", PAGE.partition("## Add an operation")[2], re.DOTALL)
+QUEUE = eval(textwrap.dedent(ROW_OF_PAGE), vars(operations))
+
 
 def answer(self, call, model, rows, count):
     call.reply({"model": model, "rows": rows, "count": count})
@@ -40,6 +48,10 @@ def added():
         for row in ADDED:
             patch.setitem(OPERATIONS, row.name, row)
             patch.setattr(OperationHandlers, row.name, answer, raising=False)
+        patch.setitem(OPERATIONS, QUEUE.name, QUEUE)
+        page = {"OperationCall": OperationCall}
+        exec(textwrap.dedent(HANDLER_OF_PAGE), page)
+        patch.setattr(OperationHandlers, QUEUE.name, page[QUEUE.name], raising=False)
         for owner, scope, path in (
             (BlockingClient, Scope.INFER, operation_texts.BLOCKING),
             (ControllingClient, Scope.CONTROL, operation_texts.BLOCKING),
@@ -48,8 +60,8 @@ def added():
         ):
             names = {"cast": lambda _, value: value, "Any": object}
             exec(f"class Made:\n{operation_texts.methods(scope, path)}", names)
-            (row,) = (each for each in ADDED if each.scope is scope)
-            patch.setattr(owner, row.name, getattr(names["Made"], row.name), raising=False)
+            for row in (each for each in (*ADDED, QUEUE) if each.scope is scope):
+                patch.setattr(owner, row.name, getattr(names["Made"], row.name), raising=False)
         yield
 
 
@@ -126,3 +138,9 @@ def test_completion_and_documents_have_it(added, shell):
             f"| `{row.name}` | {row.scope.value} | `model`, `rows`, `count`? | `edge-runtime models {row.name}` | "
             f"{row.summary} |" in operation_texts.table()
         )
+
+
+@needs_mosquitto
+def test_the_operation_that_the_architecture_page_adds_is_one(doors, capsys):
+    assert main(["models", QUEUE.name, "mlp", "--json", "--connect", doors.daemon.endpoints[1]]) == 0
+    assert json.loads(capsys.readouterr().out) == {"rows": 0, "bytes": 0}
