@@ -104,8 +104,8 @@ def headings(file: Path) -> set[str]:
 # ---- docs/architecture.md -------------------------------------------------------------------------------------------
 
 SECTIONS = (
-    "The picture", "Levels", "One request", "One update", "Threads", "Who owns what", "Wire", "Trust", "Sandbox",
-    "Add an operation",
+    "The picture", "Levels", "One request", "One update", "Threads", "Who owns what", "Wire", "Clients", "Trust",
+    "Sandbox", "Add an operation",
 )  # fmt: skip
 """Comments in the code refer to these."""
 
