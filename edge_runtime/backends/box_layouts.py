@@ -27,10 +27,10 @@ MOST_CANDIDATES = 30_000
 """Of one row, best first; as Ultralytics' `max_nms`. A model of 640 x 640 pixels has 8400 or 25 200."""
 
 _CHUNK = 1000
-"""Candidates that are looked at together; a picture's answer is nearly always among the first so many."""
+"""Candidates that are looked at together; a picture's answer is nearly always among the first of them."""
 
 _FINISHED_ROWS = 1000
-"""[rows, n, 6] with at most so many n is a list of finished boxes, often 300; heads of detectors have thousands."""
+"""[rows, n, 6] with n up to this is a list of finished boxes, often 300; heads of detectors have thousands."""
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Pixels between the cells of YOLOX's grids, without and with a fourth (YOLOX `yolox/models/yolo_head.py`)."""

@@ -184,7 +184,7 @@ class OnnxRuntimeInstance:
     def interrupt(self, thread: int) -> None:
         """End the run of a thread (`threading.get_ident`), between two nodes; that run raises RunFailed.
 
-        For hosts, whose runners were told of by `allow_interrupts`. Thread: any.
+        For hosts, whose runners `allow_interrupts` has named. Thread: any.
         """
         options = self._options_of.get(thread)
         if options is not None:

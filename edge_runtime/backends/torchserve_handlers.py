@@ -87,7 +87,7 @@ class RequestProcessor:
 
 
 class HandlerContext:
-    """What a handler is told of its model, its server and the requests of the batch that runs.
+    """A handler's view of its model, its server and the requests of the batch that runs.
 
     network: calls the served model that the archive's weights became; None where the handler loads them itself.
     """

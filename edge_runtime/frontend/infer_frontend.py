@@ -390,7 +390,7 @@ class InferFrontend:
     def apart(
         self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], burst: Request
     ) -> list[Request]:
-        """Make the requests that a burst stands for, as they would be had each been submitted. Thread: any."""
+        """Make the requests that a burst stands for, as if each were submitted by itself. Thread: any."""
         plan: RequestPlan = burst.plan
         made: list[Request] = []
         for origin, request_id, data in entries:

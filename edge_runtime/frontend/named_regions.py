@@ -1,7 +1,7 @@
 """System shared memory that clients name: POSIX shared memory of theirs, registered under a name of their choice.
 
 Owns: the registered regions, which the doors of the Open Inference Protocol share. Off unless the configuration allows
-it: whoever may call could name memory of any process of this user. A region is read and written by pread and pwrite,
+it: any caller could name memory of any process of this user. A region is read and written by pread and pwrite,
 and never mapped, so its owner can shrink it without a fault here. Thread: any.
 """
 

@@ -65,7 +65,7 @@ class StepNode:
             self.rows += ROWS_SMOOTHING * (rows - self.rows)
 
     def rows_asked(self, servable: Servable, rows: int) -> int:
-        """Rows that it asks of its model for a request of so many."""
+        """Rows that it asks of its model for a request of `rows`."""
         if self.rows is not None:
             return math.ceil(self.rows - SELDOM_ROWS)
         return rows if servable.batches else 1
@@ -174,7 +174,7 @@ class ChainSteps:
     # ---- what runs cost ----------------------------------------------------------------------------------------------
 
     def runs_s(self, rows: int) -> dict[str, float]:
-        """How long each step's runs take for a request of so many rows, by name."""
+        """How long each step's runs take for a request of `rows`, by name."""
         found: dict[str, float] = {}
         for node, servable in zip(self.nodes, self.servables(), strict=True):
             if servable is not None and (asked := node.rows_asked(servable, rows)):
@@ -250,7 +250,7 @@ class ChainSteps:
         return header, RequestPlan(servable, header) if step.name in self._own else None
 
     def _datatype(self, step: Step, place: Place) -> str:
-        """The datatype of a step's input, as whoever made it says."""
+        """The datatype of a step's input, as the place that it comes from says."""
         if step.crop is not None and place == step.crop.box:
             return "UINT8"
         specs = self._spec.inputs if place.step == INPUT else self.specs(self.nodes[self._index[place.step]])

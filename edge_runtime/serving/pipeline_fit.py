@@ -222,7 +222,7 @@ class _Fitting:
         return TensorSpec(name, spec.datatype, spec.shape, spec.quantisation)
 
     def output(self, name: str, place: Place) -> TensorSpec:
-        """What comes out by this name. A place that nothing gives was told of by its step."""
+        """What comes out by this name. Its step has reported a place that nothing gives."""
         spec = self._known.get(place)
         return TensorSpec(name, spec.datatype, spec.shape) if spec is not None else TensorSpec(name, "FP32", ())
 

@@ -1,6 +1,6 @@
 """Runs of a model that sees each request by itself, as Triton's python models do.
 
-Owns: what such a model is told of a request beside its tensors, and where each response goes: to its caller at once
+Owns: what such a model gets of a request beside its tensors, and where each response goes: to its caller at once
 where the door takes several, else kept until the run has ended. Thread: the worker's that waits for the run.
 """
 
@@ -47,7 +47,7 @@ class RequestRuns:
 
 
 def _line(request: Request) -> RequestLine:
-    """What is told of a request beside its tensors."""
+    """What a model gets of a request beside its tensors."""
     header, name = request.header, getattr(request.reply, "user_id", "")
     absent = request.plan.absent
     if not (header.parameters or header.outputs or header.priority or name or absent) and request.timeout_s == math.inf:

@@ -63,7 +63,7 @@ class Layouts:
         return any(each is instance for each in (self.narrow, self.wide, *self.others))
 
     def host(self) -> HostStatus | None:
-        """Return what is told of the hosts of its instances, as of one; None where they run inside the daemon."""
+        """Return the status of its instances' hosts, as one; None where they run inside the daemon."""
         instances: list[object] = [self.narrow, self.wide, *self.others]
         found = [each.host for each in instances if isinstance(each, HostedInstance)]
         if not found:

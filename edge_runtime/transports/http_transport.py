@@ -241,7 +241,7 @@ class HttpTransport:
             self._close(connection)
 
     def _answer_last(self) -> None:
-        """Take in who waits to be accepted, listen no more, and answer what was sent before its peer heard of it.
+        """Take in who waits to be accepted, listen no more, and answer what was sent before its peer could know.
 
         Each response is its connection's last: its peer connects anew.
         """
