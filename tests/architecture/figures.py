@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from tests.architecture.next_door import REASONS
 from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, own_modules
 
 PRODUCT = (PACKAGE, "edge_runtime_converters", "converters")
@@ -219,7 +220,10 @@ def report(*, lists_calls: bool = False) -> str:
         if lists_calls:
             lines += [f"  {file}: {function}" for file, function in calls]
     if lists_calls:
-        lines += ["one importer next door:", *(f"  {each}" for each in figures.next_door)]
+        lines += [
+            "one importer next door:",
+            *(f"  {each}: {REASONS.get(each, 'no reason yet')}" for each in figures.next_door),
+        ]
         lines += ["callables:", *(f"  {each}" for each in figures.callables)]
     return "\n".join(lines)
 

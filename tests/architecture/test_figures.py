@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.architecture import figures
+from tests.architecture.next_door import REASONS
 from tests.architecture.source_tree import ROOT
 
 
@@ -40,3 +41,7 @@ def steps_of_page(section: str) -> list[str]:
 
 def test_each_product_file_is_counted() -> None:
     assert figures.count().files == len(figures.product_modules()) > 100
+
+
+def test_each_module_that_only_its_neighbour_imports_has_a_reason_to_be_a_file() -> None:
+    assert figures.count().next_door == sorted(REASONS)
