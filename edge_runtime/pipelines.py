@@ -237,11 +237,6 @@ class Pipeline:
         given = (place.tensor for place in self.outputs.values() if place.step == INPUT)
         return tuple(dict.fromkeys((*self.inputs, *read, *given)))
 
-    @property
-    def has_python(self) -> bool:
-        """Whether code of the owner's runs in it."""
-        return any(step.python is not None for step in self.steps)
-
 
 class CriticalPath(NamedTuple):
     """The way through a pipeline that takes longest. seconds: until its last step is done."""

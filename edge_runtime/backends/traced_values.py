@@ -246,10 +246,6 @@ class NodeUse:
         value = self._attributes.pop(name, wanted)
         require(value == wanted, f"attribute {name!r} is {value!r}, wanted {wanted!r}")
 
-    def has_attribute(self, name: str) -> bool:
-        """Whether it is written, and not yet taken."""
-        return name in self._attributes
-
     def finish(self) -> bool:
         """Require that nothing is left. Returns whether every input was constant."""
         left = [self._node.inputs[i] for i in range(self.count) if i not in self._seen and self.has(i)]

@@ -87,7 +87,6 @@ def test_a_whole_file_is_read_and_put_into_order() -> None:
     assert join.python == "join"
     assert join.outputs == {"text": TensorSpec("text", "BYTES", (-1,))}
     assert pipeline.models == ("detect", "classify")
-    assert pipeline.has_python
 
 
 def test_a_crop_without_a_map_runs_over_its_boxes() -> None:
