@@ -259,7 +259,6 @@ class MqttTransport:
 
     def _serve(self, connection: MqttConnection) -> None:
         self._is_first = False
-        self.packet_limit = connection.packet_limit
         self._counters.count("mqtt_connections")
         self._state.connected()
         self._online_s = self._clock.monotonic_s()
@@ -290,6 +289,8 @@ class MqttTransport:
         if events & ~select.POLLOUT or (may_read and connection.has_pending()):
             self._must_read = False
             is_there = connection.read(DRAIN_MESSAGES)
+            if connection.is_accepted:  # its bounds hold for the first answers, which may go out before `_serve`
+                self.packet_limit = connection.packet_limit
             self._deliver(connection)
             if not is_there:
                 return False
