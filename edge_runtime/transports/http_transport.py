@@ -167,6 +167,11 @@ class HttpTransport:
         """The number of connections. Thread: any."""
         return len(self._connections)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called. Thread: any."""
+        return self._is_stopping
+
     def start(self) -> None:
         """Listen and serve."""
         for each in self._listeners.values():

@@ -61,20 +61,20 @@ class Door:
         return client
 
     def stop_after(self, meanwhile: Callable[[], None]) -> None:
-        """Stop while its thread is held up, and let it go on when `meanwhile` is done."""
-        is_held, may_go = threading.Event(), threading.Event()
+        """Stop while its thread is held up: it goes on when `meanwhile` is done and the stop has begun."""
+        is_held, is_let_go = threading.Event(), threading.Event()
 
         def hold() -> None:
             is_held.set()
-            assert may_go.wait(ANSWER_S)
+            assert is_let_go.wait(ANSWER_S)
+            while not self.transport.is_stopping:
+                pass
 
         self.transport.call(hold)
         assert is_held.wait(ANSWER_S)
-        stopping = threading.Thread(target=self.transport.stop)
         meanwhile()
-        stopping.start()
-        may_go.set()
-        stopping.join()
+        is_let_go.set()
+        self.transport.stop()
 
 
 @pytest.fixture
