@@ -12,7 +12,6 @@ import msgpack
 import numpy as np
 import zmq
 
-from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
@@ -51,6 +50,8 @@ def online_daemon(models: Path, folder: Path, url: str, **settings) -> Iterator[
 
     url: of the broker, with the device's name.
     """
+    from edge_runtime.client.mqtt_client import MqttClient  # converters' tests run where there is no paho
+
     mqtt = settings.pop("mqtt", None) or MqttSettings(url=url, reconnect_min_s=0.05)
     with running_daemon(models, folder, mqtt=mqtt, **settings) as daemon:
         with MqttClient(url) as client:
