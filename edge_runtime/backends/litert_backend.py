@@ -40,8 +40,13 @@ _COMPUTE_OPERATORS = frozenset(
 )  # fmt: skip
 """A model spends its time in these; their precision is the model's."""
 
-_STATE_OPERATORS = frozenset(("LSTM", "RNN", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN"))
+_STATE_OPERATORS = frozenset(
+    f"{kind}{name}" for name in ("LSTM", "RNN") for kind in ("", "UNIDIRECTIONAL_SEQUENCE_", "BIDIRECTIONAL_SEQUENCE_")
+) | {"SVDF"}
 """They leave values in the interpreter for its next run."""
+
+_ASSIGN = "ASSIGN_VARIABLE"
+"""Leaves a value too, which nothing resets."""
 
 _INT8_SHARE = 0.75
 """Share of compute operators in int8 from which on a model counts as int8; the first or the last often stay f32."""
@@ -268,7 +273,13 @@ def _graph_of(interpreter: Any, name: str, wanted: str) -> _Graph:
     inputs, outputs = sides
     if not outputs:
         raise LoadFailed(f"{name} has no outputs, so there is nothing to serve")
-    return _Graph(subgraph, inputs, outputs, keeps_state=not operators.isdisjoint(_STATE_OPERATORS))
+    if _ASSIGN in operators:
+        raise LoadFailed(
+            f"{name} keeps values from run to run ({_ASSIGN}), which one caller would see of another; convert it with "
+            "its state as inputs and outputs"
+        )
+    keeps_state = subgraph != 0 or not operators.isdisjoint(_STATE_OPERATORS)  # only the first one's are listed
+    return _Graph(subgraph, inputs, outputs, keeps_state=keeps_state)
 
 
 def _in_order(named: Mapping[str, int], subgraph: int, order: Sequence[int]) -> list[tuple[str, int]]:

@@ -105,6 +105,7 @@ class OpenVinoBackend:
         try:
             model = core.read_model(str(artifact.parent if artifact.name == SAVED_MODEL_FILE else artifact))
             inputs, outputs = _declared_names(model, artifact)
+            keeps_state = bool(model.get_variables())  # of ReadValue and Assign
             compiled = core.compile_model(model, device, properties)
             if artifact.suffix == ".tflite":
                 compiled = _with_open_rows(library, core, model, device, properties) or compiled
@@ -122,6 +123,7 @@ class OpenVinoBackend:
             library,
             compiled,
             loses_errors=device == "CPU" and _property(compiled, "INFERENCE_NUM_THREADS") == 1,
+            keeps_state=keeps_state,
             spec=spec,
             device=_device_run(compiled, device),
             precision=precision,
@@ -141,13 +143,18 @@ class OpenVinoInstance:
         model: Any,
         *,
         loses_errors: bool,
+        keeps_state: bool,
         spec: ModelSpec,
         device: str,
         precision: str,
         concurrency: int,
         memory_bytes: int,
     ) -> None:
-        """loses_errors: `infer` would swallow exceptions, so it must not be used (a device with one core)."""
+        """Store what was loaded.
+
+        loses_errors: `infer` would swallow exceptions, so it must not be used (a device with one core). keeps_state: a
+        run would see values of the one before.
+        """
         self.spec = spec
         self.device = device
         self.precision = precision
@@ -156,6 +163,7 @@ class OpenVinoInstance:
         self._library = library
         self._model = model  # None once closed
         self._positions = {tensor.name: index for index, tensor in enumerate(spec.outputs)}
+        self._keeps_state = keeps_state
         self._requests = deque(model.create_infer_request() for _ in range(concurrency))
         self._infer = None if loses_errors else _native_infer(library)
         self._bounds: weakref.WeakSet[OpenVinoBound] = weakref.WeakSet()
@@ -170,6 +178,8 @@ class OpenVinoInstance:
         except IndexError:  # more callers than `concurrency`: slower, still right
             request = model.create_infer_request()
         try:
+            if self._keeps_state:  # each request is for itself, whatever ran before
+                request.reset_state()
             for index, tensor in enumerate(self.spec.inputs):
                 request.set_input_tensor(index, _to_tensor(self._library, tensor, inputs[tensor.name]))
             if self._infer is None:
@@ -193,7 +203,12 @@ class OpenVinoInstance:
         if model is None or buffers is None:
             return None
         bound = OpenVinoBound(
-            model.create_infer_request(), self.spec, *buffers, library=self._library, infer=self._infer
+            model.create_infer_request(),
+            self.spec,
+            *buffers,
+            library=self._library,
+            infer=self._infer,
+            keeps_state=self._keeps_state,
         )
         self._bounds.add(bound)
         return bound
@@ -218,14 +233,16 @@ class OpenVinoBound:
         *,
         library: ModuleType,
         infer: Any,
+        keeps_state: bool,
     ) -> None:
-        """infer: as `_native_infer` returns it; None: it must not be used."""
+        """infer: as `_native_infer` returns it; None: it must not be used. keeps_state: as of the instance."""
         self.inputs: Sequence[Array] = inputs
         self.outputs: Sequence[Array] = outputs
         self.max_rows: int = inputs[0].shape[0]
         self._library = library
         self._request = request  # None once closed
         self._infer = infer
+        self._keeps_state = keeps_state
         self._spec = spec
         self._fixed = spec.inputs[0].shape[0] >= 0
         self._tensors: dict[int, tuple[list[Any], list[Any]]] = {}
@@ -236,6 +253,8 @@ class OpenVinoBound:
         try:
             if rows != self._rows_set:
                 self._set_rows(rows)
+            if self._keeps_state:
+                self._request.reset_state()
             if self._infer is None:
                 _run_and_wait(self._request)
             else:
@@ -438,6 +457,7 @@ def _with_open_rows(library: ModuleType, core: Any, model: Any, device: str, pro
         ]
 
         def run(arrays: list[Array]) -> list[Array]:
+            request.reset_state()
             for index, array in enumerate(arrays):
                 request.set_input_tensor(index, library.Tensor(array, shared_memory=True))
             return _run_and_copy(request, len(ports) - count)

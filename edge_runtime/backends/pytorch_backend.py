@@ -7,6 +7,7 @@ loaded: weights alone go into the module of a `model.py` (docs/python-models.md)
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import tempfile
@@ -292,6 +293,13 @@ def _load_script(torch: ModuleType, artifact: Path, options: LoadOptions, device
     elif options.extra.get("layout") != "as-saved" and device == "cpu":
         module = _fastest(torch, fresh, arguments, examples)
     call = _caller(module, arguments)
+    if _keeps_state(torch, call, examples):
+        saved = fresh() if within is None else fresh().to(within)
+
+        def call(*tensors: Any) -> Any:
+            """Run a copy of the module as it was saved: each request is for itself, whatever ran before."""
+            return _caller(copy.deepcopy(saved), arguments)(*tensors)
+
     return RunnableModule(lambda *tensors: [tensor for _, tensor in _leaves(call(*tensors), "")], spec, held, within)
 
 
@@ -450,6 +458,16 @@ def _outputs(
     return tuple(outputs)
 
 
+def _keeps_state(torch: ModuleType, call: Callable[..., Any], examples: Sequence[Sequence[Any]]) -> bool:
+    """Whether a run of a module changes the next one's answer: it writes a buffer or an attribute, or is random."""
+    rounds = []
+    with torch.inference_mode():
+        for _ in range(2):
+            answers = [[leaf for _, leaf in _leaves(call(*(one.clone() for one in each)), "")] for each in examples]
+            rounds.append([leaf.clone() for leaves in answers for leaf in leaves])
+    return not all(_is_same(torch, one, other) for one, other in zip(*rounds, strict=True))
+
+
 def _fastest(
     torch: ModuleType, fresh: Callable[[], Any], arguments: Sequence[_Argument], examples: Sequence[Sequence[Any]]
 ) -> Any:
@@ -547,7 +565,47 @@ def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, devic
         leaves, _ = tree.tree_flatten(module(*positional, **named))
         return [leaves[place] for place in kept]
 
-    return RunnableModule(call, ModelSpec(inputs, outputs, _most_rows(program, inputs)), held)
+    names = _written_names(program)
+    kept_tensors = (*module.named_buffers(), *module.named_parameters())
+    written = [(tensor, tensor.clone()) for name, tensor in kept_tensors if name in names]
+    lock = threading.Lock()
+
+    def call_anew(*tensors: Any) -> list[Any]:
+        """Run with what the program writes as it was saved: each request is for itself, whatever ran before."""
+        with lock:
+            for tensor, saved in written:
+                tensor.copy_(saved)
+            return [leaf.clone() for leaf in call(*tensors)]
+
+    return RunnableModule(call_anew if written else call, ModelSpec(inputs, outputs, _most_rows(program, inputs)), held)
+
+
+def _written_names(program: Any) -> set[str]:
+    """Return the names of the buffers and weights that a run of a program writes, itself or a view of them."""
+    signature = program.graph_signature
+    held = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    held |= signature.inputs_to_lifted_tensor_constants
+    written = set(signature.buffers_to_mutate.values())
+    for node in program.graph.nodes:
+        seen = [given for given, is_written in _aliased(node) if is_written]
+        for each in seen:
+            if each.op == "placeholder" and each.name in held:
+                written.add(held[each.name])
+            seen += [given for given, _ in _aliased(each) if given not in seen]
+    return written
+
+
+def _aliased(node: Any) -> Iterator[tuple[Any, bool]]:
+    """Yield the nodes that an operation's result may share memory with, each with whether the operation writes it."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:  # one of the results of another, or no operation
+        yield from ((given, False) for given in node.all_input_nodes)
+        return
+    for place, argument in enumerate(schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        for each in given if isinstance(given, (list, tuple)) else [given]:
+            if argument.alias_info is not None and hasattr(each, "all_input_nodes"):
+                yield each, argument.alias_info.is_write
 
 
 _GIVEN = object()

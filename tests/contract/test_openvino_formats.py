@@ -1,4 +1,4 @@
-"""Formats of other libraries that OpenVINO reads itself: SavedModel, TensorFlow Lite, PaddlePaddle."""
+"""Formats of other libraries that OpenVINO reads itself (SavedModel, TensorFlow Lite, PaddlePaddle); IR with state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,17 @@ def test_a_daemon_serves_it_in_a_host_whatever_its_isolation(kind: str, isolatio
         assert told["host"]["pid"] not in (0, os.getpid())
         (got,) = runtime.infer("m", inputs).outputs.values()
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ['isolation = "always"', 'isolation = "never"', "instances = 3"])
+def test_each_request_to_a_model_that_keeps_state_is_for_itself(where: str, tmp_path: Path) -> None:
+    ir_models.remembering(tmp_path / "models" / "m" / "1")
+    (tmp_path / "models" / "m" / "model.toml").write_text(f"{where}\n")
+    config = Config(watch=False, state=str(tmp_path / "state"))
+    with Runtime(tmp_path / "models", config=config) as runtime, ThreadPoolExecutor(4) as pool:
+        given = [np.full((1 + turn % 3, 2), turn, np.float32) for turn in range(60)]
+        for x, result in zip(given, pool.map(lambda x: runtime.infer("m", {"x": x}), given), strict=True):
+            np.testing.assert_array_equal(result.outputs["sum"], x + 1)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

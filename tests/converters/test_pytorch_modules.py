@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,22 @@ class Nested(torch.nn.Module):
 class Lengths(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(ids, 3).to(torch.float32)
+
+
+class Remembering(torch.nn.Module):
+    """Answers with all that it was ever given: by an attribute, by a buffer and by a view of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.nn.Buffer(torch.zeros(2))
+        self.rows = torch.nn.Buffer(torch.zeros(1, 2))
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        self.total.add_(x.sum(0))
+        self.rows[0].add_(1)
+        return self.total + self.rows + x * self.runs
 
 
 class Text(torch.nn.Module):
@@ -122,6 +139,18 @@ def test_what_this_pytorch_or_file_has_not_is_a_reason(
         loaded(save_script(Identity(), tmp_path), TensorSpec("x", "FP32", (-1, 2)), **options)
 
 
+def fresh_answer(x: np.ndarray) -> np.ndarray:
+    """What `Remembering` answers first."""
+    return Remembering()(torch.from_numpy(x.copy())).numpy()  # type: ignore[no-any-return]
+
+
+def test_each_run_of_a_script_that_keeps_state_begins_anew(tmp_path: Path) -> None:
+    instance = loaded(save_script(Remembering().eval(), tmp_path), TensorSpec("x", "FP32", (-1, 2)))
+    for turn in range(1, 5):
+        x = np.full((turn, 2), turn, np.float32)
+        np.testing.assert_array_equal(instance.run({"x": x})[0], fresh_answer(x))
+
+
 @pytest.mark.parametrize("member", ["traced_inputs.pkl", "data.pkl", "constants.pkl"])
 def test_a_whole_archive_with_a_broken_part_is_a_reason(tmp_path: Path, member: str) -> None:
     artifact = save_script(network(torch), tmp_path / "sound", torch.zeros(2, 64))
@@ -166,6 +195,15 @@ def test_arguments_that_the_export_fixed_are_given_by_the_backend(tmp_path: Path
     instance = loaded(artifact)
     assert [each.name for each in instance.spec.inputs] == ["x"]
     assert instance.run({"x": np.ones((1, 2), np.float32)})[0].tolist() == [[3, 3]]
+
+
+def test_each_run_of_a_program_that_writes_its_buffers_begins_anew_whoever_runs_beside_it(tmp_path: Path) -> None:
+    instance = loaded(save_program(Remembering().eval(), tmp_path, (TensorSpec("x", "FP32", (-1, 2)),)))
+    given = [np.full((1 + turn % 3, 2), turn, np.float32) for turn in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda x: instance.run({"x": x})[0], given))
+    for x, answer in zip(given, answers, strict=True):
+        np.testing.assert_array_equal(answer, fresh_answer(x))
 
 
 def test_another_precision_is_not_made_of_a_program(tmp_path: Path) -> None:

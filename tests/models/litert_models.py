@@ -18,7 +18,7 @@ FILE_IDENTIFIER = b"TFL3"
 ELEMENT_TYPES = {
     "BOOL": "BOOL", "UINT8": "UINT8", "UINT16": "UINT16", "UINT32": "UINT32", "UINT64": "UINT64", "INT8": "INT8",
     "INT16": "INT16", "INT32": "INT32", "INT64": "INT64", "FP16": "FLOAT16", "FP32": "FLOAT32", "FP64": "FLOAT64",
-    "BF16": "BFLOAT16", "BYTES": "STRING",
+    "BF16": "BFLOAT16", "BYTES": "STRING", "resource": "RESOURCE",
 }  # fmt: skip
 
 Quantisation = tuple[float, int]
@@ -298,6 +298,20 @@ def remembering(folder: Path) -> Path:
     options = graph.schema.SVDFOptionsT()
     options.rank = 1
     graph.operator("SVDF", [x, features, times, -1, state], [y], options)
+    return graph.save(folder / "model.tflite", {"x": x}, {"y": y})
+
+
+def counting(folder: Path) -> Path:
+    """x FP32 [1, 2] -> y FP32 [1, 2]: x and a variable, which becomes y."""
+    graph = LiteRtGraph()
+    x, y, before = (graph.tensor("FP32", [1, 2]) for _ in range(3))
+    variable = graph.tensor("resource", [1])
+    options = graph.schema.VarHandleOptionsT()
+    options.sharedName, options.container = b"variable", b""
+    graph.operator("VAR_HANDLE", [], [variable], options)
+    graph.operator("READ_VARIABLE", [variable], [before], graph.schema.ReadVariableOptionsT())
+    graph.operator("ADD", [before, x], [y], graph.schema.AddOptionsT())
+    graph.operator("ASSIGN_VARIABLE", [variable, y], [], graph.schema.AssignVariableOptionsT())
     return graph.save(folder / "model.tflite", {"x": x}, {"y": y})
 
 

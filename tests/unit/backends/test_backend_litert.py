@@ -107,6 +107,11 @@ def test_each_run_of_a_model_that_keeps_state_begins_anew(tmp_path: Path) -> Non
             np.testing.assert_array_equal(instance.run({"x": x})[0], before)
 
 
+def test_a_file_that_writes_variables_is_refused_for_what_callers_would_see_of_each_other(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"keeps values from run to run \(ASSIGN_VARIABLE\)"):
+        backend("litert").load(litert_models.counting(tmp_path), LoadOptions())
+
+
 def test_as_many_runs_at_a_time_as_are_asked_for(tmp_path: Path) -> None:
     with loaded(litert_models.mlp(tmp_path), concurrency=3, threads=2) as instance:
         assert instance.concurrency == 3

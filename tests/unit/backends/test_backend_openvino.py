@@ -47,6 +47,20 @@ def test_auto_runs_and_reports_the_device_it_chose(tmp_path: Path) -> None:
     instance.close()
 
 
+@pytest.mark.parametrize("options", [LoadOptions(), LoadOptions(threads=2, concurrency=3), LoadOptions(device="AUTO")])
+def test_each_run_of_a_model_that_keeps_state_begins_anew(tmp_path: Path, options: LoadOptions) -> None:
+    instance = BACKEND.load(ir_models.remembering(tmp_path), options)
+    bound = instance.bind(4)
+    assert bound is not None
+    for turn, rows in enumerate((1, 3, 2, 2), 1):
+        x = np.full((rows, 2), turn, np.float32)
+        np.testing.assert_array_equal(instance.run({"x": x})[0], x + 1)
+        bound.inputs[0][:rows] = x
+        bound.run(rows)
+        np.testing.assert_array_equal(bound.outputs[0][:rows], x + 1)
+    instance.close()
+
+
 def test_an_output_keeps_its_name_where_openvino_folds_what_comes_after_it(tmp_path: Path) -> None:
     instance = BACKEND.load(onnx_models.renamed(tmp_path), LoadOptions())
     assert [tensor.name for tensor in instance.spec.outputs] == ["y"]
