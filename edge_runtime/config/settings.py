@@ -807,6 +807,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether only signed releases are served: then none of a folder."""
         return self.update is not None and self.update.require_signed
 
+    @property
+    def follows_folder(self) -> bool:
+        """Whether changes of the models folder are served without anybody asking."""
+        return self.model_control in {None, "poll"}
+
     def is_loaded_at_start(self, model: str) -> bool:
         """Whether the start loads a model that it finds."""
         if self.model_control != "explicit" or model in self.model:

@@ -32,7 +32,7 @@ from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.repository.names import NAME_RULE, is_model_name
 from edge_runtime.repository.overrides import OverrideFiles
 from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
-from edge_runtime.repository.watch import Watcher
+from edge_runtime.repository.watch import SETTLE_S, Watcher
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
@@ -278,7 +278,9 @@ def _new_watcher(config: Config, clock: Clock) -> Watcher | None:
         named[name] = Path(place).absolute()
         if not named[name].exists():
             raise ConfigError(f"model.{name}: there is no file or folder {str(named[name])!r}")
-    return Watcher(Path(config.models_folder) if config.models_folder else None, clock, named=named)
+    # Where a load alone takes what has changed, the folder is only listed: a half-copied file costs nothing.
+    rest_s = SETTLE_S if config.follows_folder else 0.0
+    return Watcher(Path(config.models_folder) if config.models_folder else None, clock, rest_s, named=named)
 
 
 def _new_unanswered(config: Config, facts: Facts) -> UnansweredBytes:

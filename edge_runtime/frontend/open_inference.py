@@ -205,7 +205,10 @@ class OpenInference:
 
     def _repository_index(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         only_ready = typed(values, "ready", bool, False)
-        self.operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
+        _check_rights("models", caller)
+        self._operations.loader.look(
+            lambda: self.operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
+        )
 
     def _repository_load(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         def loaded(result: Any) -> None:
@@ -330,7 +333,7 @@ class OpenInference:
 def _classes(servable: Servable, header: TensorHeader, array: Array, count: int) -> Array:
     """The best classes of an output, with their labels. Raises TensorMismatch."""
     steps, name = servable.steps, header.name
-    labels = (steps.labels.get(name) if steps is not None else None) or servable.labels.get(name, ())
+    labels = servable.labels_of(name)
     if steps is None or not servable.form.answers or name not in steps.outputs:
         return triton_words.classes(array, header.datatype, count, batches=servable.batches, labels=labels)
     kind = kind_of(steps.outputs[name])

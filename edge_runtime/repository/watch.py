@@ -6,14 +6,14 @@ and starts no thread: the loader calls `poll()` about each half second and acts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed
-from edge_runtime.repository.folder import ModelFolder, Scan, VersionFolder
+from edge_runtime.repository.folder import ModelFolder, Problem, Scan, VersionFolder
 from edge_runtime.repository.overrides import NO_OVERRIDE, Override
 from edge_runtime.repository.walk import scan
 
@@ -92,6 +92,17 @@ class Watcher:
         else:
             self._named.pop(model, None)
 
+    def look(self) -> None:
+        """Scan once, and take nothing: `scan.problems` and `unsettled` tell of what is there now."""
+        self._seen = scan(self._root, self._seen, self._named)
+
+    def unsettled(self) -> Iterator[Problem]:
+        """Yield each model of the latest scan of which nothing was taken yet."""
+        for name, model in self._seen.models.items():
+            if name not in self._settings:
+                reason = f"was found just now: it is taken when its files have not changed for {self._settle_s:g} s"
+                yield Problem(model.path, reason, name)
+
     def poll(self, at_once: str | None = None) -> list[VersionChange]:
         """Scan once. Return the changes settled since the last call, by model, its settings before its versions.
 
@@ -99,7 +110,7 @@ class Watcher:
         change is returned once.
         """
         now = self._clock.monotonic_s()
-        self._seen = scan(self._root, self._seen, self._named)
+        self.look()
         taken, found = self._taken_states(), self._found_states()
         settled: list[_Key] = []
         for key in sorted(found.keys() | taken.keys()):

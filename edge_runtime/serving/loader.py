@@ -79,6 +79,10 @@ class Loader:
         self._config = config
         self._is_stopping = False
         self._thread: threading.Thread | None = None
+        # Invariant: no look waits while a step is under way, or when the thread has not begun or has ended.
+        self._is_in_step = True
+        self._looks: list[Callable[[], None]] = []
+        self._look_lock = threading.Lock()
         self.is_busy = False
         self.has_settled = threading.Event()
 
@@ -132,6 +136,19 @@ class Loader:
     def load_suspects(self) -> None:
         """Load the versions that ended the daemon before. Call it once, when everything else is served."""
         self._executor.submit(self._folder.load_suspects)
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Read the folder now, and call `done` once the table lists what was copied there a moment ago.
+
+        While a step is under way, which may take minutes, `done` is called at once.
+        """
+        with self._look_lock:
+            if is_free := not self._is_in_step:
+                self._looks.append(done)
+        if is_free:
+            self._executor.wake()
+        else:
+            done()
 
     def rescan(self) -> None:
         """Look at the folder now (SIGHUP)."""
@@ -197,14 +214,28 @@ class Loader:
         self._table.is_complete = True
         self._guarded(self._upkeep.take_news)
         self.has_settled.set()
+        self._is_in_step = False
         while not self._is_stopping:
             step = self._next_step()
+            self._begin_step()
             # First, so that a step finds all done that came before it.
             self._guarded(self._folder.take_failures)
             self._guarded(self._promotions.take_news)
             self._guarded(self._load_wanted)
             self._guarded(step)
             self._guarded(self._upkeep.take_news)
+            self._is_in_step = False
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """End the looks that were asked for: from here on a look does not wait."""
+        with self._look_lock:
+            self._is_in_step = True
+            looks, self._looks = self._looks, []
+        if looks:
+            self._guarded(self._folder.look)
+        for done in looks:
+            self._guarded(done)
 
     def _next_step(self) -> Callable[[], None]:
         """Return the next submitted step, else a step of calibration or a look at the folder."""

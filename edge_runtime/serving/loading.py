@@ -112,7 +112,7 @@ class VersionLoader:
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
         settings = folder.settings
-        labels = _label_files(folder, version)
+        labels = labels_of(folder, version)
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
         for plan in self._plans.choose(settings, version, passed):
@@ -317,7 +317,7 @@ def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | No
     return replace(options, interface=config.interface)
 
 
-def _label_files(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
+def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
     """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
     files = folder.triton.label_files if folder.triton is not None else {}
     return {output: read_labels(file, (version.path, folder.path)) for output, file in files.items()}

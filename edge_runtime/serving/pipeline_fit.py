@@ -8,7 +8,7 @@ pipeline answers, and before a new version of a step's model does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class Fit:
     """What goes in and out of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
 
     pipeline: with a step for each encoded picture that is cropped. batches: a request of n rows is n rows to each step.
-    functions: of its Python steps, in the pipeline's order.
+    functions: of its Python steps, in the pipeline's order. labels: by output, those of the step that it comes from.
     """
 
     pipeline: Pipeline
@@ -43,6 +43,7 @@ class Fit:
     batches: bool
     max_rows: int
     functions: tuple[StepFunction, ...]
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
 
@@ -67,7 +68,13 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
         batches = pipeline.max_batch_rows > 0
         max_rows = max(pipeline.max_batch_rows, 1)
         fitting.check_batches(pipeline.max_batch_rows)
-    return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), tuple(dict.fromkeys(fitting.faults)))
+    labels = {
+        name: servables[place.step].labels_of(place.tensor)
+        for name, place in pipeline.outputs.items()
+        if place.step in servables
+    }
+    faults = tuple(dict.fromkeys(fitting.faults))
+    return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), labels, faults)
 
 
 def ensemble_faults(config: TritonConfig, servables: Mapping[str, Servable]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
 from edge_runtime.serving.load_plans import ServingLimits
-from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion
+from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.pipeline_fit import Fit, ensemble_faults, fit_pipeline
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
@@ -161,8 +161,9 @@ class PipelineLoader:
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
         config = folder.triton if version.pipeline_file is None else None
         fit = self._fit(pipeline, config)
+        labels = labels_of(folder, version) if config is not None else {}
         servable = self._make_servable(folder, version, fit, metrics or self._metrics.model(folder.name))
-        servable.triton = config
+        servable.triton, servable.labels = config, {**fit.labels, **labels}
         attempt.fit = fit
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})

@@ -275,6 +275,14 @@ class Placement:
         for part in servable.owned:
             self._retire_part(part)
 
+    def asked_models(self, folder: ModelFolder) -> set[str]:
+        """Return the models that the steps of a model's versions ask; none of one that is no pipeline."""
+        found: set[str] = set()
+        for version in folder.versions.values():
+            with contextlib.suppress(LoadFailed):  # which its load says
+                found.update(self._pipelines.read(folder, version).models if folder.asks_models(version) else ())
+        return found
+
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None) -> LoadedVersion:

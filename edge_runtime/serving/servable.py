@@ -146,7 +146,8 @@ class Servable:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
         conversion: what was made of its file at load, where no backend reads that.
-        triton: its `config.pbtxt`. labels: by output, which that names; those of steps are in `steps`.
+        triton: its `config.pbtxt`. labels: by output, which that names, of a pipeline also
+        those that its steps have; those of declared steps are in `steps`.
         steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         owned: the models that a pipeline brought with it, which are closed after it.
@@ -196,6 +197,10 @@ class Servable:
         """Of its floats, as read back after the load; "mixed" where models that a pipeline brought differ in it."""
         found = {part.precision for part in self.owned} or {self.layouts.narrow.precision}
         return found.pop() if len(found) == 1 else "mixed"
+
+    def labels_of(self, output: str) -> Sequence[str]:
+        """Return the labels of an output's classes, declared with its steps or by its config; empty: it has none."""
+        return (self.steps.labels.get(output) if self.steps is not None else None) or self.labels.get(output, ())
 
     def form_for(self, header: RequestHeader) -> Servable:
         """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for.

@@ -52,7 +52,7 @@ class ServedFolder:
         self._marks = marks
         self._override_files = override_files
         self._config = config
-        self._follows = config.model_control in {None, "poll"}
+        self._follows = config.follows_folder
         self._laid_over: dict[str, tuple[Override, Path | None]] = {}
         self._received: set[str] = set()
         self._is_stopping = False
@@ -120,6 +120,14 @@ class ServedFolder:
             self._report_problems(self._watcher)
             self._take(changes)
 
+    def look(self) -> None:
+        """Read the folder once, so that the table lists what was copied there a moment ago; load nothing."""
+        if not self._follows:
+            self.poll()
+        elif self._watcher is not None:
+            self._watcher.look()
+            self._report_problems(self._watcher)
+
     def select_asked(self, model: str, number: int | None) -> tuple[ModelFolder, Sequence[int]]:
         """Return the model as it lies in the folder now, and its versions that a person asks for.
 
@@ -130,8 +138,7 @@ class ServedFolder:
                 f"model {model!r} is no release of the update repository, and no folder is served while "
                 "update.require_signed holds; see: edge-runtime update status"
             )
-        changes = self._watcher.poll(at_once=model)
-        self._take([change for change in changes if change.model != model])
+        self._take([change for change in self._poll_asked(self._watcher, model) if change.model != model])
         folder = self._sources.in_folder(model)
         if folder is None or (number is not None and number not in folder.versions):
             what = "it" if folder is None else f"version {number}"
@@ -219,6 +226,21 @@ class ServedFolder:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
+    def _poll_asked(self, watcher: Watcher, model: str) -> list[VersionChange]:
+        """Read the folder, and take at once the files of a model that a person asks for, and its steps that are new."""
+        changes = watcher.poll(at_once=model)
+        seen, left = set[str](), [model]
+        while left:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in watcher.scan.models:
+                changes += watcher.poll(at_once=name)
+            if (folder := watcher.scan.models.get(name)) is not None:
+                left += self._placement.asked_models(folder)
+        return changes
+
     def _is_pipeline(self, model: str) -> bool:
         """Whether a model is a pipeline: it is loaded after the models of its steps."""
         folder = self._sources.in_folder(model)
@@ -232,7 +254,9 @@ class ServedFolder:
         for text in sorted(told.keys() - self._reported):
             log.warning("not served: %s", text, extra={"model": told[text].model})
         self._reported = set(told)
-        self._table.not_served = tuple(each for each in problems if each.model and not each.is_of_version)
+        left = [each for each in problems if each.model and not each.is_of_version]
+        told_of = {each.model for each in left}
+        self._table.not_served = (*left, *(each for each in watcher.unsettled() if each.model not in told_of))
 
     def _is_untold(self, problem: Problem) -> bool:
         """Whether a version's problem must be logged here: no failed load has told it, and no coming load will."""

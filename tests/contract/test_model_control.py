@@ -138,3 +138,76 @@ def test_where_the_folder_is_not_followed_its_changes_are_served_by_a_load_only(
 
         server.client.load_model("first")
         assert server.client.is_model_ready("first", "2")
+
+
+ADDED = """
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "STEP" model_version: -1 input_map { key: "GIVEN" value: "IN" } output_map { key: "MADE" value: "OUT" }
+} ] }
+"""
+
+
+def put_ensembles(repository) -> None:
+    """Put `outer`, whose step is the ensemble `inner`, whose step is the model `added`."""
+    put_model(repository, "added", onnx_models.added, constant=1.0)
+    (repository / "added" / "config.pbtxt").write_text(ADDED)
+    for name, (asked, given, made) in {"inner": ("added", "x", "y"), "outer": ("inner", "IN", "OUT")}.items():
+        (repository / name / "1").mkdir(parents=True)
+        text = ENSEMBLE.replace("STEP", asked).replace("GIVEN", given).replace("MADE", made)
+        (repository / name / "config.pbtxt").write_text(text)
+
+
+@pytest.mark.parametrize("mode", [None, "explicit"])
+def test_a_load_of_what_was_copied_a_moment_ago_brings_all_that_it_needs(serving, tmp_path, mode):
+    own = tmp_path / "repository"
+    put_model(own, "first", onnx_models.mlp)
+    with serving(own, model_control=mode) as server:
+        put_ensembles(own)
+        server.client.load_model("outer")
+        assert [name for name in ("outer", "inner", "added") if not server.client.is_model_ready(name)] == []
+
+
+@pytest.mark.parametrize("mode", [None, "poll", "explicit", "none"])
+def test_the_index_shows_at_once_what_was_copied_a_moment_ago(serving, tmp_path, mode):
+    own = tmp_path / "repository"
+    put_model(own, "first", onnx_models.mlp)
+    with serving(own, model_control=mode) as server:
+        put_ensembles(own)
+        index = server.index()
+        assert index.keys() == {"first", "outer", "inner", "added"}
+        new = [index[name] for name in ("outer", "inner", "added")]
+        if mode in {None, "poll"}:
+            # A slow machine has taken some by now.
+            assert all(state == "READY" or "when its files have not changed for 2 s" in why for _, state, why in new)
+        else:
+            assert set(new) == {NEVER_LOADED}
+        shutil.rmtree(own / "outer")
+        assert server.index().keys() == {"first", "inner", "added"}
+
+
+def test_an_unload_of_dependents_takes_along_what_nobody_asked_for_by_name(serving, tmp_path):
+    own = tmp_path / "repository"
+    put_model(own, "first", onnx_models.mlp)
+    with serving(own, model_control="explicit") as server:
+        put_ensembles(own)
+        server.client.load_model("outer")
+        server.client.load_model("inner")
+        server.client.unload_model("outer", unload_dependents=True)
+        assert server.client.is_model_ready("inner")
+        assert server.client.is_model_ready("added")
+
+        server.client.unload_model("inner", unload_dependents=True)
+        assert not server.client.is_model_ready("inner")
+        assert not server.client.is_model_ready("added")
+        server.client.load_model("outer")
+        server.client.unload_model("outer", unload_dependents=True)
+        assert [name for name in ("outer", "inner", "added") if server.client.is_model_ready(name)] == []

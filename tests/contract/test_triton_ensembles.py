@@ -98,6 +98,12 @@ REFUSED = {
 }  # fmt: skip
 
 
+LABELLED = {
+    "labelled": ensemble(step(model="words")).replace("output [{", 'output [{label_filename: "labels.txt" '),
+    "labelled_by_step": ensemble(step(model="words")),
+}
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[triton.InferenceServerClient]:
     models: Path = tmp_path_factory.mktemp("models")
@@ -111,6 +117,15 @@ def client(tmp_path_factory) -> Iterator[triton.InferenceServerClient]:
     for name, text in {"chain": CHAIN, **{name: text for name, (text, _) in REFUSED.items()}}.items():
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(text)
+    for name, text in LABELLED.items():
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(text)
+    put_model(models, "words", onnx_models.added, constant=0.0)
+    (models / "words" / "config.pbtxt").write_text(
+        ADDED.replace('name: "y" data_type: TYPE_FP32', 'name: "y" data_type: TYPE_FP32 label_filename: "words.txt"')
+    )
+    (models / "words" / "words.txt").write_text("of the step\nof the step, too\n")
+    (models / "labelled" / "labels.txt").write_text("a\nb\n")
     (models / "bare").mkdir()  # a clone by git has no empty folder
     (models / "bare" / "config.pbtxt").write_text(ensemble(step(model="rowless")))
     http = HttpSettings(endpoint="127.0.0.1:0", control=True)
@@ -191,3 +206,14 @@ def test_an_ensembles_load_brings_its_steps(client):
     client.load_model("chain")
     assert client.is_model_ready("chain")
     assert client.is_model_ready("ten")
+
+
+@pytest.mark.parametrize(
+    ("model", "labels"), [("labelled", ["b", "a"]), ("labelled_by_step", ["of the step, too", "of the step"])]
+)
+def test_classes_of_an_ensemble_have_its_own_labels_else_those_of_its_step(client, model, labels):
+    x = np.array([[0.25, 0.5]], np.float32)
+    given = triton.InferInput("RAW", [1, 2], "FP32")
+    given.set_data_from_numpy(x)
+    answer = client.infer(model, [given], outputs=[triton.InferRequestedOutput("OUT", class_count=2)])
+    assert answer.as_numpy("OUT").tolist() == [[f"0.500000:1:{labels[0]}".encode(), f"0.250000:0:{labels[1]}".encode()]]

@@ -348,3 +348,12 @@ def test_any_sequence_of_changes_is_told_without_gaps(tmp_path: Path) -> None:
         root = tmp_path / "models"
 
     run_state_machine_as_test(WatchingHere, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+
+
+def test_a_look_takes_nothing_and_tells_what_has_not_settled(serving: Folder) -> None:
+    serving.put("other/1/model.onnx")
+    serving.watcher.look()
+    assert [(each.model, each.reason) for each in serving.watcher.unsettled()] == [
+        ("other", "was found just now: it is taken when its files have not changed for 2 s")
+    ]
+    assert "other" not in serving.watcher.scan.models
