@@ -88,6 +88,10 @@ class TensorMismatch(RequestError):
     code = "tensor_mismatch"
 
 
+class UnreadableText(TensorMismatch):
+    """An element of a BYTES tensor is no UTF-8, and the library that runs the model takes text only."""
+
+
 class Refused(EdgeRuntimeError):
     """The daemon is healthy, but not for this request at this moment."""
 

@@ -80,6 +80,11 @@ def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def as_empty_datatype(name: str, array: Array) -> Array:
+    """An array without elements as one of this datatype, where numpy chose FP64 because nothing was in it."""
+    return array.astype(DATATYPES[name].dtype) if not array.size and array.dtype == np.float64 else array
+
+
 def array_from_wire(name: str, shape: Sequence[int], data: Buffer) -> Array:
     """View a frame as an array; a copy only for BYTES, and where the frame's memory is not aligned for the dtype.
 

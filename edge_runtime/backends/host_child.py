@@ -70,6 +70,7 @@ from edge_runtime.errors import (
     Refused,
     RunFailed,
     UnreadablePicture,
+    UnreadableText,
     error_from_wire,
     shortened,
 )
@@ -458,7 +459,7 @@ class _HostRunner:
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
-            code = error.code if isinstance(error, Refused | UnreadablePicture) else RunFailed.code
+            code = error.code if isinstance(error, Refused | UnreadablePicture | UnreadableText) else RunFailed.code
             send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:
             send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))

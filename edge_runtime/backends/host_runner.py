@@ -59,6 +59,7 @@ from edge_runtime.errors import (
     EdgeRuntimeError,
     Refused,
     RunFailed,
+    TensorMismatch,
     Unsupported,
     error_from_wire,
 )
@@ -353,7 +354,7 @@ class RunnerSide:
     def _read(self, data: bytes) -> list[Array] | None:
         """Copy results out of the slot; None: the run goes on.
 
-        Raises DecodeFailed: what was sent cannot be read; RunFailed, Refused, BrokenMessage.
+        Raises DecodeFailed, TensorMismatch: what was sent cannot be read; RunFailed, Refused, BrokenMessage.
         """
         views = self._results.get(data)
         if views is not None:
@@ -364,7 +365,7 @@ class RunnerSide:
                 raise BrokenMessage("it goes on while it waits for another model")
         if isinstance(report, NotRun):
             error = error_from_wire(report.code, report.message, report.retry_after_ms)
-            raise error if isinstance(error, Refused | DecodeFailed) else RunFailed(report.message)
+            raise error if isinstance(error, Refused | DecodeFailed | TensorMismatch) else RunFailed(report.message)
         if isinstance(report, NeedsMemory | CallModel | Respond):
             self._serve(report)
             return None

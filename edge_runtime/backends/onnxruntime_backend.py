@@ -26,7 +26,7 @@ from edge_runtime.backends.model_files import ArtifactFiles
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.backends.onnx_zipmap import without_zipmaps
 from edge_runtime.backends.row_buffers import bound_buffers
-from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
+from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed, UnreadableText
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.tensors import DATATYPES, Array, Tensors
@@ -171,7 +171,7 @@ class OnnxRuntimeInstance:
             if self._has_bfloat16:
                 return self._run_bfloat16(inputs, names, options)
             if self._text_inputs:
-                inputs = {name: _to_text(a) if name in self._text_inputs else a for name, a in inputs.items()}
+                inputs = {name: _to_text(name, a) if name in self._text_inputs else a for name, a in inputs.items()}
             results: list[Array] = self._run(names, inputs, options)
         except self._errors as error:
             if options.terminate:
@@ -507,12 +507,15 @@ def _copy_out(value: Any) -> Array:
     return array
 
 
-def _to_text(array: Array) -> Array:
-    """Decode elements to str: the library would take the repr of `b'x'`. Raises RunFailed unless they are UTF-8."""
+def _to_text(name: str, array: Array) -> Array:
+    """Decode elements to str: the library would take the repr of `b'x'`. Raises UnreadableText: one is no UTF-8."""
     try:
         flat = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:
-        raise RunFailed(f"ONNX Runtime takes BYTES as UTF-8 text only: {error}") from error
+        raise UnreadableText(
+            f"input {name!r}: ONNX Runtime takes BYTES as UTF-8 text only, and an element is none: {error.reason} at "
+            f"byte {error.start} of it; send text, or base64 of the bytes where the model reads that"
+        ) from None
     text: Array = np.empty(len(flat), dtype=object)
     text[:] = flat
     return text.reshape(array.shape)

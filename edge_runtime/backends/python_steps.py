@@ -32,7 +32,7 @@ from edge_runtime.errors import LoadFailed, RunFailed, UnreadablePicture, Unsupp
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.steps import Form
-from edge_runtime.tensors import Array, Tensors, datatype_name
+from edge_runtime.tensors import Array, Tensors, as_empty_datatype, datatype_name
 
 
 def import_source(name: str, file: Path) -> ModuleType:
@@ -54,7 +54,7 @@ def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, 
     """
     if spec.name not in results:
         raise RunFailed(f"{function} gave no {spec.name!r}; got {', '.join(map(str, results))}")
-    array: Array = np.asarray(results[spec.name])
+    array = as_empty_datatype(spec.datatype, np.asarray(results[spec.name]))
     try:
         got = datatype_name(array.dtype)
     except Unsupported as error:

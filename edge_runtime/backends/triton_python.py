@@ -32,7 +32,15 @@ from edge_runtime.backends.host_messages import RequestLine
 from edge_runtime.errors import LoadFailed, Refused, RunFailed, error_from_wire
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
-from edge_runtime.tensors import DATATYPES, Array, Tensors, as_tensors, datatype_name, values_to_bits
+from edge_runtime.tensors import (
+    DATATYPES,
+    Array,
+    Tensors,
+    as_empty_datatype,
+    as_tensors,
+    datatype_name,
+    values_to_bits,
+)
 
 CLASS = "TritonPythonModel"
 
@@ -386,6 +394,7 @@ class _Ports:
                 continue
             if is_text and array.dtype.kind == "S":
                 array = array.astype(object)
+            array = as_empty_datatype(spec.datatype, array)
             got = datatype_name(array.dtype)
             if got != spec.datatype and not (spec.datatype == "BF16" and got == "UINT16"):
                 return None, (RunFailed.code, f"output '{spec.name}' is {got}; the configuration says {spec.datatype}")

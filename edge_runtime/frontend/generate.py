@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.serving.servable import Servable
-from edge_runtime.tensors import datatype, element_count
+from edge_runtime.tensors import Array, datatype, element_count
 from edge_runtime.wire import oip
 from edge_runtime.wire.codec import short, typed
 
@@ -42,8 +44,27 @@ def generate_answer(servable: Servable, outputs: Sequence[tuple[str, Any]]) -> d
     return {"model_name": servable.model, "model_version": str(servable.number), **named}
 
 
+def raw_request(servable: Servable, body: Any) -> tuple[dict[str, Any], list[Any]]:
+    """The request, and its tensor, that a body of nothing but one input's data stands for; of BYTES its one element.
+
+    Raises TensorMismatch.
+    """
+    fields = raw_fields(servable, len(body))
+    (item,) = fields["inputs"]
+    if item["datatype"] != "BYTES":
+        return fields, [body]
+    if DYNAMIC in servable.spec.inputs[0].shape[servable.batches :] or element_count(item["shape"]) != 1:
+        raise TensorMismatch(
+            f"For BYTE datatype raw input '{item['name']}', the model must have input shape [1]; {servable.model} "
+            f"takes {list(servable.spec.inputs[0].shape)}; send it with its lengths, or as JSON"
+        )
+    element: Array = np.empty(1, object)
+    element[0] = bytes(body)
+    return fields, [element.reshape(item["shape"])]
+
+
 def raw_fields(servable: Servable, nbytes: int) -> dict[str, Any]:
-    """The request that a body of nothing but one input's data stands for. Raises TensorMismatch."""
+    """The fields of a raw request. Raises TensorMismatch."""
     inputs = servable.spec.inputs
     name = servable.model
     if len(inputs) != 1:

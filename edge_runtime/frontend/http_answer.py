@@ -27,7 +27,7 @@ from edge_runtime.transports.http_transport import HttpTransport
 from edge_runtime.wire import codec, json_codec, oip
 
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
-EVENTS_TYPE = "text/event-stream"
+EVENTS_TYPE = "text/event-stream; charset=utf-8"
 
 DEFLATE_LEVEL = 1
 """Tensors hardly shrink, and higher levels take several times as long."""

@@ -18,7 +18,7 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
-from edge_runtime.frontend.generate import generate_fields, raw_fields
+from edge_runtime.frontend.generate import generate_fields, raw_request
 from edge_runtime.frontend.http_answer import (
     BINARY,
     EventsReply,
@@ -295,7 +295,7 @@ class HttpFrontend:
             elif "generate" in call.values:
                 fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
             elif call.head_bytes == 0:
-                fields = raw_fields(self._table.resolve(name, oip_version(call)), len(body))
+                fields, tensors = raw_request(self._table.resolve(name, oip_version(call)), body)
             elif isinstance(body, Pictures):
                 fields = {**fields, "inputs": body.inputs()}
             asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
@@ -401,7 +401,10 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
         if call.ignores_body or (not len(body) and call.name != INFER):
             return b"", {}, None
-        fields = json_codec.loads(bytes(body), _json_bound(request, call, max_bytes))
+        text = bytes(body)
+        fields = json_codec.loads(text, _json_bound(request, call, max_bytes))
+        if "generate" in call.values:
+            json_codec.refuse_doubled_keys(text, fields)
         pictures = json_codec.pictures_of(fields) if may_be_picture else None
         return b"" if pictures is None else pictures, fields, None
     except EdgeRuntimeError as error:
@@ -432,7 +435,7 @@ def _tensors(
     tensors: list[bytes | bytearray | memoryview | Array] = []
     at = 0
     for header, size, region, item in zip(
-        asked.header.inputs, asked.input_sizes, asked.input_regions, fields["inputs"], strict=True
+        asked.header.inputs, asked.input_sizes, asked.input_regions, fields.get("inputs") or (), strict=True
     ):
         if region is not None:
             tensors.append(regions.read(f"input '{header.name}'", region))
@@ -461,7 +464,7 @@ def _without_id(raw: bytes) -> tuple[bytes, bytes]:
     if not raw.startswith(_ID_BEGIN):
         return raw, b""
     end = raw.find(b'"', len(_ID_BEGIN))
-    if end < 0 or raw[end + 1 : end + 2] != b"," or end > codec.MAX_ID_BYTES * 4:
+    if end <= len(_ID_BEGIN) or raw[end + 1 : end + 2] != b"," or end > codec.MAX_ID_BYTES * 4:
         return raw, b""
     before = raw[:end]
     if b"\\" in before or not before.isascii() or min(before) < _FIRST_PRINTED:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.config.settings import LOWEST_PRIORITY
-from edge_runtime.errors import DecodeFailed, TensorMismatch, Unsupported
+from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.tensors import DATATYPES
 from edge_runtime.wire import oip
@@ -56,11 +56,10 @@ def infer_header(
     """Read a request for inference from the decoded JSON or protobuf: id, parameters, inputs and outputs.
 
     version: as in the path, None or "" for the daemon's choice. timeout_ms: what the transport itself says; the
-    smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch,
-    Unsupported.
+    smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch.
     """
     parameters = typed(fields, "parameters", dict, {})
-    _refuse_sequences(parameters)
+    _check_sequence(parameters)
     inputs, sizes, regions = [], [], []
     for item in _tensors(fields, "inputs"):
         own = typed(item, "parameters", dict, {})
@@ -148,8 +147,6 @@ def _tensors(fields: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     for item in items:
         if not isinstance(item, dict):
             raise DecodeFailed(f"{key}: got {short(item)}, wanted an object with a name")
-    if key == "inputs" and not items:
-        raise DecodeFailed("inputs: got none, wanted a list of objects with name, shape, datatype and data")
     return items
 
 
@@ -186,13 +183,18 @@ def _request_id(fields: Mapping[str, Any]) -> str | None:
     request_id: str | None = typed(fields, "id", str, None)
     if request_id is not None and len(request_id) > MAX_ID_BYTES * 4:
         raise DecodeFailed(f"id: got {len(request_id)} characters, wanted at most {MAX_ID_BYTES * 4}")
-    return request_id
+    return request_id or None  # as Triton, which takes an empty one for none
 
 
-def _refuse_sequences(parameters: Mapping[str, Any]) -> None:
-    for key in oip.SEQUENCE:
-        if parameters.get(key):
-            raise Unsupported(
-                f"{key}: sequences are not served: no model here keeps state between requests; send it without "
-                f"{', '.join(oip.SEQUENCE)}"
-            )
+def _check_sequence(parameters: Mapping[str, Any]) -> None:
+    """Raise DecodeFailed for words that name no sequence. No model here keeps state, so others mean nothing."""
+    of_id, *marks = oip.SEQUENCE
+    named = parameters.get(of_id)
+    if isinstance(named, bool) or not isinstance(named, int | str | None):
+        raise DecodeFailed(f"{of_id}: got {short(named)}, wanted a whole number of 64 bits, or text")
+    if isinstance(named, str) and len(named.encode("utf-8", "surrogatepass")) > oip.MAX_SEQUENCE_ID_BYTES:
+        raise DecodeFailed(
+            f"{of_id}: string correlation ID cannot be longer than {oip.MAX_SEQUENCE_ID_BYTES} characters"
+        )
+    for key in marks:
+        typed(parameters, key, bool, None)

@@ -315,7 +315,7 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
     given = {tensor.name: index for index, tensor in enumerate(inputs)}
     wanted = [tensor.name for tensor in spec.inputs]
     needed = {tensor.name for tensor in spec.inputs if not tensor.is_optional}
-    if len(given) != len(inputs) or not needed <= set(given) <= set(wanted) or not given:
+    if len(given) != len(inputs) or not needed <= set(given) <= set(wanted):
         got = ", ".join(tensor.name for tensor in inputs) or "none"
         strange = next((tensor.name for tensor in inputs if tensor.name not in wanted), "")
         fault = f"expected {len(wanted)} inputs but got {len(inputs)} inputs for model '{model}'"
@@ -406,7 +406,7 @@ def _plain_dtype(tensor: TensorHeader, size: int) -> np.dtype[np.generic] | None
 def _count_rows(servable: Servable, inputs: Sequence[TensorHeader]) -> int:
     if not servable.batches:
         return 1
-    counts = {tensor.shape[0] for tensor in inputs}
+    counts = {tensor.shape[0] for tensor in inputs} or {1}  # of one that leaves out all its inputs
     if len(counts) != 1:
         raise TensorMismatch(f"axis 0 is rows and must be equal in all inputs; got {sorted(counts)}")
     (rows,) = counts

@@ -83,9 +83,9 @@ class _Responses:
     ) -> list[Array] | EdgeRuntimeError | None:
         """What a request's answer is after another response with outputs; None where its caller got them already."""
         if isinstance(outputs, EdgeRuntimeError) or is_last:
-            return outputs if known is None else _too_many(request)
+            return outputs if known is None else _not_one(request, "more than one response")
         if not isinstance(request.reply, StreamingReply):
-            return outputs if known is None else _too_many(request)
+            return outputs if known is None else _not_one(request, "more than one response")
         try:
             request.outputs = outputs
             request.reply.part(request)
@@ -95,7 +95,10 @@ class _Responses:
 
     def end(self) -> list[Array]:
         """Return the outputs of the run's one request. Raises its error, AnsweredApart: there are several."""
-        answers = [_no_response(each) if each is None else each for each in self._answers]
+        answers = [
+            _not_one(request, "no response") if each is None else each
+            for request, each in zip(self._requests, self._answers, strict=True)
+        ]
         if len(answers) > 1:
             raise AnsweredApart(answers)
         if isinstance(answers[0], EdgeRuntimeError):
@@ -112,15 +115,10 @@ def _whole(request: Request, outputs: Sequence[Array | None]) -> list[Array] | E
     return [np.empty(0) if each is None else each for each in outputs]
 
 
-def _too_many(request: Request) -> EdgeRuntimeError:
+def _not_one(request: Request, sent: str) -> EdgeRuntimeError:
+    """Why a call that takes one response has none. Triton refuses such a model before it runs; here one is answered."""
     return Unsupported(
-        f"model '{request.header.model}' is decoupled and sent more than one response, and this call takes one; ask by "
+        f"model '{request.header.model}' is decoupled and sent {sent}; this call doesn't support models with decoupled "
+        "transaction policy but for those that send one (generate expects model to produce exactly 1 response); ask by "
         "gRPC's ModelStreamInfer, or by generate_stream"
-    )
-
-
-def _no_response(_: None) -> EdgeRuntimeError:
-    return RunFailed(
-        "the model ended the request without a response, and this call takes one; ask by gRPC's ModelStreamInfer, or "
-        "by generate_stream"
     )

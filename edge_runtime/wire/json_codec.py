@@ -42,6 +42,10 @@ MAX_JSON_BYTES = 4 << 20
 parsing text blocks all other requests, and its objects take 20 times its bytes."""
 
 
+FEW_KEYS = 16
+"""So many keys are looked for one by one; text with more is read a second time."""
+
+
 @dataclass(frozen=True, slots=True)
 class JsonRequest:
     """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
@@ -188,6 +192,18 @@ def loads(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise DecodeFailed(f"the message is a JSON {type(fields).__name__}, wanted an object")
     return fields
+
+
+def refuse_doubled_keys(frame: bytes, fields: Mapping[str, Any]) -> None:
+    """Raise DecodeFailed for an object whose text names a key twice, of which `loads` keeps the last. fields: of it."""
+    few = len(fields) <= FEW_KEYS
+    if few and all(frame.count(b'"%s"' % key.encode("utf-8", "surrogatepass")) == 1 for key in fields):
+        return
+    seen: set[str] = set()
+    for key, _ in json.loads(frame, object_pairs_hook=list):
+        if key in seen:
+            raise DecodeFailed(f"input {short(key)} already exists in request: its key is there twice")
+        seen.add(key)
 
 
 def load_value(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -378,7 +394,7 @@ def array_from_json(tensor: TensorHeader, data: Any, *, may_have_booleans: bool 
     if packed:
         return np.frombuffer(packed, kind.dtype).reshape(tensor.shape)
     name, count = short(tensor.name), element_count(tensor.shape)
-    flat = _flatten(name, tensor.shape, data)
+    flat = _flatten(name, data)
     if len(flat) != count:
         raise TensorMismatch(f"input {name}: shape {list(tensor.shape)} holds {count} elements, data has {len(flat)}")
     try:
@@ -393,16 +409,17 @@ def array_from_json(tensor: TensorHeader, data: Any, *, may_have_booleans: bool 
         raise TensorMismatch(f"input {name}: data does not fit {kind.name}: {str(error)[:200]}") from None
 
 
-def _flatten(name: str, shape: Sequence[int], data: Any) -> list[Any]:
-    """Flat list of flat or nested lists; nested ones must have the shape, or rows would be taken for columns."""
+def _flatten(name: str, data: Any) -> list[Any]:
+    """Flat list of flat or nested lists; as with Triton, any nesting will do whose elements are as many as the shape's.
+
+    Raises DecodeFailed, TensorMismatch.
+    """
     if not isinstance(data, list):
         raise DecodeFailed(f"input {name}: data: got {type(data).__name__}, wanted a list, flat or nested")
-    if not data or not isinstance(data[0], list):
-        return data
-    level = [data]
-    for axis, length in enumerate(shape):
-        if not all(isinstance(item, list) and len(item) == length for item in level):
-            raise TensorMismatch(f"input {name}: nested data is not {length} long everywhere on axis {axis}")
+    level: list[Any] = data
+    while level and isinstance(level[0], list):
+        if not all(isinstance(item, list) for item in level):
+            raise TensorMismatch(f"input {name}: data has lists beside elements; wanted elements all at one depth")
         level = list(itertools.chain.from_iterable(level))
     return level
 

@@ -93,6 +93,8 @@ TOP_K = "top_k"
 """Most classes in the words of an answer, of those that `model.toml` declares."""
 REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+MAX_SEQUENCE_ID_BYTES = 128
+"""Of one that is text, as Triton has it."""
 ENABLE_FINAL = "triton_enable_empty_final_response"
 """Asks for the mark of the last answer on a stream."""
 PROTOCOLS_OWN = frozenset((TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING, BINARY_OUTPUTS, *SEQUENCE, ENABLE_FINAL))

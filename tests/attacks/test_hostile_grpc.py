@@ -176,7 +176,7 @@ def test_each_refused_request_of_a_stream_is_named_by_its_id(channel):
         request.id = request_id
     requests["1"].inputs[0].datatype = "FP31"
     requests["2"].inputs[0].shape[0] = -1
-    requests["3"].parameters["sequence_id"].int64_param = 5
+    requests["3"].parameters["sequence_id"].double_param = 5
     requests["4"].parameters["timeout_ms"].double_param = float("nan")
     requests["6"].parameters["priority"].double_param = 1.0
     requests["7"].model_version = "x"

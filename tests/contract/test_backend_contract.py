@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
-from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
+from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed, UnreadableText
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import resident_bytes
 from edge_runtime.tensors import DATATYPES, Array
@@ -157,7 +157,7 @@ def test_bytes_that_are_no_text_go_through_or_fail_clearly(kit: Kit, tmp_path: P
     x: Array = np.array([[b"\xff\xfe", b"\x80"]], dtype=object)
     with loaded(kit.artifact("identity", tmp_path, datatype="BYTES"), kit) as instance:
         if kit.bytes_must_be_text:
-            with pytest.raises(RunFailed, match="UTF-8"):
+            with pytest.raises(UnreadableText, match="UTF-8"):
                 instance.run({"x": x})
         else:
             (y,) = instance.run({"x": x})

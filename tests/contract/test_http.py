@@ -190,7 +190,7 @@ def test_a_large_body_lies_in_its_place_and_is_answered(url, daemon_here):
         ("/v2/models/mlp/versions/9/infer", json_infer([0.0] * 16), 404, "model_not_found"),
         ("/v2/models/mlp/infer", json_infer([0.0] * 15), 400, "tensor_mismatch"),
         ("/v2/models/mlp/infer", json_infer([0.0] * 15, (1, 15)), 400, "tensor_mismatch"),
-        ("/v2/models/mlp/infer", b"{}", 400, "decode_failed"),
+        ("/v2/models/mlp/infer", b"{}", 400, "tensor_mismatch"),
         ("/v2/repository/models/mlp/unload", b"{}", 403, "forbidden"),
     ],
 )

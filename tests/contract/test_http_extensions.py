@@ -30,6 +30,7 @@ def address(tmp_path_factory):
     put_model(models, "mlp", onnx_models.mlp, toml="max_batch_rows = 8\nmax_queue_delay_ms = 1.5\n")
     put_model(models, "running_sum", onnx_models.running_sum)
     put_model(models, "text", onnx_models.identity, datatype="BYTES")
+    put_model(models, "line", onnx_models.text_copy, toml="max_batch_rows = 8\nmax_queue_delay_ms = 1.5\n")
     settings = HttpSettings(endpoint="127.0.0.1:0", control=True)
     memory = SharedMemorySettings(client_named=True)
     with running_daemon(
@@ -117,6 +118,7 @@ def test_statistics_count_rows_and_runs_and_an_unknown_model_is_400(client):
             break
     assert counts() == wanted
     assert {entry["name"] for entry in client.get_inference_statistics()["model_stats"]} == {
+        "line",
         "mlp",
         "running_sum",
         "text",
@@ -248,8 +250,10 @@ def test_shared_memory_is_off_unless_it_is_allowed(tmp_path):
         assert caught.value.status() == "403"
 
 
-def post(address, path, body) -> tuple[int, str, bytes]:
-    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
+def post(address, path, body, headers=()) -> tuple[int, str, bytes]:
+    """Post bytes, or anything else as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{address}{path}", data, dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read()
@@ -263,7 +267,64 @@ def test_generate_takes_inputs_by_name_and_answers_outputs_by_name(address):
     body = {"x": ["hello", "you"], "parameters": {"timeout_ms": 10_000}}
     assert post(address, "/v2/models/text/generate", body) == (200, "application/json", json_bytes(answer))
     status, kind, event = post(address, "/v2/models/text/versions/1/generate_stream", {"id": "a", **body})
-    assert (status, kind, event) == (200, "text/event-stream", b"data: " + json_bytes({"id": "a", **answer}) + b"\n\n")
+    assert (status, kind, event) == (
+        200,
+        "text/event-stream; charset=utf-8",
+        b"data: " + json_bytes({"id": "a", **answer}) + b"\n\n",
+    )
+
+
+def test_generate_names_no_empty_id_and_takes_no_key_twice(address):
+    body = {"id": "", "x": ["hello", "you"]}
+    for more in ({}, {"a": 1}, {str(each): each for each in range(40)}):
+        status, _, answer = post(address, "/v2/models/text/generate", {**body, **more})
+        assert (status, json.loads(answer)) == (
+            200,
+            {"model_name": "text", "model_version": "1", "y": ["hello", "you"]},
+        )
+        for name in ("x", "id", *more):
+            doubled = json_bytes({**body, **more})[:-1] + b',"%s":"again"}' % name.encode()
+            status, _, answer = post(address, "/v2/models/text/generate", doubled)
+            assert (status, f"input '{name}' already exists in request" in json.loads(answer)["error"]) == (400, True)
+
+
+def raw(address, model, body):
+    """Send a body that is one input's data: the status, and the bytes of the only output, or the error."""
+    status, _, answer = post(address, f"/v2/models/{model}/infer", body, {"Inference-Header-Content-Length": "0"})
+    if status != 200:
+        return status, json.loads(answer)["error"]
+    return status, answer[answer.index(b"}]}") + 3 :]
+
+
+@pytest.mark.parametrize("body", [b"", b"427", b"\x01\x00\x00\x00", "\u00e4".encode(), b"a" * 100_000])
+def test_a_raw_body_of_bytes_is_the_one_element_as_it_is(address, body):
+    assert raw(address, "line", body) == (200, len(body).to_bytes(4, "little") + body)
+
+
+def test_a_raw_body_that_is_no_single_element_or_no_text_is_400(address):
+    status, words = raw(address, "text", b"427")
+    assert (status, "For BYTE datatype raw input 'x', the model must have input shape [1]" in words) == (400, True)
+    status, words = raw(address, "line", b"\xff")
+    assert (status, "input 'x': ONNX Runtime takes BYTES as UTF-8 text only" in words) == (400, True)
+
+
+def test_text_that_is_none_fails_its_own_request_only(address, caplog):
+    """Its neighbours in the batch are answered, and no bug is logged."""
+    texts = [b"ok", b"\xff\xfe", "\u00e4".encode(), b"\xed\xa0\x80"] * 8
+    with triton.InferenceServerClient(address, concurrency=len(texts)) as client:
+        waiting = []
+        for text in texts:
+            tensor = triton.InferInput("x", [1], "BYTES")
+            tensor.set_data_from_numpy(np.array([text], object))
+            waiting.append(client.async_infer("line", [tensor]))
+        for text, each in zip(texts, waiting, strict=True):
+            if text[0] > 0xE0:
+                with pytest.raises(InferenceServerException, match="UTF-8 text only") as caught:
+                    each.get_result()
+                assert caught.value.status() == "400"
+            else:
+                assert each.get_result().as_numpy("y").tolist() == [text]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 def json_bytes(value) -> bytes:

@@ -100,6 +100,24 @@ class TritonPythonModel:
         return responses
 """
 
+OPTIONAL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = [pb_utils.get_input_tensor_by_name(request, name) for name in ("a", "b")]
+            count = np.full((1, 1), sum(each is not None for each in given), np.float32)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", count)]))
+        return responses
+"""
+
+NOTHING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([]))]) for _ in requests]
+"""
+"""What numpy makes of no elements is FP64, whatever the output is."""
+
 COMPLETED = """
 class TritonPythonModel:
     @staticmethod
@@ -253,6 +271,11 @@ def models(tmp_path_factory) -> Path:
     without_batching(triton_models.rows(models, "alone", COUNTS))
     triton_models.rows(models, "shapes", SHAPES, output=[triton_models.tensor("y", "FP32", 1)])
     triton_models.put(models, "completed", COMPLETED)
+    both = [triton_models.tensor(name, "FP32", 2, optional=True) for name in ("a", "b")]
+    triton_models.rows(models, "optional", OPTIONAL, input=both, output=[triton_models.tensor("y", "FP32", 1)])
+    for kind in ("STRING", "INT64"):
+        ports = {"input": [triton_models.tensor("x", "FP32", 2)], "output": [triton_models.tensor("y", kind, -1)]}
+        triton_models.put(models, f"nothing_{kind}", NOTHING, **ports)
     triton_models.rows(models, "caller", CALLER)
     triton_models.rows(models, "async_caller", ASYNC_CALLER)
     onnx_models.added(models / "plus" / "1", 2.0)
@@ -414,6 +437,32 @@ def test_auto_complete_config_alone_describes_a_model_with_an_optional_input(tri
         client.infer("completed", given(module, INPUT1=np.ones((9, 4), np.float32)))
 
 
+def test_a_request_may_leave_out_every_input_where_all_are_optional(triton) -> None:
+    module, client = triton
+    assert client.infer("optional", []).as_numpy("y").tolist() == [[0.0]]
+    assert client.infer("optional", given(module, b=np.ones((1, 2), np.float32))).as_numpy("y").tolist() == [[1.0]]
+    with pytest.raises(InferenceServerException, match="expected 1 inputs but got 0 inputs for model 'identity'"):
+        client.infer("identity", [])
+
+
+@pytest.mark.parametrize("kind", ["STRING", "INT64"])
+def test_an_output_without_elements_has_its_own_datatype(triton, kind: str) -> None:
+    module, client = triton
+    found = client.infer(f"nothing_{kind}", given(module, x=np.ones(2, np.float32)))
+    assert found.as_numpy("y").shape == (0,)
+    assert found.as_numpy("y").dtype == (np.int64 if kind == "INT64" else object)
+
+
+@pytest.mark.parametrize(
+    "sequence", [{"sequence_id": 7, "sequence_start": True}, {"sequence_id": "a", "sequence_end": True}]
+)
+def test_a_sequence_is_ignored_by_a_model_without_state(triton, stream, sequence) -> None:
+    module, client = triton
+    found = client.infer("identity", given(module, x=np.ones((1, 2), np.float32)), **sequence)
+    assert found.as_numpy("y").tolist() == [[1.0, 1.0]]
+    assert indices(stream("repeats", 2, 0, **sequence)) == [0, 1]
+
+
 @pytest.mark.parametrize(("model", "wanted"), [("caller", 30.0), ("async_caller", 6.0)])
 def test_a_model_asks_another_one_by_exec_and_async_exec(client: Client, model: str, wanted: float) -> None:
     assert client.infer(model, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[wanted, wanted]]
@@ -427,9 +476,9 @@ def stream(daemon: Daemon) -> Iterator[Callable[..., list[object]]]:
     with tritonclient.grpc.InferenceServerClient(address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
 
-        def ask(model: str, *x: float) -> list[object]:
+        def ask(model: str, *x: float, **more) -> list[object]:
             asked = given(tritonclient.grpc, x=np.array(x, np.float32))
-            client.async_stream_infer(model, asked, enable_empty_final_response=True, request_id="7")
+            client.async_stream_infer(model, asked, enable_empty_final_response=True, request_id="7", **more)
             found: list[object] = []
             while not found or not is_end(found[-1]):
                 found.append(came.get(timeout=ANSWER_S))
@@ -479,10 +528,14 @@ def test_one_response_reaches_a_door_that_takes_one_and_more_are_an_error(client
     assert client.infer("repeats", {"x": np.array([1, 0], np.float32)})["y"].tolist() == [0, 1]
     with pytest.raises(Unsupported, match=r"decoupled and sent more than one response"):
         client.infer("repeats", {"x": np.array([2, 0], np.float32)})
-    with pytest.raises(RunFailed, match="ended the request without a response"):
+    with pytest.raises(Unsupported, match=r"decoupled and sent no response"):
         client.infer("repeats", {"x": np.array([0, 0], np.float32)})
     module, other = triton
     assert other.infer("repeats", given(module, x=np.array([1, 1], np.float32))).as_numpy("y").tolist() == [0, 1]
+    for count in (0, 2):
+        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as caught:
+            other.infer("repeats", given(module, x=np.array([count, 0], np.float32)))
+        assert caught.value.status() in {"501", "StatusCode.UNIMPLEMENTED"}
 
 
 def events(daemon: Daemon, model: str, *x: float, version: int = 11) -> list[object]:
@@ -494,7 +547,7 @@ def events(daemon: Daemon, model: str, *x: float, version: int = 11) -> list[obj
         connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps({"x": x}))
         answer = connection.getresponse()
         whole = answer.read().decode()
-        assert answer.headers["Content-Type"] == "text/event-stream" or answer.status != 200
+        assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8" or answer.status != 200
         return [json.loads(each.removeprefix("data: ")) for each in whole.split("\n\n") if each]
     finally:
         connection.close()

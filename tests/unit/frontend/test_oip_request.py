@@ -91,7 +91,6 @@ def test_unknown_parameters_are_ignored():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"inputs": []}, "inputs: got none"),
         ({"inputs": {}}, "inputs: got dict"),
         ({"inputs": [1]}, "wanted an object"),
         ({"inputs": [{**INPUT, "shape": [-1, 16]}]}, "wanted integers of 0 or more"),
@@ -118,10 +117,29 @@ def test_an_unknown_datatype_is_the_callers_fault():
         read(inputs=[{**INPUT, "datatype": "FP31"}])
 
 
-def test_sequences_are_refused_by_name_and_their_defaults_are_not():
-    read(parameters={"sequence_id": 0, "sequence_start": False, "sequence_end": False})
-    with pytest.raises(Unsupported, match="sequence_id"):
-        read(parameters={"sequence_id": 7, "sequence_start": True})
+@pytest.mark.parametrize("sequence_id", [0, 7, 2**64 - 1, -(2**63), "", "a", "ä" * 64, None])
+@pytest.mark.parametrize("marks", [{}, {"sequence_start": True}, {"sequence_start": False, "sequence_end": True}])
+def test_a_sequence_means_nothing_to_a_model_without_state(sequence_id, marks):
+    request = read(parameters={"sequence_id": sequence_id, **marks, "depth": 3})
+    assert request.header.parameters == {"depth": 3}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        *({"sequence_id": each} for each in (True, 1.5, 2.0**64, [1], {}, "a" * 129, "ä" * 65)),
+        *({"sequence_start": each} for each in (1, 0, "true", [])),
+        {"sequence_end": 1.0},
+    ],
+)
+def test_words_that_name_no_sequence_are_refused(parameters):
+    with pytest.raises(DecodeFailed, match="sequence_"):
+        read(parameters=parameters)
+
+
+def test_an_empty_id_is_none_and_a_request_may_leave_out_all_inputs():
+    request = infer_header("mlp", None, {"id": ""})
+    assert (request.id, request.header.inputs) == (None, ())
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "1.0", "٣", "1" * 40, " 1", True])

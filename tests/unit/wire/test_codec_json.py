@@ -75,10 +75,23 @@ def test_flat_and_nested_data_are_the_same(array: np.ndarray) -> None:
     [
         ([3, 2], [[1, 2, 3], [4, 5, 6]]),
         ([2, 3], [[1, 2], [3, 4, 5, 6]]),
-        ([2, 2], [[1, 2], 3, 4]),
-        ([2, 2], [1, 2, [3], 4]),
         ([6], [[1, 2, 3], [4, 5, 6]]),
         ([2, 3], [[[1], [2], [3]], [[4], [5], [6]]]),
+        ([1, 6, 1], [[1, 2, 3, 4, 5, 6]]),
+    ],
+)
+def test_elements_count_in_their_order_whatever_their_nesting(shape: list[int], data: list[Any]) -> None:
+    assert array_of("INT32", shape, data).tolist() == np.arange(1, 7).reshape(shape).tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ([2, 3], [[1, 2], [3, 4, 5]]),
+        ([2, 2], [[1, 2], 3, 4]),
+        ([2, 2], [1, 2, [3], 4]),
+        ([3], [[1], 2, 3]),
+        ([1], [[]]),
         ([2], [1]),
         ([2], [1, 2, 3]),
         ([], []),
@@ -326,12 +339,13 @@ def test_the_id_of_a_request_that_fails_otherwise_is_still_found() -> None:
     assert json_id(frame) == "mine"
 
 
-def test_deep_data_is_refused_without_recursion() -> None:
+def test_deep_data_is_read_without_recursion() -> None:
     nested: Any = 1
     for _ in range(500):
         nested = [nested]
+    assert array_of("INT32", [1], nested).tolist() == [1]
     with pytest.raises(TensorMismatch):
-        array_of("INT32", [1], nested)
+        array_of("INT32", [2], nested)
 
 
 def test_another_protocol_or_datatype_is_unsupported() -> None:
