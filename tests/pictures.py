@@ -27,6 +27,18 @@ def photo(width: int = 640, height: int = 480, seed: int = 0) -> np.ndarray:
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
+def with_scans(jpeg: bytes, count: int) -> bytes:
+    """A progressive JPEG with its last scan again and again, until it has that many. Source: ITU-T T.81, B.1.1."""
+    scans, at = [], 2
+    while jpeg[at + 1] != 0xD9:
+        if jpeg[at + 1] == 0xDA:
+            scans.append(at)
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        while jpeg[at] != 0xFF or jpeg[at + 1] == 0 or 0xD0 <= jpeg[at + 1] <= 0xD7:
+            at += 1
+    return jpeg[:at] + jpeg[scans[-1] : at] * (count - len(scans)) + jpeg[at:]
+
+
 def encoded(pixels: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
     """The file of a picture."""
     file = io.BytesIO()

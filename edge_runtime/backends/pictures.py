@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,26 @@ MAX_PIXELS = 64 << 20
 
 MAX_SIDE = 1 << 16
 """Pixels of a side, as in a JPEG: scaling holds the weights of each."""
+
+MAX_SCANS = 500
+"""Of one JPEG. A scan of nothing takes 14 bytes, and the decoder a walk over all pixels. libjpeg-turbo advises a limit,
+and its own fuzzers stop at 500 (doc/Two Issues with the JPEG Standard, fuzz/decompress.cc); encoders write 1 to 12."""
+
+MAX_SCANNED_PIXELS = 16 * MAX_PIXELS
+"""In all scans of one JPEG: 500 of 2 million pixels, 16 of the largest picture. They take 1.4 s of a Xeon, as that."""
+
+MAX_SEGMENTS = 10_000
+"""Of one JPEG with many scans. A profile of colours takes 50, and a scan has a table or two."""
+
+DECODE_S = 1.0
+DECODE_S_PER_PIXEL = 200e-9
+"""Time of a core that decoding one picture may take. A Xeon takes 6 ns a pixel of a JPEG, 19 of a progressive one and
+55 of a PNG; a machine of a quarter of its speed stays below. The largest one stays below PICTURE_LIMIT_S of a run."""
+
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+"""A marker that libjpeg goes on after by its length, or EOI: what lies in between and is none of these, it skips."""
+
+_SOS, _EOI = 0xDA, 0xD9
 
 _OTHERS = (
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"<svg", "SVG"), (b"<?xml", "SVG or other XML"), (b"%PDF", "PDF"),
@@ -66,16 +88,13 @@ def open_picture(data: bytes, color: Color) -> Array:
     """Decode a picture, upright as its EXIF orientation says: UINT8 [height, width, 3], RGB, or 1 for "gray".
 
     Alpha is dropped, as are the low 8 of 16 bits. Raises UnreadablePicture: it is no picture of FORMATS, is cut, is
-    over MAX_PIXELS or MAX_SIDE, or takes more memory than the host has.
+    over MAX_SIDE, or takes more memory than the host has; and as `bounded_picture`.
     """
     from PIL import Image
 
     try:
-        picture = Image.open(io.BytesIO(data), formats=FORMATS)
-        width, height = picture.size
-        if width * height > MAX_PIXELS:
-            raise UnreadablePicture(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
-        _check_sides(width, height)
+        picture = bounded_picture(data, FORMATS)
+        _check_sides(*picture.size)
         picture.load()
         return _turned(_pixels(_plain(picture), color), _orientation(picture))
     except UnreadablePicture:
@@ -86,6 +105,64 @@ def open_picture(data: bytes, color: Color) -> Array:
         raise UnreadablePicture(f"there is not enough memory to decode this picture of {len(data)} bytes") from None
     except Exception as error:  # noqa: BLE001 (Pillow raises many kinds, some of them surprises)
         raise UnreadablePicture(_why_not(data, error)) from None
+
+
+def bounded_picture(data: bytes, formats: tuple[str, ...] | None = None) -> Image.Image:
+    """Open a picture, with bounds on what it takes to decode it, which Pillow does when it is first used.
+
+    formats: of Pillow's, None for all. Raises UnreadablePicture: it has more pixels or scans than are decoded; then or
+    while it is decoded: it takes longer than any picture of its size. Raises what Pillow does.
+    """
+    from PIL import Image
+
+    file = _TimedBytes(data)
+    picture = Image.open(file, formats=formats)
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise UnreadablePicture(f"the picture has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+    if data.startswith(b"\xff\xd8"):
+        _check_scans(data, width, height)
+    if picture.format != "BMP":  # copied, else its runs are read by Pillow's Python: 2 us each
+        file.left_s += width * height * DECODE_S_PER_PIXEL
+    return picture
+
+
+class _TimedBytes(io.BytesIO):
+    """A picture's bytes, read by one thread, which are no more read when it spent `left_s` on them.
+
+    Pillow reads them by and by: each chunk, segment, comment and run, and what its decoders get in parts of 64 KiB.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.left_s = DECODE_S
+        self._began_s = time.thread_time()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read. Raises UnreadablePicture: the time is over."""
+        if time.thread_time() - self._began_s > self.left_s:
+            raise UnreadablePicture(
+                f"decoding this picture of {len(self.getbuffer())} bytes took {self.left_s:.1f} s, longer than any of "
+                "its size does; save it again as a plain JPEG or PNG"
+            )
+        return super().read(size)
+
+
+def _check_scans(data: bytes, width: int, height: int) -> None:
+    """Raise UnreadablePicture for a JPEG whose scans go over its pixels too often. Source: ITU-T T.81, B.1.1."""
+    most = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(width * height, 1))
+    if data.count(b"\xff\xda") <= most:  # more than there are scans: what is beside the picture may have them too
+        return
+    scans = segments = at = 0
+    while (found := _SEGMENT.search(data, at)) is not None and data[found.start() + 1] != _EOI:
+        scans += data[found.start() + 1] == _SOS
+        segments += 1
+        if scans > most or segments > MAX_SEGMENTS:
+            raise UnreadablePicture(
+                f"this JPEG of {width} x {height} pixels has over {scans - 1} scans in {segments} segments; at most "
+                f"{most} scans of so many pixels are decoded. Save it with fewer: an ordinary one has 1, or 10"
+            )
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
 def frame_pixels(frame: Array, source: PictureSource, color: Color) -> Array:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import importlib
 import inspect
-import io
 import itertools
 import json
 import logging
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edge_runtime.backends.pictures import bounded_picture
 
 log = logging.getLogger(__name__)
 
@@ -319,8 +320,6 @@ class VisionHandler(BaseHandler):
 
     def preprocess(self, data: Any) -> Any:
         """Pictures as one tensor."""
-        from PIL import Image
-
         pictures = []
         for row in data:
             sent = row.get("data")
@@ -328,7 +327,7 @@ class VisionHandler(BaseHandler):
             if isinstance(sent, str):
                 sent = base64.b64decode(sent)
             if isinstance(sent, bytearray | bytes | memoryview):
-                with Image.open(io.BytesIO(bytes(sent))) as picture:
+                with bounded_picture(bytes(sent)) as picture:
                     pictures.append(self.image_processing(picture))
             else:
                 pictures.append(_tensor(np.asarray(sent, np.float32)))

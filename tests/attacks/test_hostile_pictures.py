@@ -22,7 +22,7 @@ from tests.contract.running_daemon import RawClient, put_model
 from tests.contract.test_pictures import COLOURS, framed, picture_header
 from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess, resident_bytes
 from tests.models import onnx_models
-from tests.pictures import encoded, photo
+from tests.pictures import encoded, photo, with_scans
 
 AT_ONCE = 16
 """Requests on their way: what is good and what is bad share batches."""
@@ -171,6 +171,11 @@ BOMBS = {
     "a size that is a lie": (lambda: png(7_000, 3_000), "pictur"),  # it cannot be read, or has no room by then
     "a GIF that says it is large": (lying_gif, "pixels"),
     "a progressive JPEG that says it is large": (lying_jpeg, ""),
+    "3000 scans": (lambda: with_scans(encoded(photo(48, 40), "JPEG", progressive=True), 3_000), "over 500 scans"),
+    "profiles of colours that inflate": (
+        lambda: png(1, 1, bytes(4), chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes((1 << 20) - 16))) * 4_000),
+        "longer than any of its size",
+    ),
     "64 MiB of text beside one pixel": (
         lambda: png(1, 1, bytes(4), chunk(b"zTXt", b"comment\0\0" + zlib.compress(bytes(1 << 26)))),
         "no picture can be read",

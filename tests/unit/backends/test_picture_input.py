@@ -12,11 +12,12 @@ from PIL import Image
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from edge_runtime.backends.pictures import open_picture
 from edge_runtime.backends.steps_instance import make_forms
 from edge_runtime.errors import UnreadablePicture
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from tests.models import onnx_models
-from tests.pictures import encoded, photo
+from tests.pictures import encoded, photo, with_scans
 
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 """torchvision's, of pixels / 255."""
@@ -359,6 +360,67 @@ def test_a_bomb_is_refused_by_its_head(tensor_of):
             tensor_of([png(side, side)], range="0..1")
     with pytest.raises(UnreadablePicture, match="no picture can be read"):  # it lies about its size
         tensor_of([png(4_000, 4_000)], range="0..1")
+
+
+@pytest.mark.parametrize(("width", "height", "scans"), [(640, 480, 500), (1_920, 1_080, 400), (4_000, 3_000, 40)])
+def test_a_progressive_jpeg_of_many_scans_is_read_as_one_of_few(width, height, scans):
+    few = encoded(np.full((height, width, 3), 90, np.uint8), "JPEG", progressive=True)
+    np.testing.assert_array_equal(open_picture(with_scans(few, scans), "rgb"), open_picture(few, "rgb"))
+
+
+@pytest.mark.parametrize(("width", "height", "scans"), [(64, 48, 501), (1_000, 1_000, 3_000), (4_000, 3_000, 90)])
+def test_a_jpeg_whose_scans_go_over_its_pixels_too_often_is_refused_by_its_markers(width, height, scans):
+    jpeg = with_scans(encoded(np.full((height, width, 3), 90, np.uint8), "JPEG", progressive=True), scans)
+    with pytest.raises(UnreadablePicture, match=r"has over .* scans .* Save it with fewer"):
+        open_picture(jpeg, "rgb")
+
+
+@pytest.mark.parametrize("filler", [b"\xff\x02", b"\xff\xd8", b"\xff" * 9, b"\xff\x00", b"\xff\xd0"])
+def test_no_filler_between_scans_hides_them(filler):
+    pixels = np.full((64, 64, 3), 90, np.uint8)
+    jpeg = with_scans(encoded(pixels, "JPEG", progressive=True, restart_marker_blocks=1), 40)
+    head, *scans = jpeg[:-2].split(b"\xff\xda")
+    jpeg = head + b"".join(b"\xff\xda" + scan + filler for scan in scans * 20)
+    with pytest.raises(UnreadablePicture, match=r"has over .* scans"):
+        open_picture(jpeg, "rgb")
+
+
+def test_bytes_beside_a_jpeg_that_look_like_scans_are_none():
+    jpeg = encoded(photo(64, 48), "JPEG", comment=b"\xff\xda" * 2_000)
+    np.testing.assert_array_equal(open_picture(jpeg + b"\xff\xda" * 2_000, "rgb"), open_picture(jpeg, "rgb"))
+
+
+def run_lengths(width, height, runs):
+    """A BMP of 8 bits by run lengths. Source: BITMAPINFOHEADER, BI_RLE8."""
+    import struct
+
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0) + bytes(1024)
+    return b"BM" + struct.pack("<IHHI", 14 + len(head) + len(runs), 0, 0, 14 + len(head)) + head + runs
+
+
+def slow_png():
+    import struct
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head, profile = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0), zlib.compress(bytes((1 << 20) - 16))
+    chunks = chunk(b"iCCP", b"icc\0\0" + profile) * 5_000
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunks + chunk(b"IDAT", zlib.compress(bytes(4)))
+
+
+def slow_jpeg():
+    whole = encoded(photo(16, 16), "JPEG")
+    return whole[:2] + b"\xff\xe1\0\x09Exif\0\0a" * 600_000 + whole[2:]
+
+
+@pytest.mark.parametrize(
+    "make", [slow_png, slow_jpeg, lambda: run_lengths(6_000, 6_000, b"\1\5" * 12_000_000)], ids=["PNG", "JPEG", "BMP"]
+)
+def test_a_picture_that_takes_longer_than_any_of_its_size_is_given_up(make):
+    with pytest.raises(UnreadablePicture, match=r"took 1\.0 s, longer than any of its size does"):
+        open_picture(make(), "rgb")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
