@@ -93,12 +93,17 @@ class Hosts:
         self._failures: deque[tuple[object, str]] = deque()
         self._on_failure = on_failure
         self._loads: set[Callable[[str], None]] = set()
-        self._takes_loads = True
+        self._ends_loads = threading.Event()
+
+    @property
+    def takes_loads(self) -> bool:
+        """Whether a load may begin: not once the daemon stops. Thread: any."""
+        return not self._ends_loads.is_set()
 
     def begin_load(self, give_up: Callable[[str], None]) -> None:
         """Keep how a load and its warm-up are given up, until `end_load`. Raises LoadFailed: the daemon stops."""
         with self._lock:
-            if not self._takes_loads:
+            if not self.takes_loads:
                 raise LoadFailed("the daemon stops")
             self._loads.add(give_up)
 
@@ -110,7 +115,7 @@ class Hosts:
     def end_loads(self) -> None:
         """Give up every load and warm-up under way, and take no more; hosts that are warm go on."""
         with self._lock:
-            self._takes_loads = False
+            self._ends_loads.set()
             loads = list(self._loads)
         for give_up in loads:
             give_up("the daemon stops")
@@ -164,7 +169,7 @@ class Hosts:
 
     def start(self, task: HostTask, label: str) -> HostProcess:
         """Fork a host, which then loads its model. label: what its lines in the log begin with. Raises LoadFailed."""
-        return self._start(task, label)
+        return self._start(task, label, self._ends_loads if self.takes_loads else None)
 
     def _start(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,20 @@ from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.pending_loads import PendingLoads
+from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.mqtt_door import MqttDoor
     from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.update.worker import UpdateWorker
+
+
+CLOSED_AT_ONCE = 32
+"""Models. Ending a host takes some 30 ms, and a second where its model.py does not finish."""
+
+LOOK_S = 0.05
+"""How often a stop looks whether the loader has ended."""
 
 
 @dataclass(slots=True)
@@ -77,25 +86,36 @@ class Core:
         left_s = None if limit_s is None else max(began_s + limit_s - self.clock.monotonic_s(), 0.0)
         return self.updates is None or self.updates.has_opened.wait(left_s)
 
-    def close(self, drain_s: float) -> bool:
+    def close(self, drain_s: float, *, load_limit_s: float | None = None) -> bool:
         """Stop loading, answer what was admitted within `drain_s`, give everything back; True when all was answered.
 
-        The models share that time, so a run that never ends holds the stop up once.
+        The models share that time, so a run that never ends holds the stop up once. load_limit_s: how long to wait for
+        a load inside the daemon, which nothing can end; None waits for its end.
         """
+        # First all are told, then each is waited for: the updater may wait for a load, and that for a host.
         if self.updates is not None:
-            self.updates.close()
+            self.updates.stop()
+        self.loader.stop_loads()
         self.hosts.end_loads()
-        self.loader.close()
+        self.builds.stop()
+        if self.updates is not None:
+            self.updates.close(load_limit_s)
+        self.loader.close(load_limit_s)
         self.builds.close()
         until_s = self.clock.monotonic_s() + drain_s
-        # Pipelines first: those who ask others before those who are asked.
-        pipelines = [each for each in self.table.loaded() if each.chain is not None]
-        asked = {model for each in pipelines if each.chain is not None for model in each.chain.pipeline.models}
-        ordered = sorted(self.table.loaded(), key=lambda each: (each.chain is None, each.model in asked))
-        drained = [servable.close(max(until_s - self.clock.monotonic_s(), 0.0)) for servable in ordered]
+        is_drained = self._close_models(until_s)
+        while self.loader.is_running and not self.dispatcher.is_idle() and self.clock.monotonic_s() < until_s:
+            self.loader.close(LOOK_S)  # a version that it replaced answers what it admitted
         self.hosts.close()
+        self.loader.close(load_limit_s)  # a calibration ends with its host
         self.loader.forget_overrides()
-        return self.workers.close() and all(drained)
+        return self.workers.close() and is_drained
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether work inside the daemon went on when `close` returned: only the end of the process ends it."""
+        is_updating = self.updates is not None and self.updates.is_running
+        return self.workers.is_stuck or self.loader.is_running or is_updating
 
     def watch(self) -> None:
         """Register the gauges.
@@ -111,6 +131,20 @@ class Core:
         if self.updates is not None:
             self.metrics.watch("update_failing", self._update_failing)
             self.metrics.watch("update_refused", self._update_refused)
+
+    def _close_models(self, until_s: float) -> bool:
+        """Close what is loaded; True when all that it admitted was answered by then."""
+
+        def close(servable: Servable) -> bool:
+            return servable.close(max(until_s - self.clock.monotonic_s(), 0.0))
+
+        loaded = self.table.loaded()
+        pipelines = [each for each in loaded if each.chain is not None]
+        asked = {model for each in pipelines if each.chain is not None for model in each.chain.pipeline.models}
+        # Pipelines first: those who ask others before those who are asked.
+        drained = [close(each) for each in sorted(pipelines, key=lambda each: each.model in asked)]
+        with ThreadPoolExecutor(CLOSED_AT_ONCE) as closers:
+            return all([*drained, *closers.map(close, [each for each in loaded if each.chain is None])])
 
     def _models_in(self, state: VersionState) -> float:
         return float(sum(entry["state"] == state.value for entry in self.table.listing()))

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,13 @@ BEAT_S = 0.25
 
 RELOADABLE = ("log", "drain_s")
 """Settings that SIGHUP takes over; sockets, limits and backends are fixed for a daemon's life."""
+
+STOP_LOOK_S = 0.05
+"""How often a start looks whether it is told to stop."""
+
+LOAD_LIMIT_S = 0.25
+"""How long a stop waits for a load inside the daemon, a look at the folder, or a check for updates. Those in hosts are
+ended, and one that cannot be ends with the process: a stop during the start takes less than a second."""
 
 MEET_S = 0.25
 """How long, at most, to wait at the end for the first message of a connection that was just made."""
@@ -108,8 +116,8 @@ class Daemon:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a run inside the daemon went on when it stopped: only the end of the process ends it."""
-        return self._core.workers.is_stuck
+        """Whether work inside the daemon went on when it stopped: only the end of the process ends it."""
+        return self._core.is_stuck
 
     @property
     def metrics_url(self) -> str | None:
@@ -118,8 +126,11 @@ class Daemon:
             return None
         return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
 
-    def start(self) -> None:
-        """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served."""
+    def start(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served.
+
+        is_stopped: asked while models load; once it is true the start is left, `stop` must follow, and this is False.
+        """
         infer, control = _addresses(self._config)
         self._start_zap()
         self._bind(control, is_control=True)
@@ -132,8 +143,13 @@ class Daemon:
             door.start()
         self._notifier.status("loading models")
         self._core.start()
-        if not self._core.wait_settled(self._config.start_limit_s):
-            log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
+        limit_s = time.monotonic() + self._config.start_limit_s
+        while not self._core.wait_settled(STOP_LOOK_S):
+            if is_stopped():
+                return False
+            if time.monotonic() >= limit_s:
+                log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
+                break
         for address in infer:
             self._bind(address, is_control=False)
         self._start_self_check()
@@ -142,6 +158,7 @@ class Daemon:
             self._mqtt.start(self._pages())
         self._report_ready()
         self._core.loader.load_suspects()
+        return True
 
     def reload(self, config: Config) -> None:
         """SIGHUP: take the settings that may change while serving; look at models and client keys again.
@@ -171,7 +188,7 @@ class Daemon:
         self._notifier.stopping()
         self.status.is_ready, self.status.is_draining = False, True
         self._stop_admitting()
-        is_drained = self._core.close(self._config.drain_s)
+        is_drained = self._core.close(self._config.drain_s, load_limit_s=LOAD_LIMIT_S)
         self._end_io_thread()
         self._close_doors()
         self._release()

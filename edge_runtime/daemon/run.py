@@ -1,13 +1,15 @@
-"""`serve`: a daemon that runs until a signal ends it. Thread: main, which only waits for signals."""
+"""`serve`: a daemon that runs until a signal ends it. Thread: main; it starts, waits for signals, and stops."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,45 +41,95 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     configure_logging(config.log.level, config.log.format, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     daemon: Daemon | None = None
-    with _heard_signals() as signals:
+    with Signals() as signals:
         try:
-            daemon = assemble_daemon(config)
-            daemon.start()
-            # These objects live as long as the daemon: the collector need not look at them again.
-            gc.collect()
-            gc.freeze()
-            while signals.recv(1)[0] == signal.SIGHUP:
+            with signals.raised():
+                daemon = assemble_daemon(config)
+            if daemon.start(signals.is_stop_told):
+                # These objects live as long as the daemon: the collector need not look at them again.
+                gc.collect()
+                gc.freeze()
+            while signals.next() == signal.SIGHUP:
                 with keeping("the configuration is"):
                     daemon.reload(config if read_config is None else read_config())
         except ConfigError as error:
             log.error(error.message)
             return EXIT_FAILED if error.retryable else EXIT_CONFIG
+        except ToldToStop:
+            signals.next()
         finally:
             if daemon is not None:
                 daemon.stop()
-    if daemon.is_stuck:
+    if daemon is not None and daemon.is_stuck:
         # The interpreter would take the library down under the run, and abort.
         logging.shutdown()
         os._exit(0)
     return 0
 
 
-@contextmanager
-def _heard_signals() -> Iterator[socket.socket]:
-    """A socket that gets a byte, the number, for each SIGTERM, SIGINT and SIGHUP. Thread: main.
+class ToldToStop(BaseException):
+    """SIGTERM or SIGINT came while nothing was there that has to be ended."""
 
-    A queue filled by Python handlers would not do: they run between bytecodes of the main thread, and for a signal
-    that comes while that thread is on its way into a wait they run when the wait is over, which is never.
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP as they come, while this context is open. Thread: main.
+
+    They are read from a socket that gets a byte for each. A queue filled by Python handlers would not do: they run
+    between bytecodes of the main thread, and for a signal that comes while that thread is on its way into a wait they
+    run when the wait is over, which is never.
     """
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    fd_before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in HEARD}
-    try:
-        yield heard
-    finally:
-        signal.set_wakeup_fd(fd_before)
-        for number, handler in before.items():
+
+    def __init__(self) -> None:
+        self._heard, self._told = socket.socketpair()
+        self._told.setblocking(False)
+        self._unread: deque[int] = deque()
+        self._stop: int | None = None
+        self._is_raised = False
+
+    def __enter__(self) -> Signals:  # noqa: PYI034 (typing.Self is 3.11)
+        self._fd_before = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._handle) for number in HEARD}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._fd_before)
+        for number, handler in self._before.items():
             signal.signal(number, handler)
-        heard.close()
-        told.close()
+        self._heard.close()
+        self._told.close()
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise ToldToStop for SIGTERM and SIGINT within this block, which needs no other end."""
+        self._is_raised = True
+        try:
+            yield
+        finally:
+            self._is_raised = False
+
+    def next(self) -> int:
+        """Wait for the next signal. Once told to stop it is that."""
+        while self._stop is None:
+            if self._unread:
+                return self._unread.popleft()
+            self._read()
+        return self._stop
+
+    def is_stop_told(self) -> bool:
+        """Whether SIGTERM or SIGINT came. SIGHUPs before it wait for `next`."""
+        while self._stop is None and select.select([self._heard], [], [], 0)[0]:
+            self._read()
+        return self._stop is not None
+
+    def _read(self) -> None:
+        number = self._heard.recv(1)[0]
+        if number == signal.SIGHUP:
+            self._unread.append(number)
+            return
+        self._stop = number
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends the process, and the kernel its children
+        log.info("stopping", extra={"signal": signal.Signals(number).name, "at_once": "Ctrl-C"})
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._is_raised and number != signal.SIGHUP:
+            raise ToldToStop

@@ -253,10 +253,14 @@ class BuildStore:
             self.engines.cache.remove(key)
             self._fail(self.engines, key, reason, is_final=True)
 
-    def close(self) -> None:
-        """End the running build and drop the waiting ones; they start anew with the daemon. Idempotent."""
+    def stop(self) -> None:
+        """End the running build soon, and begin no other. Does not wait."""
         self._stop.set()
         self._queue.put(None)
+
+    def close(self) -> None:
+        """End the running build and drop the waiting ones; they start anew with the daemon. Idempotent."""
+        self.stop()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -92,16 +92,29 @@ class Loader:
         self._executor.begin()
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop after the step under way, and refuse the others. Servables stay open. Idempotent."""
-        self._is_stopping = True
+    def stop_loads(self) -> None:
+        """Load nothing more of the folder: the daemon stops, and may be killed for being slow. Idempotent."""
         self._folder.stop()
         self._marks.close()
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Stop after the step under way, and refuse the others. Servables stay open. Idempotent.
+
+        limit_s: how long to wait for that step, None for its end; `is_running` tells of one that goes on.
+        """
+        self.stop_loads()
+        self._is_stopping = True
         self._executor.wake()
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(limit_s)
+            if not self._thread.is_alive():
+                self._thread = None
         self._executor.end()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has begun and not ended."""
+        return self._thread is not None
 
     def load(self, model: str, number: int | None, done: Done, override: Override = NO_OVERRIDE) -> None:
         """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread.

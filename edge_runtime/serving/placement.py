@@ -128,7 +128,8 @@ class Placement:
         except (NotBuiltYet, WaitsForModels) as error:
             log.info("%s version %d waits: %s", folder.name, version.number, error.message)
         except LoadFailed as error:
-            log.error(
+            log.log(
+                logging.ERROR if self._hosts.takes_loads else logging.INFO,  # a daemon that stops gives loads up
                 "%s version %d is not loaded: %s",
                 folder.name,
                 version.number,

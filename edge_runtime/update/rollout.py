@@ -32,6 +32,7 @@ INSTALLED, REFUSED, PUT_OFF = "installed", "refused", "put off"
 """How a rollout ends: the release serves; it is never tried again; the next check tries it again."""
 
 WITHDRAWN = "taken back by an operator"
+STOPPED = "the daemon stopped meanwhile; it is tried again after its start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,8 @@ class Rollout:
         try:
             swap = self._context.loader.swap(staged.folder, before_alone=partial(self._try, staged))
         except LoadFailed as error:
+            if self._progress.stop.is_set():
+                raise UpdateError(STOPPED) from error
             raise _Doubtful(f"it loads in a child process, but not here: {error.message}") from error
         self._gap_s = swap.gap_s
         return swap
@@ -188,7 +191,7 @@ class Rollout:
             self._progress.decide()
         except Interrupted:
             if not self._progress.is_withdrawn:
-                raise UpdateError("the daemon stopped meanwhile; it is tried again after its start") from None
+                raise UpdateError(STOPPED) from None
             return Event.WITHDRAWN, Judgement(Verdict.REGRESSED, WITHDRAWN)
         return Event.FAILED if judgement.verdict is Verdict.REGRESSED else Event.PASSED, judgement
 

@@ -79,13 +79,26 @@ class UpdateWorker:
         self._thread = threading.Thread(target=self._run, name="edge-updater", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop a rollout where it can be resumed, and wait for the thread."""
+    def stop(self) -> None:
+        """Stop a rollout where it can be resumed. Does not wait."""
         self._stop.set()
         self._executor.submit(lambda: None)
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Stop, and wait for the thread.
+
+        limit_s: how long, where no release is under way; None for its end. `is_running` tells of one that goes on.
+        """
+        self.stop()
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(None if self.updater.is_rolling_out else limit_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has begun and not ended."""
+        return self._thread is not None
 
     # ---- status, from any thread ------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ def test_torchscript_without_its_backend_says_how_to_give_its_shapes_and_then_is
         assert rt.infer("m", {"image": np.zeros((3, 64), np.float32)})["output"].shape == (3, 10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
 def test_a_daemon_that_ends_during_a_conversion_takes_it_along_and_leaves_no_half_that_is_served(
     tmp_path: Path, number: int
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_daemon_that_ends_during_a_conversion_takes_it_along_and_leaves_no_hal
         daemon.process.wait(MOST_S)
     assert psutil.wait_procs(children, MOST_S)[1] == []
     assert list(kept.glob("*.converted")) == []
+    assert number == signal.SIGKILL or list(kept.iterdir()) == []
     with DaemonProcess(tmp_path) as daemon, Client(daemon.endpoint) as client:
         daemon.wait_ready()
         until(lambda: client.models()[0]["state"] == "ready")

@@ -69,12 +69,16 @@ class DaemonProcess:
         """Where "http" or "grpc" listens."""
         return self._line(door)["endpoints"]
 
-    def _line(self, message: str) -> dict:
-        """The first line of its log with this message; waits for it."""
+    def wait_said(self, words: str) -> None:
+        """Wait until its log has a message with these words, of a model's print too."""
+        self._line(words, is_whole=False)
+
+    def _line(self, message: str, *, is_whole: bool = True) -> dict:
+        """The first line of its log with this message; waits for it. is_whole: else the message may be a part of it."""
         end_s = time.monotonic() + START_S
         while time.monotonic() < end_s:
             for line in self.log():
-                if line["message"] == message:
+                if line["message"] == message or (not is_whole and message in line["message"]):
                     return line
             assert self.process.poll() is None, self.messages()
             time.sleep(0.02)

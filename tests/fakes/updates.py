@@ -98,8 +98,15 @@ class FakeUpdates:
     def start(self) -> None:
         self.has_opened.set()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         pass
+
+    def close(self, limit_s: float | None = None) -> None:
+        pass
+
+    @property
+    def is_running(self) -> bool:
+        return False
 
     def look(self) -> None:
         pass
