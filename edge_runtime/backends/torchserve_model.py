@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime.model_spec import ModelSpec
+
 HANDLER_INPUTS, HANDLER_OUTPUTS = ("body", "request"), ("answer", "response")
 """BYTES with one element a row: the body's parts, one after another; in JSON, their names, types and lengths, and the
 request's headers; what the handler returned, as bytes; in JSON, its status and headers."""
@@ -36,6 +38,15 @@ __all__ = ["INPUTS", "OUTPUTS", "infer", "load"]
 """The `model.py` beside an archive."""
 
 JSON_KIND = "application/json"
+
+
+def is_handler(spec: ModelSpec) -> bool:
+    """Whether a model takes and gives what a handler of TorchServe's does."""
+    return (
+        tuple(each.name for each in spec.inputs) == HANDLER_INPUTS
+        and tuple(each.name for each in spec.outputs) == HANDLER_OUTPUTS
+        and {each.datatype for each in (*spec.inputs, *spec.outputs)} == {"BYTES"}
+    )
 
 
 class Service:

@@ -148,8 +148,14 @@ class TorchServe:
         name = query.get("model_name", [url.rpartition("/")[2].removesuffix(".mar")])[0]
         if not name:
             raise DecodeFailed("url: wanted the name of a model in the models folder, as in /models?url=resnet.mar")
-        said = {"status": f'Model "{name}" registered with 1 initial workers'}
-        self._protocol.operate("load", {"name": name}, caller, reply, lambda _: (said, 200))
+        wanted = _whole(query, "initial_workers", 1)
+
+        def told(_: Any) -> Any:
+            return {
+                "status": f'Model "{name}" registered with {self._workers(name, None, wanted)} initial workers'
+            }, 200
+
+        self._protocol.operate("load", {"name": name}, caller, reply, told)
 
     def _unregister(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         said = {"status": f'Model "{values["name"]}" unregistered'}
@@ -159,13 +165,13 @@ class TorchServe:
         least = _whole(parse_qs(values["query"]), "min_worker", 1)
         version = values.get("version")
 
+        if least < 1:
+            raise DecodeFailed("min_worker: got 0, wanted 1 or more; unload a model by DELETE")
+
         def told(_: Any) -> Any:
-            servable = self._table.resolve(values["name"], int(version) if version is not None else None)
-            runs = servable.layouts.narrow.concurrency
-            if not 1 <= least <= runs:
-                text = f"min_worker: got {least}, and {runs} run at once here, as the device profile and model.toml say"
-                return DecodeFailed(f"{text}; change it there, and unload a model by DELETE")
-            return {"status": f"Workers scaled to {runs} for model: {values['name']}"}, 200
+            name = values["name"]
+            workers = self._workers(name, int(version) if version is not None else None, least)
+            return {"status": f"Workers scaled to {workers} for model: {name}"}, 200
 
         self._protocol.operate("ready", values, caller, reply, told)
 
@@ -185,6 +191,13 @@ class TorchServe:
         if not self._table.statuses_of(name):
             raise ModelNotFound(f"there is no model {codec.short(name)}")
         self._protocol.operate("ready", values, caller, reply, lambda ready: ({"name": name, "ready": ready}, 200))
+
+    def _workers(self, name: str, version: int | None, wanted: int) -> str:
+        """How many runs of a model are on at once, and why they are fewer than wanted. Raises as `resolve`."""
+        runs = self._table.resolve(name, version).layouts.narrow.concurrency
+        if wanted <= runs:
+            return str(runs)
+        return f"{runs} ({wanted} were asked for; cores, backend and instances in model.toml say how many run at once)"
 
     def _described(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         name, number = entry["name"], entry["version"]

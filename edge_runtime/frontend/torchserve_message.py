@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from edge_runtime.answers import Answer, kind_of
-from edge_runtime.backends.torchserve_model import HANDLER_INPUTS, HANDLER_OUTPUTS
+from edge_runtime.backends.torchserve_model import HANDLER_INPUTS, is_handler
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, RunFailed, TensorMismatch
 from edge_runtime.frontend.generate import raw_fields
 from edge_runtime.frontend.http_answer import error_frames, json_response, response, status_of
@@ -177,14 +177,14 @@ class TorchServeAnswer:
     def _handled(self, selected: Sequence[Array]) -> Frames:
         """Write what a handler returned, with the status and the headers that it set."""
         bodies: list[bytes] = selected[0].reshape(-1).tolist()
-        if self._call.values["torchserve"] == V1:
-            return _json({"predictions": [_json_or_text(each) for each in bodies]}, self._call.deflates)
         said = json_codec.loads(selected[1].reshape(-1).tolist()[0])
         status = codec.typed(said, "status", int, 200)
         status = status if 200 <= status <= 599 else 500
         if codec.typed(said, "is_error", bool, False):
             fields = error_fields(status, bodies[0].decode("utf-8", "replace"), OTHER_TYPE)
             return response((json_codec.dumps(fields),), JSON_KIND, status)
+        if self._call.values["torchserve"] == V1:
+            return _json({"predictions": [_json_or_text(each) for each in bodies]}, self._call.deflates)
         kind, more = JSON_KIND, ""
         for name, value in codec.typed(said, "headers", dict, {}).items():
             if not (_HEADER.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)):
@@ -194,15 +194,6 @@ class TorchServeAnswer:
             elif name.lower() not in _OWN_HEADERS:
                 more += f"{name}: {value}\r\n"
         return response((bodies[0],), kind, status, more, deflates=self._call.deflates)
-
-
-def is_handler(spec: ModelSpec) -> bool:
-    """Whether a model takes and gives what a handler of TorchServe's does."""
-    return (
-        tuple(each.name for each in spec.inputs) == HANDLER_INPUTS
-        and tuple(each.name for each in spec.outputs) == HANDLER_OUTPUTS
-        and {each.datatype for each in (*spec.inputs, *spec.outputs)} == {"BYTES"}
-    )
 
 
 def error_fields(status: int, message: str, kind: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from edge_runtime.backends.declared_instance import DeclaringBackend
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import Backends
+from edge_runtime.backends.torchserve_model import is_handler
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
@@ -149,6 +150,8 @@ class VersionLoader:
                     f"{CONFIG_FILE}: {note}"
                     for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
                 )
+            else:
+                told.append(_fewer_instances(settings, servable, plan.backend))
             told.append(self._plans.front_note(settings, version, artifact))
             told += [first_runs.note, variant_note(artifact, options)]
             if why_hosted and settings.mode == "inline":
@@ -209,7 +212,9 @@ class VersionLoader:
         _check_range(instance, first, options)
         by_request = instance.spec.by_request
         most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
-        max_rows = (settings.max_batch_rows or most) if first.batches else 1
+        joined = settings.max_batch_rows or most
+        # TorchServe's batchSize, which a handler's max_batch_rows was, counts requests; one may have many instances.
+        max_rows = (max(joined, most) if is_handler(instance.spec) else joined) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
@@ -331,6 +336,15 @@ def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
     on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
     if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
         yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
+
+
+def _fewer_instances(settings: ModelSettings, servable: Servable, backend: str) -> str:
+    """Say why fewer runs are on at once than `instances` asks for; "" where they are as many."""
+    runs = servable.layouts.narrow.concurrency
+    if settings.instances is None or runs >= settings.instances:
+        return ""
+    why = "a Python model has one process, with one run at a time" if backend == "python" else "the cores allow no more"
+    return f"instances = {settings.instances}: {runs} at once, since {why}"
 
 
 def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.config.settings import HttpSettings
-from tests.contract.raw_http import RawHttp
+from tests.contract.raw_http import RawHttp, request
 from tests.contract.running_daemon import floats, put_model, running_daemon
 from tests.contract.test_http import expected
 from tests.contract.test_picture_doors import FORM, form
@@ -39,9 +39,9 @@ def infer(inputs):
         for name, kind, size in said["parts"]:
             parts[name] = [kind, body[at : at + size].decode()]
             at += size
-        answers.append(json.dumps({"parts": parts, "tag": said["headers"].get("x-tag"),
+        answers.append(json.dumps({"parts": parts, "tag": said["headers"].get("x-tag"), "rows": len(inputs["body"]),
                                    "secret": said["headers"].get("authorization")}).encode())
-        status = {"status": 507, "is_error": True} if b"fail" in body else {
+        status = {"status": 507, "is_error": True} if b"fail" in body + request else {
             "status": 201, "headers": {"x-mine": "yes", "content-type": "text/weird", "bad": "a\\r\\nb: c"}}
         responses.append(json.dumps(status).encode())
     as_array = lambda texts: np.array(texts, object).reshape(-1, 1)
@@ -61,7 +61,7 @@ def models(tmp_path_factory):
     put_model(models, "pets", onnx_models.detector, toml=PETS)
     put_model(models, "segments", onnx_models.picture_copy, toml=MASK)
     put_model(models, "handler", lambda folder: (folder / "model.py").write_text(HANDLER),
-              toml="batch = true\n[warmup]\nruns = 0\n")  # fmt: skip
+              toml="batch = true\nmax_batch_rows = 1\n[warmup]\nruns = 0\n")  # fmt: skip
     return models
 
 
@@ -222,6 +222,16 @@ def test_a_handler_gets_each_instance_by_itself(http):
     answer = http.ask("POST", "/v1/models/handler:predict", b'{"instances": [1, {"b": 2}]}')
     kind = "application/json"
     assert [each["parts"] for each in answer.fields["predictions"]] == [{"body": [kind, "1"]}, {"b": [kind, "2"]}]
+    many = json.dumps({"instances": [*range(200)]}).encode()
+    answers = http.ask("POST", "/v1/models/handler:predict", many).fields["predictions"]
+    assert [each["parts"]["body"][1] for each in answers] == [str(each) for each in range(200)]
+    assert {each["rows"] for each in answers} == {200}
+    http.send(b"".join(request("POST", "/predictions/handler", b"x", content_type="text/plain") for _ in range(16)))
+    assert [http.response().fields["rows"] for _ in range(16)] == [1] * 16, "its max_batch_rows bounds other requests"
+    answer = http.ask("POST", "/v1/models/handler:predict", b'{"instances": [{"fail": 1}, {"b": 2}]}')
+    assert told(answer) == (507, "InternalServerException")
+    too_many = json.dumps({"instances": [0] * 2_000}).encode()
+    assert told(http.ask("POST", "/v1/models/handler:predict", too_many)) == (400, "BadRequestException")
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -246,7 +256,8 @@ def test_a_handler_gets_each_instance_by_itself(http):
         ("GET", "/models?limit=many", b"", (400, "BadRequestException")),
         ("POST", "/models?url=https://example.com/a.mar", b"", (501, "InternalServerException")),
         ("POST", "/models", b"", (400, "BadRequestException")),
-        ("PUT", "/models/mlp?min_worker=9999", b"", (400, "BadRequestException")),
+        ("PUT", "/models/mlp?min_worker=0", b"", (400, "BadRequestException")),
+        ("PUT", "/models/absent?min_worker=1", b"", (404, "ModelNotFoundException")),
         ("PUT", "/models/mlp/1.0/set-default", b"", (501, "InternalServerException")),
     ],
 )
@@ -287,9 +298,19 @@ def test_a_model_is_unregistered_and_registered_by_who_may_control(http):
     assert http.ask("DELETE", "/models/text").fields == {"status": 'Model "text" unregistered'}
     assert told(http.ask("POST", "/predictions/text", b"x"))[0] in {404, 503}
     answer = http.ask("POST", "/models?url=text.mar&initial_workers=1&synchronous=true")
-    assert answer.fields == {"status": 'Model "text" registered with 1 initial workers'}
+    runs = http.ask("GET", "/models/text").fields[0]["minWorkers"]
+    assert answer.fields == {"status": f'Model "text" registered with {runs} initial workers'}
     assert http.ask("POST", "/predictions/text", b"x").body == b"x"
-    assert "Workers scaled to" in http.ask("PUT", "/models/text?min_worker=1").fields["status"]
+    told_so = http.ask("PUT", "/models/text?min_worker=1").fields["status"]
+    assert told_so == f"Workers scaled to {runs} for model: text"
+    assert f"Workers scaled to {runs} (9999 were asked for; cores" in http.ask(
+        "PUT", "/models/text?min_worker=9999"
+    ).fields["status"]  # fmt: skip
+
+
+def test_workers_are_told_where_the_device_has_no_room_for_them(http):
+    status = http.ask("POST", "/models?url=handler.mar&initial_workers=4&synchronous=true").fields["status"]
+    assert 'Model "handler" registered with 1 (4 were asked for; cores, backend' in status
 
 
 def test_without_the_setting_and_without_control_the_paths_give_nothing_away(models, tmp_path):

@@ -360,6 +360,9 @@ def _version(
         declared = _declared(opened, stem, network)
         if declared is not None:
             pieces, steps, told = declared
+            if "instances" in settings:
+                said = f"minWorkers {settings['instances']}: `instances` in model.toml"
+                notes.append(f"{said}; as many runs are on at once where the cores allow it")
             left = [key for key in yaml if key not in _BATCH_KEYS]
             if left:
                 notes.append(f"{model.config_file}: {', '.join(left[:20])}: no meaning here")
@@ -401,12 +404,11 @@ def _settings(batching: Mapping[str, Any], properties: Mapping[str, str]) -> tup
     if isinstance(queued, int) and queued > 0:
         settings["max_queue_rows"] = queued
     workers = _whole(batching, "minWorkers", 1)
+    if workers > 1:
+        settings["instances"] = workers
     notes = []
-    if workers > 1 or batching.get("maxWorkers", 1) != 1:
-        notes.append(
-            f"minWorkers {workers}: the device profile says how many runs are on at once; `instances` in model.toml "
-            "changes it"
-        )
+    if _whole(batching, "maxWorkers", max(workers, 1)) > max(workers, 1):
+        notes.append(f"maxWorkers {batching['maxWorkers']}: has no meaning here, nothing is scaled by load")
     return settings, notes
 
 
@@ -573,6 +575,9 @@ def _hosted(  # noqa: PLR0917 (one archive, and all that was read of it)
         Piece(place=f"VERSION/{SETTINGS_FILE}", text=json.dumps(said, indent=1)),
         *(Piece(place=f"VERSION/{ARCHIVE_FOLDER}/{path.relative_to(opened.root)}", source=str(path)) for path in files),
     ]
+    workers = settings.pop("instances", 1)
+    if workers > 1:
+        notes.append(f"minWorkers {workers}: a handler has one process, with one run at a time; it took 1")
     settings = {"max_batch_rows": 1, **settings, "batch": True, "warmup": {"runs": 0}}
     told = [*_told_methods(model, stem, handler, network, _network_name(name))]
     if handler is not None and handler.imports:
