@@ -48,6 +48,7 @@ from edge_runtime.sandbox.child import (
     name_of,
     start_child,
 )
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
 
 log = logging.getLogger(__name__)
@@ -215,6 +216,9 @@ class Hosts:
         self, parent: _PreparedParent, task: HostTask | CallTask, label: str, pipes: Sequence[int]
     ) -> tuple[HostProcess | None, str]:
         """Fork one host and wait for its first message. Returns None and the reason where it did not start."""
+        descriptors = Descriptors()
+        if not descriptors.may_open():
+            return None, f"of the {descriptors.limit} files that this process may open none is left (ulimit -n)"
         with self._lock:
             self._last += 1
             host = HostProcess(self._last, task, label, pipes)

@@ -275,6 +275,9 @@ class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
     send_bound_bytes: Positive = 64 << 20
     """Memory for replies to one connection that does not read; further replies are dropped and counted."""
 
+    max_connections: Positive = 1024
+    """Connections to one endpoint at once, as over HTTP; one that has brought no message is closed for a new one."""
+
     curve: Curve | None = None
     insecure: bool = False
     """Allow TCP beyond this machine without CURVE: everyone who can connect may use and unload every model."""
@@ -337,7 +340,8 @@ class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a request may take to arrive, from its first byte."""
 
     max_connections: Positive = 1024
-    """Connections at once; the one that is idle for longest is closed for a new one."""
+    """Connections at once; over HTTP the one that is idle for longest is closed for a new one. A door never has more
+    than a quarter of the descriptors that the process may open."""
 
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call, as their `Origin` header says: `"https://example.com"`, or `"*"` for all; others get

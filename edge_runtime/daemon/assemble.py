@@ -33,6 +33,7 @@ from edge_runtime.repository.names import NAME_RULE, is_model_name
 from edge_runtime.repository.overrides import OverrideFiles
 from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.repository.watch import SETTLE_S, Watcher
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
@@ -232,7 +233,8 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         ),
     )
     mqtt = status.mqtt = _new_mqtt_door(config, core, operations, host)
-    frigate = _new_frigate_door(config, core)
+    descriptors = Descriptors()
+    frigate = _new_frigate_door(config, core, descriptors)
     listeners = mqtt.listeners() if mqtt is not None else {}
     return Daemon(
         config,
@@ -241,8 +243,8 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
             core.table, core.infer, operations, core.clock, core.metrics, listeners=listeners, regions=core.regions
         ),
         mqtt=mqtt,
-        http=_new_http_door(config, core, operations, status),
-        grpc=_new_grpc_door(config, core, operations, status),
+        http=_new_http_door(config, core, operations, status, descriptors),
+        grpc=_new_grpc_door(config, core, operations, status, descriptors),
         frigate=frigate,
         loop=IoLoop(
             core.metrics,
@@ -251,6 +253,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         host=host,
         notifier=Notifier(),
         status=status,
+        descriptors=descriptors,
     )
 
 
@@ -431,7 +434,9 @@ def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, ho
     )
 
 
-def _new_http_door(config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus) -> HttpDoor | None:
+def _new_http_door(
+    config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
+) -> HttpDoor | None:
     """The HTTP door, with a frontend of its own; None where `[http]` names no address. Raises ConfigError."""
     access = door_access(config.http, "http")
     if access is None:
@@ -450,10 +455,13 @@ def _new_http_door(config: Config, core: Core, operations: OperationHandlers, st
         core,
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=BINARY),
         OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
+        descriptors=descriptors,
     )
 
 
-def _new_grpc_door(config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus) -> GrpcDoor | None:
+def _new_grpc_door(
+    config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
+) -> GrpcDoor | None:
     """The gRPC door, with a frontend of its own; None where `[grpc]` names no address. Raises ConfigError."""
     access = door_access(config.grpc, "grpc")
     if access is None:
@@ -471,13 +479,14 @@ def _new_grpc_door(config: Config, core: Core, operations: OperationHandlers, st
         access,
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
         OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
+        descriptors,
     )
 
 
-def _new_frigate_door(config: Config, core: Core) -> FrigateDoor | None:
+def _new_frigate_door(config: Config, core: Core, descriptors: Descriptors) -> FrigateDoor | None:
     """The door for Frigate's detectors; None where `[frigate]` names no endpoint."""
     if config.frigate.endpoint is None:
         return None
     from edge_runtime.daemon.frigate_door import FrigateDoor
 
-    return FrigateDoor(config.frigate, core)
+    return FrigateDoor(config.frigate, core, descriptors)

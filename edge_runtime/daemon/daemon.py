@@ -23,6 +23,7 @@ from edge_runtime.daemon.doors import DaemonDoor, drain, keeping
 from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.landlock import unguarded
 from edge_runtime.serving.self_check import SelfCheck
 from edge_runtime.telemetry.host import HostProbe
@@ -83,6 +84,7 @@ class Daemon:
         host: HostProbe,
         notifier: Notifier,
         status: DaemonStatus,
+        descriptors: Descriptors,
     ) -> None:
         self._config = config
         self._core = core
@@ -95,6 +97,7 @@ class Daemon:
         self._loop = loop
         self._host = host
         self._notifier = notifier
+        self._descriptors = descriptors
         self._loopbacks: list[Loopback] = []
         self._self_check: SelfCheck | None = None
         self.status = status
@@ -252,7 +255,7 @@ class Daemon:
         self._io_thread.start()
 
     def _bind(self, address: str, *, is_control: bool) -> None:
-        bound = bind_router(self._context, address, self._config.zmq)
+        bound = bind_router(self._context, address, self._config.zmq, self._descriptors, is_control=is_control)
         self._bound.append(bound)
         self.status.endpoints.append(bound.address)
         if not is_control:
@@ -279,7 +282,7 @@ class Daemon:
             return
         path = memory_socket_beside(ipc_path)
         try:
-            memory_socket = MemorySocket(self._loop, path, self._core.regions, IPC_MODE)
+            memory_socket = MemorySocket(self._loop, path, self._core.regions, IPC_MODE, self._descriptors)
         except OSError as error:
             log.warning("clients share no memory", extra={"path": str(path), "reason": str(error)})
             return

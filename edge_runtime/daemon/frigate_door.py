@@ -15,6 +15,7 @@ from edge_runtime.daemon.doors import DaemonMemory
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.frigate_frontend import PREFIX, FrigateFrontend
 from edge_runtime.repository.received_models import ReceivedModels
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.growth_watch import GrowthWatch
 from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
@@ -38,10 +39,11 @@ LINGER_MS = 1_000
 class FrigateDoor:
     """The address of `[frigate]`. endpoint: as a detector writes it, "" until it is bound."""
 
-    def __init__(self, settings: FrigateSettings, core: Core) -> None:
+    def __init__(self, settings: FrigateSettings, core: Core, descriptors: Descriptors) -> None:
         self.endpoint = ""
         self._settings = settings
         self._core = core
+        self._descriptors = descriptors
         self._frontend = FrigateFrontend(
             settings,
             table=core.table,
@@ -82,7 +84,7 @@ class FrigateDoor:
             send_bound_bytes=self._core.config.zmq.send_bound_bytes,
             insecure=True,
         )
-        self._bound = bind_router(self._context, address, own)
+        self._bound = bind_router(self._context, address, own, self._descriptors)
         self.endpoint = self._bound.address
         endpoint = Endpoint(
             self._loop,

@@ -16,6 +16,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.grpc_frontend import GrpcFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp
 from edge_runtime.transports.grpc_transport import GrpcListener, GrpcTransport
 
@@ -26,7 +27,12 @@ class GrpcDoor:
     """The addresses of `[grpc]`. endpoints: those bound, as a client writes them."""
 
     def __init__(
-        self, settings: GrpcSettings, access: DoorAccess, frontend: InferFrontend, protocol: OpenInference
+        self,
+        settings: GrpcSettings,
+        access: DoorAccess,
+        frontend: InferFrontend,
+        protocol: OpenInference,
+        descriptors: Descriptors,
     ) -> None:
         self.endpoints: list[str] = []
         self._access = access
@@ -34,12 +40,15 @@ class GrpcDoor:
         self._files = SocketFiles()
         methods = GrpcFrontend(frontend, protocol, access, max_message_bytes=settings.max_body_bytes)
         tls = access.tls_files()
+        # The library accepts without asking; each address has a server, with a bound of its own.
+        most = descriptors.promise(settings.max_connections)
+        most = max(most // len(access.addresses), 1)
         self._transport = GrpcTransport(
             [GrpcListener(str(each), each, is_tls=each.is_tls) for each in access.addresses],
             methods,
             tls,
             max_message_bytes=settings.max_body_bytes,
-            max_connections=settings.max_connections,
+            max_connections=most,
         )
         methods.attach(self._transport)
 

@@ -19,6 +19,7 @@ from edge_runtime.frontend.http_frontend import HttpFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
 from edge_runtime.frontend.torchserve import TorchServe
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
 from edge_runtime.transports.http_connection import HttpListener
 from edge_runtime.transports.http_transport import HttpTransport
@@ -30,13 +31,21 @@ class HttpDoor:
     """The addresses of `[http]`. endpoints: those bound, as a client writes them."""
 
     def __init__(
-        self, settings: HttpSettings, access: DoorAccess, core: Core, frontend: InferFrontend, protocol: OpenInference
+        self,
+        settings: HttpSettings,
+        access: DoorAccess,
+        core: Core,
+        frontend: InferFrontend,
+        protocol: OpenInference,
+        *,
+        descriptors: Descriptors,
     ) -> None:
         self.endpoints: list[str] = []
         self._settings = settings
         self._access = access
         self._core = core
         self._frontend = frontend
+        self._descriptors = descriptors
         self._http_frontend = HttpFrontend(
             frontend,
             protocol,
@@ -66,7 +75,8 @@ class HttpDoor:
                 self._core.metrics,
                 max_body_bytes=settings.max_body_bytes,
                 body_timeout_s=settings.body_timeout_s,
-                max_connections=settings.max_connections,
+                max_connections=self._descriptors.share(settings.max_connections),
+                may_connect=self._descriptors.may_connect,
                 total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
             )
         except BaseException:

@@ -18,6 +18,7 @@ from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.doors import keeping
 from edge_runtime.errors import ConfigError
+from edge_runtime.sandbox.descriptors import raise_limit
 from edge_runtime.telemetry.logs import configure_logging
 
 log = logging.getLogger("edge_runtime")
@@ -43,6 +44,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     daemon: Daemon | None = None
     with Signals() as signals:
         try:
+            raise_limit()
             with signals.raised():
                 daemon = assemble_daemon(config)
             if daemon.start(signals.is_stop_told):

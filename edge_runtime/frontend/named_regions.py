@@ -17,18 +17,20 @@ from typing import Any
 
 from edge_runtime.errors import (
     DecodeFailed,
+    QueueFull,
     RegionExists,
     RegionNotFound,
     TensorMismatch,
     Unsupported,
 )
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.wire.codec import short
 from edge_runtime.wire.oip import RegionPart
 
 FOLDER = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lies)
 
 MAX_NAMED_REGIONS = 128
-"""Each takes a descriptor of the daemon, which may have 1 024 by default."""
+"""Each takes a descriptor of the daemon."""
 
 REFUSED_KEYS = ("triton_", "sem.")
 """Beginnings of keys that are no client's regions: Triton's own, and semaphores."""
@@ -72,6 +74,8 @@ class NamedRegions:
             raise RegionExists(f"shared memory region '{name}' already in manager")
         if len(self._regions) >= MAX_NAMED_REGIONS:
             raise DecodeFailed(f"{MAX_NAMED_REGIONS} regions are registered; unregister one first")
+        if not Descriptors().may_open():
+            raise QueueFull("no descriptor is left for a region; unregister one first")
         fd = _open(key)
         region = NamedRegion(name, key, offset, nbytes, fd)
         # Invariant: the descriptor is closed after the last use of the region, wherever that is.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from edge_runtime.sandbox.descriptors import limit_child
 from edge_runtime.sandbox.landlock import restrict
 from edge_runtime.sandbox.process_memory import bound_data
 
@@ -92,6 +93,7 @@ class Confinement(Struct, frozen=True):
             os._exit(1)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_child()
         os.nice(self.niceness)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")

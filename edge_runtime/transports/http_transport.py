@@ -85,6 +85,9 @@ FLUSH_S = 1.0
 
 BEAT_S = 0.25
 
+TELL_S = 1.0
+"""Between two lines of the log that say the same of connections."""
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
@@ -120,7 +123,8 @@ class HttpReceiver(Protocol):
 class HttpTransport:
     """The thread `edge-http`: every connection of every listener.
 
-    total_bytes: of bodies that are not whole yet, and of responses that are not read, each. Raises OSError.
+    total_bytes: of bodies that are not whole yet, and of responses that are not read, each. may_connect: whether one
+    more connection may be kept, for all that is not this door's. Raises OSError.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class HttpTransport:
         max_body_bytes: int,
         body_timeout_s: float,
         max_connections: int,
+        may_connect: Callable[[], bool] = lambda: True,
         total_bytes: int,
         clock: Clock | None = None,
     ) -> None:
@@ -141,6 +146,9 @@ class HttpTransport:
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._max_connections = max_connections
+        self._may_connect = may_connect
+        self._closed_full = 0
+        self._tell_due_s = 0.0
         self._total_bytes = total_bytes
         self._monotonic_s = (clock or SystemClock()).monotonic_s
         self._connections: dict[int, HttpConnection] = {}
@@ -350,8 +358,10 @@ class HttpTransport:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._connections) >= self._max_connections and not self._close_idlest():
+            is_full = len(self._connections) >= self._max_connections or not self._may_connect()
+            if is_full and not self._close_idlest():
                 accepted.close()
+                self._closed_full += 1
                 self._counters.count("http_connections_refused")
                 continue
             if listener.context is not None:
@@ -372,6 +382,7 @@ class HttpTransport:
         if not idle:
             return False
         self._close(min(idle, key=lambda each: (each.began_s is not None, each.used_s)))
+        self._closed_full += 1
         self._counters.count("http_connections_closed_idle")
         return True
 
@@ -415,6 +426,12 @@ class HttpTransport:
                     continue
                 text = f"the request did not arrive within {self._body_timeout_s:g} s (body_timeout_s)"
                 self._refuse(connection, BadMessage(text, 408))
+        if self._closed_full and now_s >= self._tell_due_s:
+            log.warning(
+                "closed idle connections, or new ones: there are as many as there may be",
+                extra={"connections": self._closed_full, "kept": len(self._connections)},
+            )
+            self._closed_full, self._tell_due_s = 0, now_s + TELL_S
         if self._dirty:
             self._write_dirty()
 

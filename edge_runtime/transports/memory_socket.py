@@ -16,6 +16,7 @@ from struct import Struct
 
 from edge_runtime.errors import QueueFull
 from edge_runtime.regions import RegionOwner, Regions
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import bind_unix
 from edge_runtime.transports.zmq_transport import IoLoop
 
@@ -30,7 +31,7 @@ TOLD = Struct("<IIQQ16s")
 """Version, answer, region, bytes, secret."""
 
 MAX_CONNECTIONS = 128
-"""On one socket; a further one is closed at once. Each takes a descriptor."""
+"""On one socket; for a further one the oldest that has no region is closed. Each takes a descriptor."""
 
 MAX_ACCEPTS = 8
 """A round of the loop."""
@@ -59,8 +60,11 @@ class MemoryAnswer(IntEnum):
 class MemorySocket:
     """One listening socket and its connections. Bound by the constructor, watched from `start` on."""
 
-    def __init__(self, loop: IoLoop, path: Path, regions: Regions, mode: int) -> None:
+    def __init__(self, loop: IoLoop, path: Path, regions: Regions, mode: int, descriptors: Descriptors) -> None:
         """The endpoint's lock guards this path too. Raises OSError where the socket cannot be bound."""
+        self._descriptors = descriptors
+        self._most = descriptors.share(MAX_CONNECTIONS)
+        self._is_full = False
         self._loop = loop
         self._regions = regions
         self._path = path
@@ -96,26 +100,46 @@ class MemorySocket:
                 log.warning("a memory connection could not be taken", extra={"reason": error.strerror})
                 self._loop.counters.count("memory_refused")
                 return
-            if len(self._connections) >= MAX_CONNECTIONS:
-                self._loop.counters.count("memory_refused")
+            if not self._has_room():
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            connection = MemoryConnection(self, accepted, self._regions)
+            connection = MemoryConnection(self, accepted, self._regions, self._descriptors)
             self._connections[accepted.fileno()] = connection
             self._loop.watch(accepted.fileno(), connection.read)
+
+    def _has_room(self) -> bool:
+        """Whether one more connection may be kept: the oldest without a region gives way where there are too many."""
+        is_full = len(self._connections) >= self._most or not self._descriptors.may_connect()
+        if is_full:
+            self._loop.counters.count("memory_refused")
+            if not self._is_full:
+                log.warning("closing memory connections without regions: there are as many as there may be")
+        self._is_full = is_full
+        if not is_full:
+            return True
+        idle = next((each for each in self._connections.values() if each.is_idle), None)
+        if idle is not None:
+            idle.close()
+        return idle is not None
 
 
 class MemoryConnection:
     """One client. Any message that is not the protocol's ends the connection, and with it the client's regions."""
 
-    def __init__(self, door: MemorySocket, accepted: socket.socket, regions: Regions) -> None:
+    def __init__(self, door: MemorySocket, accepted: socket.socket, regions: Regions, descriptors: Descriptors) -> None:
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(credentials)
         self._door = door
         self._socket = accepted
         self._regions = regions
+        self._descriptors = descriptors
         self._owner: RegionOwner = regions.add_owner(uid)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no region."""
+        return not self._owner.regions
 
     def read(self) -> None:
         """Answer one message, or note the end."""
@@ -149,6 +173,8 @@ class MemoryConnection:
 
     def _allocate(self, nbytes: int) -> None:
         try:
+            if not self._descriptors.may_open():
+                raise QueueFull("no descriptor is left for a region")
             number, region = self._regions.allocate(self._owner, nbytes)
         except QueueFull:
             self._tell(MemoryAnswer.FULL, 0, max(self._regions.free_bytes(self._owner), 0))

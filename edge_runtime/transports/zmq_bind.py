@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import zmq
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.binding import IPC_MODE, PASSING, for_owner_only, lock_path
 from edge_runtime.transports.unsent_replies import TRACKED_BYTES
@@ -99,8 +101,15 @@ class BoundSocket:
             self.lock_fd = -1
 
 
-def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundSocket:
-    """Bind one endpoint.
+def bind_router(
+    context: Context,
+    address: str,
+    settings: ZmqSettings,
+    descriptors: Descriptors | None = None,
+    *,
+    is_control: bool = False,
+) -> BoundSocket:
+    """Bind one endpoint. descriptors: of this process, which say how many connections there may be.
 
     Raises AddressTaken: another process has it, or the machine has no such address yet; ConfigError: a bad address, or
     one that is open to the network unguarded.
@@ -124,7 +133,14 @@ def bind_router(context: Context, address: str, settings: ZmqSettings) -> BoundS
                 socket.set(option, value)
         if settings.curve is not None and not address.startswith("ipc://"):
             _use_curve(socket, settings.curve)
-        connections = Connections(context, socket)
+        # libzmq accepts without asking, and aborts the process where no descriptor is left (ipc_listener.cpp).
+        descriptors = descriptors or Descriptors()
+        connections = Connections(
+            context,
+            socket,
+            most=descriptors.share(settings.max_connections),
+            may_connect=partial(descriptors.may_connect, is_control=is_control),
+        )
         is_file = _ipc_path(address) is not None
         return _bind_ipc(socket, connections, address) if is_file else _bind(socket, connections, address)
     except BaseException:
@@ -240,6 +256,7 @@ def _bind(socket: zmq.Socket[bytes], connections: Connections, address: str) -> 
         raise ConfigError(
             f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
         ) from None
+    connections.begin()
     return BoundSocket(socket, connections, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
 
 

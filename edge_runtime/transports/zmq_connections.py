@@ -20,8 +20,12 @@ from typing import Any
 
 import zmq
 
+from edge_runtime.transports.zmq_gate import ListenerGate, find_gate
+
 NOBLOCK = int(zmq.DONTWAIT)
+LISTENING = int(zmq.EVENT_LISTENING)
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
+ACCEPT_FAILED = int(zmq.EVENT_ACCEPT_FAILED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 SOURCE_FD = int(zmq.SRCFD)
 
@@ -89,17 +93,34 @@ class Connections:
 
     ended: called with the identity of a connection that has ended, if libzmq made it: a client that chose its own may
     have come again by another connection. known: the identities of those that are there. untold: of those that ended,
-    which `tell` tells.
+    which `tell` tells. is_owed: whether a reply is still to come for an identity. closed_full: how many were closed,
+    since the last look, because there were too many.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        *,
+        most: int = 1 << 20,
+        may_connect: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """most: connections at once. may_connect: whether one more may be kept, for all that is not this socket's."""
         self.ended: Callable[[bytes], None] = _ignore
+        self.is_owed: Callable[[bytes | None], bool] = lambda _: False
+        self.closed_full = 0
+        self._most = most
+        self._may_connect = may_connect
+        self._silent: dict[int, ZmqConnection] = {}
+        self._asked: dict[int, ZmqConnection] = {}
+        self._gate: ListenerGate | None = None
+        self._is_let_in = True
         self.known: dict[bytes, ZmqConnection | None] = {}
         self._monitored = socket
         self._by_fd: dict[int, ZmqConnection] = {}
         self.untold: list[bytes] = []
         address = f"inproc://edge-runtime-connections-{next(_numbers)}"
-        socket.monitor(address, ACCEPTED | DISCONNECTED)
+        socket.monitor(address, LISTENING | ACCEPTED | ACCEPT_FAILED | DISCONNECTED)
         self.socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         # Without a bound: at a bound libzmq's own thread would wait for this one.
         self.socket.set(zmq.RCVHWM, 0)
@@ -108,6 +129,10 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._by_fd)
+
+    def begin(self) -> None:
+        """Ask for each connection from now on. Once the socket is bound; before `read`. Thread: any."""
+        self._take_in()
 
     def read(self) -> None:
         """Take in what was accepted and lost since the last time, and tell of it."""
@@ -136,8 +161,10 @@ class Connections:
             return identity[0] != AUTOMATIC
         # A descriptor's number is given again at once, and messages outlive their connection. Of two identities the
         # one that libzmq gave later is that of the connection which is there.
+        self._silent.pop(fd, None)
+        self._asked.pop(fd, None)
         before = connection.identity
-        if before is not None and before[0] == identity[0] == AUTOMATIC:
+        if before is not None and before != identity and before[0] == identity[0] == AUTOMATIC:
             if _is_older(identity, before):
                 return False
             self._forget(before)
@@ -154,6 +181,9 @@ class Connections:
         """See which peers read. readers: those that are known to have read something."""
         for connection in self._by_fd.values():
             connection.look(now_s, has_read=connection.identity in readers)
+        if self.closed_full:
+            self._ask_all()
+        self._let_in(is_asked=True)
 
     def unread(self) -> list[ZmqConnection]:
         """Connections whose peers do not read, the longest first."""
@@ -191,10 +221,54 @@ class Connections:
                 return
             kind, fd = _EVENT.unpack(event)
             before = self._by_fd.pop(fd, None)
-            if before is not None and before.identity is not None:
-                self._forget(before.identity)
-            if kind == ACCEPTED:
-                self._by_fd[fd] = ZmqConnection(fd)
+            if before is not None:
+                self._silent.pop(fd, None)
+                self._asked.pop(fd, None)
+                if before.identity is not None:
+                    self._forget(before.identity)
+            if kind == LISTENING:
+                self._gate = self._gate or find_gate(fd)
+                self._let_in(is_asked=True)
+            elif kind == ACCEPTED:
+                self._by_fd[fd] = self._silent[fd] = ZmqConnection(fd)
+                self._is_let_in = False
+                if not self._has_room():
+                    self._give_way()
+                self._let_in()
+            elif kind == ACCEPT_FAILED:
+                self._let_in(is_asked=True)
+            else:
+                self._let_in()
+
+    def _has_room(self) -> bool:
+        return len(self._by_fd) < self._most and self._may_connect()
+
+    def _let_in(self, *, is_asked: bool = False) -> None:
+        """Let libzmq accept one more, where one may be kept. is_asked: even if it was let accept one already."""
+        if self._gate is not None and (is_asked or not self._is_let_in) and self._has_room():
+            self._is_let_in = True
+            self._gate.let_in()
+
+    def _give_way(self) -> None:
+        """Close one, so that the next is accepted: the first that has brought no message, else the newest."""
+        fd, connection = next(iter(self._silent.items()))
+        del self._silent[fd]
+        connection.close()
+        self.closed_full += 1
+
+    def _ask_all(self) -> None:
+        """Let those that have brought nothing since the last look give way, unless a reply is still to come for them.
+
+        One that is not known is met again by its next message, which costs nothing while there is room.
+        """
+        self._silent = {**self._asked, **self._silent}
+        self._asked = {}
+        for fd, connection in self._by_fd.items():
+            identity = connection.identity
+            if identity is None or fd in self._silent or self.is_owed(identity):
+                continue
+            self.known.pop(identity, None)
+            self._asked[fd] = connection
 
     def _forget(self, identity: bytes) -> None:
         self.known.pop(identity, None)

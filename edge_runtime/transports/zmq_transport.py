@@ -169,6 +169,7 @@ class Endpoint:
         self._known = connections.known
         self.connections = connections
         connections.ended = self._gone
+        connections.is_owed = self.is_owed
         self._unsent = UnsentReplies(send_bound_bytes, total_send_bound_bytes)
         self._bound = 1
         self._has_messages = True
@@ -494,6 +495,13 @@ class Endpoint:
                 self._loop.counters.count("connections_closed_unread")
         if closed:
             log.warning("closed connections whose peers read nothing", extra={"connections": len(closed)})
+        closed_full, connections.closed_full = connections.closed_full, 0
+        if closed_full:
+            self._loop.counters.count("connections_closed_full", closed_full)
+            log.warning(
+                "closed silent connections: there are as many as there may be",
+                extra={"connections": closed_full, "kept": len(connections)},
+            )
 
 
 def _check_counts(entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]) -> None:

@@ -24,9 +24,14 @@ def resident_bytes(pid: int | str = "self") -> int:
 
 
 class DaemonProcess:
-    """`edge-runtime serve` on `folder`/models, with its log; killed by id when the block is over. config: its TOML."""
+    """`edge-runtime serve` on `folder`/models, with its log; killed by id when the block is over.
 
-    def __init__(self, folder: Path, *arguments: str, config: str = "", **environment: str) -> None:
+    config: its TOML. descriptors: how many files it may open, None for as many as this process.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, config: str = "", descriptors: int | None = None, **environment: str
+    ) -> None:
         self.endpoint = f"ipc://{folder}/i.sock"
         self._log = (folder / "log").open("w+")
         if config:
@@ -34,6 +39,7 @@ class DaemonProcess:
             arguments = ("--config", str(folder / "config.toml"), *arguments)
         self.process = subprocess.Popen(
             [
+                *(() if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")),
                 sys.executable, "-m", "edge_runtime", "serve", "--models", str(folder / "models"),
                 "--state", str(folder / "state"), "--zmq", self.endpoint, *arguments,
             ],
