@@ -31,7 +31,7 @@ from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 from edge_runtime.transports.binding import IPC_MODE
 from edge_runtime.transports.memory_socket import MemorySocket
-from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, new_context
+from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, check_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ class Daemon:
         self._state_lock.take()
         if not self._state_lock.is_shared:
             self._core.marks.open()
+        for address in infer:  # what is wrong with one is said before models are loaded, which may take minutes
+            check_router(address, self._config.zmq)
         self._start_metrics()
         self._start_io_thread()
         for door in self._doors:

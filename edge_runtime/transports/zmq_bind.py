@@ -150,6 +150,17 @@ def bind_router(
         raise
 
 
+def check_router(address: str, settings: ZmqSettings) -> None:
+    """Bind an endpoint that will be bound later, and let it go. Raises as `bind_router`."""
+    context = new_context()
+    try:
+        bound = bind_router(context, address, settings)
+        bound.close()
+    finally:
+        context.term()
+    bound.release()
+
+
 class Loopback:
     """A client of one bound ROUTER in this process, on the same socket as all other clients (self_check.py).
 

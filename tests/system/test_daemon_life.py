@@ -417,3 +417,20 @@ def wait_for(is_so) -> None:
     while not is_so():
         assert time.monotonic() < end_s, "it did not happen"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("tcp://0.0.0.0:0", "can be reached from other machines"),
+        ("ipc://{folder}/a/b/i.sock", "is not there"),
+        ("ipc://{folder}/models", "is no socket"),
+        ("udp://127.0.0.1:1", "wanted ipc:///path or tcp://address:port"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_is_refused_before_models_are_loaded(folder, endpoint, told):
+    with DaemonProcess(folder, "--zmq", endpoint.format(folder=folder)) as daemon:
+        assert daemon.process.wait(START_S) == 2
+        messages = daemon.messages()
+    assert any(told in each for each in messages)
+    assert "loaded" not in messages
