@@ -62,7 +62,8 @@ class LoadOptions:
     built for that range. host_memory_bytes: what a host may allocate for the model, None for no limit. steps: declared
     with the model, which its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a
     file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
-    `steps.py`, each an instance; the artifact is that file.
+    `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
+    in, wherever links lead; () for a folder that only the daemon writes.
     """
 
     threads: int = 1
@@ -80,6 +81,7 @@ class LoadOptions:
     delegate: str = ""
     delegate_options: Mapping[str, str] = field(default_factory=dict)
     functions: tuple[StepFunction, ...] = ()
+    within: tuple[str, ...] = ()
 
 
 class Bound(Protocol):

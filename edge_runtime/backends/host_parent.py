@@ -196,7 +196,9 @@ class _Forker:
 
 
 def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
-    """A host sees its version's folder and its delegate, and may write where OpenVINO is to keep its cache.
+    """A host sees its version's folder, plain files of the models folder that links in it lead to, and its delegate.
+
+    It may write where OpenVINO is to keep its cache.
 
     One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
     """
@@ -204,6 +206,8 @@ def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
         return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes)
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
     own = task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent)
+    delegates = (delegate,) if delegate.startswith("/") else ()
+    within = task.options.within
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:
         with contextlib.suppress(OSError):  # the library says why it cannot be used
@@ -211,7 +215,8 @@ def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
     return Confinement(
         parent,
         has_network=True,  # the parent's filter, which has none, is the host's already
-        reads=(own, *([delegate] if delegate.startswith("/") else [])),
+        reads=(own, *delegates),
+        within=(*within, *map(os.path.realpath, delegates)) if within else (),
         writes=(cache,) if cache else (),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
     )

@@ -12,9 +12,10 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from edge_runtime.errors import StorageFailed
 
@@ -219,6 +220,25 @@ def read_kept(path: Path, max_bytes: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         return file.read(max_bytes + 1)
+
+
+def open_within(path: Path, within: Sequence[str]) -> BinaryIO:
+    """Open a plain file that lies in one of some real folders, wherever links lead. Raises OSError.
+
+    within: () for anywhere. Judged by what was opened: a link that is changed meanwhile leads nowhere else.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+        place = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+        if within and not any(place.is_relative_to(each) for each in within):
+            reason = f"is a symbolic link that leads outside the models folder, to {place}; copy the file instead"
+            raise OSError(errno.EACCES, reason, str(path))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def remove_parts(folder: Path) -> None:

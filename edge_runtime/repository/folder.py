@@ -51,7 +51,8 @@ class Problem:
 class VersionFolder:
     """One version on disk. files: plain files by name. path: their folder.
 
-    fingerprint: covers folders below it too, so that a change of external data is noticed.
+    fingerprint: covers folders below it too, so that a change of external data is noticed. within: the real folders
+    and files that its files must lie in, wherever links lead; () for a folder that only the daemon writes.
     """
 
     model: str
@@ -60,6 +61,7 @@ class VersionFolder:
     files: Mapping[str, Path]
     fingerprint: Fingerprint
     problems: tuple[Problem, ...] = ()
+    within: tuple[str, ...] = ()
 
     @property
     def pipeline_file(self) -> Path | None:

@@ -72,10 +72,14 @@ class Listing:
     Paths are text here and in `_FolderWalk`: building Path objects costs more than the system calls.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, named: Path | None = None) -> None:
+        """Start a walk. named: a file of the folder that may be a link to anywhere, since its operator named it."""
         self.unreadable: set[str] = set()
         """Folders that exist (or did) and could not be listed."""
         self._home = os.path.realpath(root)
+        self._named = named
+        self.within = (self._home, *([os.path.realpath(named)] if named is not None and named.is_symlink() else []))
+        """What files of a version must lie in."""
 
     def entries(
         self, path: str, problems: list[Problem], *, absent_is_a_problem: bool = False
@@ -126,7 +130,7 @@ class Listing:
             place = os.path.realpath(entry.path, strict=True)
         except OSError as error:
             return f"is a symbolic link that cannot be followed: {error.strerror}"
-        if not Path(place).is_relative_to(self._home):
+        if not Path(place).is_relative_to(self._home) and Path(entry.path) != self._named:
             return f"is a symbolic link that leads outside the models folder, to {place}; copy the files instead"
         if Path(os.path.realpath(Path(entry.path).parent)).is_relative_to(place):
             return f"is a symbolic link to a folder that it lies in, {place}"
@@ -197,16 +201,17 @@ def _named_model(name: str, place: Path, known: Scan) -> Scan:
     """The one model of a place: a folder of versions or artifacts, or a file."""
     if not is_model_name(name):
         return Scan({}, (Problem(place, f"{name!r} is no model name; wanted {NAME_RULE}", name),))
-    return _FolderWalk(place if not place.is_file() else place.parent, known).one_model(name, place)
+    walk = _FolderWalk(place.parent, known, place) if place.is_file() else _FolderWalk(place, known)
+    return walk.one_model(name, place)
 
 
 class _FolderWalk:
     """One walk, from the models folder down to its files."""
 
-    def __init__(self, root: Path, known: Scan) -> None:
+    def __init__(self, root: Path, known: Scan, named: Path | None = None) -> None:
         self._root = str(root)
         self._known = known
-        self._listing = Listing(root)
+        self._listing = Listing(root, named)
         self._problems: list[Problem] = []
 
     def models_folder(self) -> Scan:
@@ -288,7 +293,7 @@ class _FolderWalk:
             versions[version.number] = _as_configured(version, settings.triton)
         elif settings.triton is not None and settings.triton.pipeline is not None:
             # Its version's folder is empty, and what copies a repository may leave out empty folders: git does.
-            versions[1] = VersionFolder(name, 1, Path(path), {}, ())
+            versions[1] = VersionFolder(name, 1, Path(path), {}, (), within=self._listing.within)
         else:
             problems.extend(list(_files_that_lack(others)) or _not_a_version(others))
             has_said_why = bool(problems) or len(self._problems) > said_before
@@ -343,7 +348,8 @@ class _FolderWalk:
         of_model = [(f"../{stamp[0]}", *stamp[1:]) for stamp in shared.stamps if stamp[0] not in files.names]
         fingerprint = tuple(sorted([*files.stamps, *of_model]))
         before = known.versions.get(number) if known is not None else None
-        if before is not None and before.fingerprint == fingerprint and _is_as_before(before, path, files):
+        within = self._listing.within
+        if before is not None and before.fingerprint == fingerprint and _is_as_before(before, path, files, within):
             return before
         problems = (*files.problems, *_artifact_problems(path, files.names), *_folder_problems(path, files))
         paths = {file: Path(path, file) for file in sorted(files.names)}
@@ -351,7 +357,7 @@ class _FolderWalk:
             paths.setdefault(file, Path(path).parent / file)
         if nested := _saved_model_of(files):
             paths.setdefault(SAVED_MODEL_FILE, Path(path, nested))
-        return VersionFolder(name, number, Path(path), paths, fingerprint, problems)
+        return VersionFolder(name, number, Path(path), paths, fingerprint, problems, within)
 
     def _settings(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder:
         """Return a model with the settings of its `config.pbtxt` and `model.toml`, and nothing else yet."""
@@ -425,9 +431,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def _is_as_before(before: VersionFolder, path: str, files: Files) -> bool:
+def _is_as_before(before: VersionFolder, path: str, files: Files, within: tuple[str, ...]) -> bool:
     """Return whether a version with the same fingerprint is unchanged: the same place, no problem then or now."""
-    return not files.problems and not before.problems and str(before.path) == path
+    return not files.problems and not before.problems and str(before.path) == path and before.within == within
 
 
 def _is_artifact_name(name: str) -> bool:

@@ -67,9 +67,10 @@ class Confinement(Struct, frozen=True):
     parent: the process whose thread makes the child; the kernel ends the child with that thread. niceness: added to the
     parent's. has_network: whether it may open sockets other than Unix ones, and connect any. reads: folders and files
     that it may read, beside Python and the system's libraries; None for the whole disk. writes: those that it may
-    change too, where `reads` is not None. has_unix: whether a child with network may open Unix sockets too, which no
-    rule of the disk guards: the daemon takes orders by them. memory_bytes: what its heap and stacks may take beyond
-    what they have when it confines itself; None for no limit.
+    change too, where `reads` is not None. within: real folders and files that `reads` must lie in, wherever links lead
+    by then, and so the plain files that links in them lead to; () for anywhere, and no links. has_unix: whether a child
+    with network may open Unix sockets too, which no rule of the disk guards: the daemon takes orders by them.
+    memory_bytes: what its heap and stacks may take beyond what they have when it confines itself; None for no limit.
     """
 
     parent: int
@@ -77,6 +78,7 @@ class Confinement(Struct, frozen=True):
     has_network: bool = False
     reads: tuple[str, ...] | None = None
     writes: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
     memory_bytes: int | None = None
     has_unix: bool = True
 
@@ -100,7 +102,7 @@ class Confinement(Struct, frozen=True):
         _drop_capabilities(libc)
         if self.memory_bytes is not None:
             bound_data(self.memory_bytes)
-        restrict(self.reads, self.writes, has_network=self.has_network)
+        restrict(self.reads, self.writes, has_network=self.has_network, within=self.within)
         _filter_calls(libc, has_network=self.has_network, has_unix=self.has_unix)
 
 

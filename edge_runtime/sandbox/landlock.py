@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; the same number on every machine."""
@@ -71,12 +72,15 @@ def unguarded() -> tuple[str, ...]:
     return tuple(words for needed, words in missing if version < needed)
 
 
-def restrict(reads: Iterable[str] | None, writes: Iterable[str], *, has_network: bool) -> None:
+def restrict(
+    reads: Iterable[str] | None, writes: Iterable[str], *, has_network: bool, within: tuple[str, ...] = ()
+) -> None:
     """Restrict this thread, and all that it starts, for good. Needs `no new privileges` to be set.
 
     reads: folders and files that it may read beside what every child needs; None for the whole disk. writes: those that
-    it may change as well. has_network: whether it may use TCP and other programs' abstract Unix sockets. Signals reach
-    no process that was not restricted with it or by it.
+    it may change as well. has_network: whether it may use TCP and other programs' abstract Unix sockets. within: real
+    folders and files that `reads` must lie in, wherever links lead by now, and so the plain files that links in them
+    lead to; () for anywhere, and no links. Signals reach no process that was not restricted with it or by it.
     """
     version = landlock_version()
     network = 0 if version < 4 or has_network else _TCP
@@ -84,18 +88,18 @@ def restrict(reads: Iterable[str] | None, writes: Iterable[str], *, has_network:
     files = 0 if reads is None else _handled(version)
     if not (files or network or scopes):
         return
-    rules = _rules(reads or (), writes)
+    rules = _rules(reads or (), writes, within)
     if reads is None and version >= _REFERS_SINCE:
         # Any rules at all refuse moves between folders, to this process and to those that confine themselves further.
-        files, rules = _REFER, iter([("/", _REFER)])
+        files, rules = _REFER, iter([_Rule("/", _REFER)])
     libc = _libc()
     attributes = struct.pack("=QQQ", files, network, scopes)
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "the kernel refused the rules of Landlock")
     try:
-        for path, rights in rules if files else ():
-            _allow(libc, ruleset, path, rights & files)
+        for rule in rules if files else ():
+            _allow(libc, ruleset, rule, rule.rights & files)
         if libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) < 0:
             raise OSError(ctypes.get_errno(), "the kernel refused to restrict a child by Landlock")
     finally:
@@ -121,21 +125,31 @@ def _handled(version: int) -> int:
     )
 
 
-def _rules(reads: Iterable[str], writes: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Paths and the rights beneath them, those of a path in a pattern that is not there included."""
+class _Rule(NamedTuple):
+    """A path and the rights beneath it. within: where it must lie, () anywhere. is_file: it must be a plain file."""
+
+    path: str
+    rights: int
+    within: tuple[str, ...] = ()
+    is_file: bool = False
+
+
+def _rules(reads: Iterable[str], writes: Iterable[str], within: tuple[str, ...]) -> Iterator[_Rule]:
+    """What is allowed, a path in a pattern that is not there included."""
     for path in (*_LIBRARIES, *_python_paths()):
-        yield path, _READ | _EXECUTE
+        yield _Rule(path, _READ | _EXECUTE)
     for path in _FACTS:
-        yield path, _READ
+        yield _Rule(path, _READ)
     for pattern in _DEVICES:
         for device in Path("/dev").glob(pattern):
-            yield str(device), _USE_DEVICE
-    yield _OWN_MEMORY_PEAK, _WRITE_FILE
+            yield _Rule(str(device), _USE_DEVICE)
+    yield _Rule(_OWN_MEMORY_PEAK, _WRITE_FILE)
     for path in reads:
-        for each in (path, *_linked_from(path)):
-            yield each, _READ
+        yield _Rule(path, _READ, within)
+        if within:
+            yield from (_Rule(link, _READ_FILE, within, is_file=True) for link in _links_in(path))
     for path in writes:
-        yield path, _WRITE
+        yield _Rule(path, _WRITE)
 
 
 def _python_paths() -> Iterator[str]:
@@ -148,23 +162,34 @@ def _python_paths() -> Iterator[str]:
             yield path
 
 
-def _linked_from(folder: str) -> Iterator[str]:
-    """Targets of the links in a folder: what counts for the kernel is where a file lies."""
+def _links_in(folder: str) -> Iterator[str]:
+    """The links in a folder: what counts for the kernel is where a file lies."""
     if Path(folder).is_dir():
         with os.scandir(folder) as entries:
             yield from [entry.path for entry in entries if entry.is_symlink()]
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+def _allow(libc: ctypes.CDLL, ruleset: int, rule: _Rule, rights: int) -> None:
     try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)  # follows links
+        descriptor = os.open(rule.path, os.O_PATH | os.O_CLOEXEC)  # follows links
     except OSError:  # not there, or not for us: then there is nothing to allow
         return
     try:
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        mode = os.fstat(descriptor).st_mode
+        # Judged by what was opened, which the rule is for: a link that is changed meanwhile leads nowhere else.
+        if (rule.is_file and not stat.S_ISREG(mode)) or not _lies_within(descriptor, rule.within):
+            return
+        if not stat.S_ISDIR(mode):
             rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, descriptor)
-        if rights and libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, 0) < 0:
-            raise OSError(ctypes.get_errno(), "the kernel refused a rule of Landlock", path)
+        packed = struct.pack("=Qi", rights, descriptor)
+        if rights and libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), packed, 0) < 0:
+            raise OSError(ctypes.get_errno(), "the kernel refused a rule of Landlock", rule.path)
     finally:
         os.close(descriptor)
+
+
+def _lies_within(descriptor: int, within: tuple[str, ...]) -> bool:
+    if not within:
+        return True
+    place = Path(f"/proc/self/fd/{descriptor}").readlink()
+    return any(place.is_relative_to(each) for each in within)

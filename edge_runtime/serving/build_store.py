@@ -131,7 +131,8 @@ class EngineBuilds:
         task = EngineTask(plan, key, str(self.cache.folder), device, self.cache.limit_bytes)
         with contextlib.suppress(StorageFailed):  # the child says why
             make_folder(self.cache.folder)  # it may write there, not beside it
-        return run(self._child, task, reads=[Path(plan.artifact).parent], writes=[self.cache.folder])
+        reads = [Path(plan.artifact).parent, Path(plan.artifact).resolve()]  # which may be a link to elsewhere
+        return run(self._child, task, reads=reads, writes=[self.cache.folder])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from edge_runtime.backends.model_metadata import read_interface, read_metadata
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec
+from edge_runtime.repository.durable import open_within
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.serving.presets import fill_inputs, fill_outputs
 from edge_runtime.steps import ModelSteps, Preset, says_steps
@@ -54,7 +55,7 @@ def declared_steps(
             labels[name] = steps.labels
             outputs[name] = replace(steps, labels=None)
         elif steps.labels is not None:
-            labels[name] = read_labels(steps.labels, (version.path, folder.path))
+            labels[name] = read_labels(steps.labels, (version.path, folder.path), version.within)
         elif metadata.names and kind_of(steps) in ("classes", "boxes", "mask"):
             labels[name] = metadata.names
     return ModelSteps(inputs, outputs, labels, preset)
@@ -113,13 +114,16 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
-def read_labels(name: str, places: Sequence[Path]) -> tuple[str, ...]:
-    """Labels of a file, one a line. places: the version's folder, and that of `model.toml`. Raises LoadFailed."""
+def read_labels(name: str, places: Sequence[Path], within: Sequence[str] = ()) -> tuple[str, ...]:
+    """Labels of a file, one a line. Raises LoadFailed.
+
+    places: the version's folder, and that of `model.toml`. within: where the file must lie, as of a version.
+    """
     if Path(name).name != name:
         raise LoadFailed(f"labels = {name!r}: wanted the name of a file beside model.toml or in the version's folder")
     for place in (folder / name for folder in places):
         try:
-            with place.open("rb") as file:
+            with open_within(place, within) as file:
                 data = file.read(MAX_LABELS_BYTES + 1)
         except FileNotFoundError:
             continue

@@ -129,8 +129,9 @@ class LoadPlans:
             why_none = LoadFailed("; ".join([error.message, *map(str, passed)]))
             conversion = self._converted(settings, version, wants, why_none)
             found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        within = version.within if conversion is None else ()
         plans = [
-            LoadPlan(choice, path, _options(choice, settings, self._limits), conversion)
+            LoadPlan(choice, path, _options(choice, settings, self._limits, within), conversion)
             for choice, path in zip(usable, found, strict=True)
             if path is not None
         ]
@@ -231,7 +232,9 @@ def variant_note(artifact: Path, options: LoadOptions) -> str:
     return f"{artifact.name} is served, since no other model lies beside it"
 
 
-def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimits) -> LoadOptions:
+def _options(
+    choice: BackendChoice, settings: ModelSettings, limits: ServingLimits, within: tuple[str, ...]
+) -> LoadOptions:
     cores = limits.cores
     threads = min(settings.threads or choice.threads or 1, cores)
     return LoadOptions(
@@ -246,6 +249,7 @@ def _options(choice: BackendChoice, settings: ModelSettings, limits: ServingLimi
         host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
         delegate=choice.delegate,
         delegate_options=choice.delegate_options,
+        within=within,
     )
 
 

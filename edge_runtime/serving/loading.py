@@ -202,9 +202,9 @@ class VersionLoader:
         model, number, settings = folder.name, version.number, folder.settings
         sample = None
         if settings.warmup.inputs is not None and settings.warmup.runs:
-            sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path))
+            sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path), version.within)
         elif folder.triton is not None:
-            sample = configured_sample(folder.triton, instance.spec, folder.path)
+            sample = configured_sample(folder.triton, instance.spec, folder.path, version.within)
         first = warm_up(instance, settings, sample)
         if isinstance(instance, HostedInstance):
             steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
@@ -325,7 +325,7 @@ def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | No
 def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
     """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
     files = folder.triton.label_files if folder.triton is not None else {}
-    return {output: read_labels(file, (version.path, folder.path)) for output, file in files.items()}
+    return {output: read_labels(file, (version.path, folder.path), version.within) for output, file in files.items()}
 
 
 def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:

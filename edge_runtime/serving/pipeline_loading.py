@@ -425,6 +425,7 @@ class PipelineLoader:
             extra=dict(settings.options),
             host_memory_bytes=memory_bytes,
             functions=functions,
+            within=version.within,
         )
         try:
             host = self._backends.hosted("python").load(file, options)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed, RequestError
 from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
+from edge_runtime.repository.durable import open_within
 from edge_runtime.repository.triton_config import TritonConfig
 from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, as_tensors, element_count, values_to_bits
@@ -123,8 +125,11 @@ def _runs_by_request(
     return FirstRuns(by_request.max_rows > 0, times={})
 
 
-def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str, Array]:
-    """Read the inputs of a warm-up from the first of these folders that has them. Raises LoadFailed."""
+def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path], within: Sequence[str] = ()) -> dict[str, Array]:
+    """Read the inputs of a warm-up from the first of these folders that has them. Raises LoadFailed.
+
+    within: where the file must lie, as of a version.
+    """
     said = f"warmup.inputs = {name!r}"
     if Path(name).name != name or Path(name).suffix not in (".npz", ".json"):
         raise LoadFailed(f"{said}: wanted the name of an .npz or .json beside model.toml or in the version's folder")
@@ -132,14 +137,12 @@ def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str
     if path is None:
         raise LoadFailed(f"{said}: no such file in {' nor in '.join(map(str, folders))}")
     try:
-        if path.stat().st_size > MAX_SAMPLE_BYTES:
-            raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
-        if path.suffix == ".json":
-            found = json.loads(path.read_bytes())
-            if not isinstance(found, dict):
-                raise LoadFailed(f'{path}: wanted an object of lists by input name, {{"x": [[1, 2]]}}')
-        else:
-            found = _read_npz(path)
+        with open_within(path, within) as file:
+            if os.fstat(file.fileno()).st_size > MAX_SAMPLE_BYTES:
+                raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
+            found = json.loads(file.read()) if path.suffix == ".json" else _read_npz(path, file)
+        if not isinstance(found, dict):
+            raise LoadFailed(f'{path}: wanted an object of lists by input name, {{"x": [[1, 2]]}}')
         return {tensor.name: _sample_of(tensor, found) for tensor in _all_named(spec, found)}
     except EdgeRuntimeError as error:
         raise LoadFailed(f"{path}: {error.message}" if str(path) not in error.message else error.message) from error
@@ -147,7 +150,9 @@ def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path]) -> dict[str
         raise LoadFailed(f"{path}: no sample: {error}") from error
 
 
-def configured_sample(config: TritonConfig, spec: ModelSpec, folder: Path) -> dict[str, Array] | None:
+def configured_sample(
+    config: TritonConfig, spec: ModelSpec, folder: Path, within: Sequence[str] = ()
+) -> dict[str, Array] | None:
     """Make the inputs of the first sample of `model_warmup` that names files, below `warmup`; None where none does.
 
     Raises LoadFailed.
@@ -157,12 +162,13 @@ def configured_sample(config: TritonConfig, spec: ModelSpec, folder: Path) -> di
             rows = max(sample["batch_size"], 1) if config.max_batch_size else 0
             _all_named(spec, sample["inputs"])
             return {
-                name: _configured_input(name, each, rows, folder / "warmup") for name, each in sample["inputs"].items()
+                name: _configured_input(name, each, rows, folder / "warmup", within)
+                for name, each in sample["inputs"].items()
             }
     return None
 
 
-def _configured_input(name: str, values: Mapping[str, Any], rows: int, folder: Path) -> Array:
+def _configured_input(name: str, values: Mapping[str, Any], rows: int, folder: Path, within: Sequence[str]) -> Array:
     """One input of a sample: a file, zeros, or noise; the same for each row, where the model batches."""
     kind = values["data_type"].removeprefix("TYPE_")
     tensor = TensorSpec(name, "BYTES" if kind == "STRING" else kind, tuple(values["dims"]))
@@ -177,13 +183,13 @@ def _configured_input(name: str, values: Mapping[str, Any], rows: int, folder: P
     elif Path(file).name != file:
         raise LoadFailed(f"model_warmup: input_data_file {file!r}: wanted the name of a file in {folder}")
     else:
-        array = _read_raw(tensor, folder / file)
+        array = _read_raw(tensor, folder / file, within)
     return np.repeat(array[np.newaxis], rows, axis=0) if rows else array
 
 
-def _read_raw(tensor: TensorSpec, path: Path) -> Array:
+def _read_raw(tensor: TensorSpec, path: Path, within: Sequence[str]) -> Array:
     try:
-        with path.open("rb") as file:
+        with open_within(path, within) as file:
             data = file.read(MAX_SAMPLE_BYTES + 1)
         if len(data) > MAX_SAMPLE_BYTES:
             raise LoadFailed(f"{path}: a sample has over {MAX_SAMPLE_BYTES} bytes")
@@ -194,14 +200,15 @@ def _read_raw(tensor: TensorSpec, path: Path) -> Array:
         raise LoadFailed(f"{path}: {error.message}") from None
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
+def _read_npz(path: Path, opened: BinaryIO) -> dict[str, Array]:
     import zipfile
 
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(opened):
         raise LoadFailed(f"{path}: no .npz; numpy.savez writes one")
     found: dict[str, Array] = {}
     nbytes = 0
-    with np.load(path, allow_pickle=False) as file:
+    opened.seek(0)
+    with np.load(opened, allow_pickle=False) as file:
         for name in file.files:
             nbytes += file.zip.getinfo(f"{name}.npy").file_size
             if nbytes > MAX_SAMPLE_BYTES:

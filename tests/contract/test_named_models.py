@@ -20,9 +20,9 @@ from tests.models import onnx_models
 
 
 @contextmanager
-def serving(tmp_path: Path, model: dict[str, str], models: str | None = None):
+def serving(tmp_path: Path, model: dict[str, str], models: str | None = None, isolation: str = "never"):
     config = Config(
-        models=models, model=model, state=str(tmp_path / "state"), watch=False, calibrate=False, isolation="never"
+        models=models, model=model, state=str(tmp_path / "state"), watch=False, calibrate=False, isolation=isolation
     )
     with Runtime(core=assemble_core(config)) as runtime:
         yield runtime
@@ -55,6 +55,15 @@ def test_a_place_that_is_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(place_of(tmp_path, "folder"))
     with serving(tmp_path, {"digits": str(tmp_path / "link")}) as runtime:
         assert runtime.infer("digits", {"x": floats(1, 16)}).version == 1
+
+
+def test_a_file_that_is_a_link_is_followed_wherever_it_leads(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "file")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "net.onnx").symlink_to(place)
+    for isolation in ("always", "never"):
+        with serving(tmp_path, {"digits": str(tmp_path / "links" / "net.onnx")}, isolation=isolation) as runtime:
+            assert runtime.infer("digits", {"x": floats(1, 16)}).version == 1
 
 
 def test_a_named_model_stands_before_the_folders_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import NotReady
+from edge_runtime.sandbox.landlock import landlock_version
 from tests.models import onnx_models, python_models
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -65,6 +66,54 @@ def batches(runtime: Runtime, model: str = "m") -> bool:
 def sizes(runtime: Runtime, *pictures: bytes) -> list[list[int]]:
     result = runtime.infer("m", {"picture": np.array(pictures, object)})
     return result["size"].tolist()
+
+
+READING = """
+import numpy as np
+
+def infer(inputs):
+    found = []
+    for path in inputs["path"]:
+        try:
+            with open(path, "rb") as file:
+                found.append(file.read(64))
+        except OSError as error:
+            found.append(type(error).__name__.encode())
+    return {"found": np.array(found, object)}
+"""
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_a_link_in_a_version_opens_nothing_outside_the_models_folder_to_its_host(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "m" / "1"
+    python_models.write(folder, [("path", "BYTES", [-1])], [("found", "BYTES", [-1])], READING)
+    (tmp_path / "models" / "m" / "model.toml").write_text("[warmup]\nruns = 0\n")
+    (tmp_path / "models" / "shared").write_bytes(b"shared")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "..2026").mkdir()
+    (folder / "..2026" / "mounted").write_bytes(b"mounted")  # as Kubernetes mounts a ConfigMap
+    links = {"root": "/", "secret": tmp_path / "secret", "all": tmp_path, "shared": "../../shared"}
+    for name, target in (links | {"..data": "..2026", "mounted": "..data/mounted"}).items():
+        (folder / name).symlink_to(target)
+    asked = ["root/etc/hostname", "secret", "all/secret", f"root{tmp_path}/secret", "shared", "mounted"]
+    wanted = [b"PermissionError"] * 4 + [b"shared", b"mounted"]
+    with serving(tmp_path) as runtime:
+        paths = [str(folder / each).encode() for each in asked]
+        assert runtime.infer("m", {"path": np.array(paths, object)})["found"].tolist() == wanted
+
+
+def test_labels_and_samples_are_read_through_no_link_that_leads_outside_the_models_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    for name, settings in (("a", '[output.y]\nlabels = "of.txt"\n'), ("b", '[warmup]\ninputs = "of.json"\n')):
+        onnx_models.mlp(tmp_path / "models" / name / "1")
+        (tmp_path / "models" / name / "model.toml").write_text(settings)
+        for file in ("of.txt", "of.json"):
+            (tmp_path / "models" / name / file).symlink_to(tmp_path / "secret.txt")
+    with serving(tmp_path) as runtime:
+        told = {each["name"]: each for each in runtime.models()}
+        for name in ("a", "b"):
+            assert told[name]["state"] == "failed"
+            assert "leads outside the models folder" in told[name]["reason"], told[name]["reason"]
 
 
 def test_a_model_that_fails_on_made_up_inputs_says_the_two_ways_out(tmp_path: Path) -> None:

@@ -126,11 +126,12 @@ def count_lines(task: Work, _: ShowProgress) -> None:
 
 
 class Attempt(Struct, frozen=True):
-    """Steps to try, each a name and a place. folder, parent: of the confinement of a forked process; 0: its own."""
+    """Steps to try, each a name and a place. Others: of the confinement of a forked process; 0: its own parent."""
 
     steps: list[tuple[str, str]]
     folder: str = ""
     parent: int = 0
+    within: tuple[str, ...] = ()
 
 
 def attempt(task: Attempt, _: ShowProgress) -> list[str]:
@@ -145,7 +146,7 @@ def attempt_forked(task: Attempt, progress: ShowProgress) -> list[str]:
     parent = task.parent or os.getpid()
     child = os.fork()
     if child == 0:
-        Confinement(parent, reads=(task.folder,), memory_bytes=32 << 20).apply()
+        Confinement(parent, reads=(task.folder,), within=task.within, memory_bytes=32 << 20).apply()
         os.write(writer, json.dumps(attempt(task, progress)).encode())
         os._exit(0)
     os.close(writer)

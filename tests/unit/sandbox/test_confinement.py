@@ -44,9 +44,44 @@ def test_a_child_reads_its_own_folder_and_no_other(models: Path) -> None:
     assert tried(*steps, reads=(models / "own",)) == ["", "EACCES", "EACCES"]
 
 
-def test_a_child_reads_what_its_folder_links_to(models: Path) -> None:
+def tried_within(*places: Path, reads: Path, within: tuple[Path, ...]) -> list[str]:
+    """What came of reading each place in a child that sees only what lies within some folders."""
+    steps = [("read", str(place)) for place in places]
+    task = Attempt(steps, str(reads), within=tuple(map(str, within)))
+    ending = run_child(attempt_forked, task, limit_s=LIMIT_S, reads=[Path("/")])
+    assert ending.result is not None, ending.reason
+    return ending.result
+
+
+def test_a_child_reads_no_link_of_its_folder_unless_it_is_told_where_they_may_lead(models: Path) -> None:
     (models / "own" / "link").symlink_to(models / "other" / "weights")
-    assert tried(("read", models / "own" / "link"), reads=(models / "own",)) == [""]
+    assert tried(("read", models / "own" / "link"), reads=(models / "own",)) == ["EACCES"]
+
+
+def test_a_child_reads_the_plain_files_within_a_folder_that_its_own_links_to_and_nothing_else(models: Path) -> None:
+    home, own, outside = models / "home", models / "home" / "1", models / "other"
+    (home / "store").mkdir(parents=True)
+    (home / "store" / "weights").write_bytes(b"w")
+    (own / "..data").mkdir(parents=True)
+    (own / "..data" / "mounted").write_bytes(b"w")
+    os.mkfifo(home / "store" / "fifo")
+    for name, target in (
+        ("file", "../store/weights"), ("config", "..data/mounted"), ("folder", "../store"), ("fifo", "../store/fifo"),
+        ("out", outside / "weights"), ("root", "/"), ("above", "../.."), ("gone", "nowhere"),
+    ):  # fmt: skip
+        (own / name).symlink_to(target)
+    places = [own / "file", own / "config", own / "out", own / "root" / str(outside / "weights")[1:]]
+    places += [own / "above" / "other" / "weights", own / "folder" / "fifo", home / "store" / "fifo"]
+    got = tried_within(*places, reads=own, within=(home,))
+    assert got == ["", "", "EACCES", "EACCES", "EACCES", "EACCES", "EACCES"]
+
+
+def test_a_folder_that_became_a_link_to_elsewhere_is_not_opened_to_a_child(models: Path) -> None:
+    (models / "home").mkdir()
+    (models / "home" / "1").symlink_to(models / "other")
+    assert tried_within(models / "home" / "1" / "weights", reads=models / "home" / "1", within=(models / "home",)) == [
+        "EACCES"
+    ]
 
 
 def test_a_child_changes_nothing_but_what_its_task_names(models: Path) -> None:
