@@ -24,6 +24,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
+_SECRET = re.compile("key|token|password|secret")
+"""Keys whose values are not shown: the message goes to a log."""
+
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 
@@ -53,7 +56,11 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """A struct from a mapping. Raises only ConfigError, with `source` and every fault."""
+    """A struct from a mapping; a number where a list of numbers is wanted is a list of one.
+
+    Raises only ConfigError, with `source` and every fault.
+    """
+    values = _with_lists(values, kind)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -78,7 +85,7 @@ def wanted(kind: Any) -> str:
     if origin is dict:
         return f"a table, each value {wanted(typing.get_args(kind)[1])}"
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(wanted(each) for each in typing.get_args(kind))
+        return " or ".join(wanted(each) for each in typing.get_args(kind) if each is not type(None))
     if is_struct(kind):
         return "a table of " + ", ".join(kind.__struct_fields__)
     return _PLAIN.get(kind, str(kind)) + _range(limits)
@@ -135,6 +142,23 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
             yield from _faults(item, typing.get_args(kind)[0], f"{path}[{index}]")
 
 
+def _with_lists(value: Any, kind: Any) -> Any:
+    """A value with lists in place of the lone numbers that stand for one: `fill = 114`."""
+    kind, _ = _bare(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if is_struct(kind) and isinstance(value, Mapping):
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        return {key: _with_lists(item, fields[key]) if key in fields else item for key, item in value.items()}
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _with_lists(item, inner[1]) for key, item in value.items()}
+    if origin in (tuple, list) and isinstance(value, list):
+        return [_with_lists(item, inner[0]) for item in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and origin is tuple and inner[-1] is Ellipsis and _bare(inner[0])[0] in (int, float):
+        return [value]
+    return value
+
+
 def _unknown(key: object, known: Sequence[str]) -> str:
     import difflib  # seldom needed
 
@@ -184,11 +208,41 @@ def _at(fault: Fault) -> str:
     return f"{fault.path}: {fault.message}" if fault.path else fault.message
 
 
+def _cut(line: str, at: int) -> tuple[str, str]:
+    return line[:at], line[at:]
+
+
+def _invalid(rest: str) -> str:
+    """Say what is wrong with a value of no kind that TOML has. rest: of its line, from where it begins."""
+    word = re.split(r"[,\]}]", rest)[0].strip()
+    if not word:
+        return "the value is missing"
+    shown = _brief.repr(word)
+    if word.lower() in ("true", "false"):
+        return f"got {shown}, wanted {word.lower()}, in small letters"
+    if word.lower() in ("none", "null"):
+        return f"got {shown}, which TOML does not have; leave the key out"
+    if re.fullmatch(r"[+-]?\.[0-9]+", word):
+        return f"got {shown}, wanted a digit before the point: {word.replace('.', '0.')}"
+    plain = word.strip("\u201c\u201d\u201e\u2018\u2019\"'`")[: _brief.maxstring]
+    quote = "'" if "\\" in plain else '"'
+    return f"got {shown}; text stands in straight quotes: {quote}{plain}{quote}"
+
+
 def _located(source: str, message: str, text: str) -> str:
     """`file:line:column: why`, which editors and terminals can follow; "end of document" becomes the last line."""
     found = _LINE.search(message)
     if found:
-        return f"{source}:{found[1]}:{found[2]}: {message[: found.start()]}"
+        line, column = int(found[1]), int(found[2])
+        words = message[: found.start()]
+        begun, rest = (part.strip() for part in _cut(text.split("\n")[line - 1], column - 1))
+        rest = "…" if _SECRET.search(begun) else rest.partition("#")[0].strip()
+        if words == "Invalid value":
+            words = _invalid(rest)
+        elif words.startswith("Expected newline"):
+            words = f"got {_brief.repr(rest)} behind the value; wanted one key and one value a line, text in quotes"
+        return f"{source}:{line}:{column}: {words}"
     if message.endswith(" (at end of document)"):
+        message = message.replace("Invalid value", "the value is missing")
         return f"{source}:{max(text.count(chr(10)) + (not text.endswith(chr(10))), 1)}: {message}"
     return f"{source}: {message}"

@@ -144,6 +144,37 @@ def test_a_mistake_is_said_with_file_key_got_and_wanted(text: str, said: str, fi
     assert config_error(file, text).startswith(f"{file}: {said}")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models = photos", "1:10: got 'photos'; text stands in straight quotes: \"photos\""),
+        ("models = a/b.c # here", "1:10: got 'a/b.c'; text stands in straight quotes: \"a/b.c\""),
+        ("models = \u201ca b\u201d", "1:10: got '\u201ca b\u201d'; text stands in straight quotes: \"a b\""),
+        ("models = C:\\data", "1:10: got 'C:\\\\data'; text stands in straight quotes: 'C:\\data'"),
+        ("[zmq]\nendpoints = [here, there]", "2:14: got 'here'; text stands in straight quotes: \"here\""),
+        ("watch = True", "1:9: got 'True', wanted true, in small letters"),
+        ("models = None", "1:10: got 'None', which TOML does not have; leave the key out"),
+        ("drain_s = .5", "1:11: got '.5', wanted a digit before the point: 0.5"),
+        ("drain_s = 5s", "1:12: got 's' behind the value"),
+        ("models =", "1: the value is missing"),
+        ("[mqtt]\npassword = hunter2", "2:12: got '…'; text"),
+    ],
+)
+def test_text_that_is_no_toml_says_what_to_write(text: str, said: str, file: Path) -> None:
+    assert config_error(file, text).startswith(f"{file}:{said}")
+
+
+def test_a_number_stands_for_a_list_of_one(file: Path) -> None:
+    file.write_text("[input.x]\nfill = 114\nmean = 1.5\nscale = [2]\n[limits]\n")
+    steps = load_model_settings(file).input["x"]
+    assert (steps.fill, steps.mean, steps.scale) == ((114,), (1.5,), (2.0,))
+    for wrong, got in (("true", "True"), ('"a"', "'a'"), ("[1, 2]", "fill has 2 numbers")):
+        file.write_text(f"[input.x]\nfill = {wrong}\n")
+        with pytest.raises(ConfigError) as caught:
+            load_model_settings(file)
+        assert got in str(caught.value)
+
+
 def test_a_port_that_the_system_chooses_may_be_asked_for_twice(file: Path) -> None:
     file.write_text('[zmq]\nendpoints = ["tcp://127.0.0.1:*", "tcp://127.0.0.1:*"]')
     assert len(load_config(file, {}).zmq.endpoints) == 2
