@@ -32,7 +32,13 @@ from typing import Any
 
 from edge_runtime.backends.base import DECODE_PICTURE, LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
-from edge_runtime.backends.python_steps import FunctionInstance, checked_output, import_source, load_functions
+from edge_runtime.backends.python_steps import (
+    FunctionInstance,
+    checked_output,
+    error_words,
+    import_source,
+    load_functions,
+)
 from edge_runtime.backends.triton_python import (
     TritonInstance,
     import_triton_model,
@@ -89,8 +95,8 @@ class PythonBackend:
             infer = _infer_of(module, artifact.parent, context)
         except Exception as error:
             traceback.print_exc()
-            raise LoadFailed(f"{artifact}: {_words(error)}") from error
-        return PythonInstance(spec, infer, context, options.precision or "f32", growth())
+            raise LoadFailed(f"{artifact}: {error_words(error, artifact.parent)}") from error
+        return PythonInstance(spec, infer, context, artifact.parent, options.precision or "f32", growth())
 
     def load_steps(self, file: Path, options: LoadOptions) -> list[FunctionInstance]:
         """Import the functions of a pipeline's Python steps. Raises LoadFailed, BackendUnavailable."""
@@ -147,8 +153,11 @@ class PythonInstance:
     device = "CPU"
     concurrency = 1
 
-    def __init__(self, spec: ModelSpec, infer: _Infer, context: Context, precision: str, memory_bytes: int) -> None:
+    def __init__(  # noqa: PLR0917 (what a model.py is made of)
+        self, spec: ModelSpec, infer: _Infer, context: Context, folder: Path, precision: str, memory_bytes: int
+    ) -> None:
         self.spec = spec
+        self._folder = folder
         self.precision = precision
         self.memory_bytes = memory_bytes
         self._infer: _Infer | None = infer
@@ -171,7 +180,7 @@ class PythonInstance:
             raise
         except Exception as error:
             traceback.print_exc()
-            raise RunFailed(f"the model failed: {_words(error)}") from error
+            raise RunFailed(f"the model failed: {error_words(error, self._folder)}") from error
         names = [spec.name for spec in self.spec.outputs] if outputs is None else outputs
         try:
             return [results[name] for name in names]
@@ -220,11 +229,7 @@ def _specs(module: ModuleType, constant: str) -> tuple[TensorSpec, ...]:
         ]
     except (AttributeError, KeyError, TypeError, ValueError, EdgeRuntimeError) as error:
         wanted = f'{constant} = [{{"name": "x", "datatype": "FP32", "shape": [-1, 4]}}]'
-        raise LoadFailed(f"model.py must say {wanted}; got {_words(error)}") from error
+        raise LoadFailed(f"model.py must say {wanted}; got {type(error).__name__}: {error}") from error
     if not specs or len({spec.name for spec in specs}) != len(specs):
         raise LoadFailed(f"{constant} of model.py must hold at least one tensor, each name once")
     return tuple(specs)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:1000]

@@ -47,6 +47,19 @@ def import_source(name: str, file: Path) -> ModuleType:
     return module
 
 
+def error_words(error: BaseException, folder: Path) -> str:
+    """An exception in a line, with the place in the user's own code that it came through last, as `steps.py:12`.
+
+    folder: where that code lies; where none of it was running, no place is named.
+    """
+    words = f"{type(error).__name__}: {error}"[:1000]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(folder):
+            return f"{words} ({file.relative_to(folder)}:{frame.lineno})"
+    return words
+
+
 def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, said: str) -> Array:
     """Return one output of what a function returned. Raises RunFailed: it differs from its declaration.
 
@@ -74,11 +87,11 @@ def load_functions(file: Path, functions: Sequence[StepFunction]) -> list[Functi
         module = None if is_own else import_source("steps", file)
     except Exception as error:
         traceback.print_exc()
-        raise LoadFailed(f"{file}: {type(error).__name__}: {error}"[:1000]) from error
+        raise LoadFailed(f"{file}: {error_words(error, file.parent)}") from error
     found = [_find(module, file, each) for each in functions]
     first = growth()
     return [
-        FunctionInstance(each, function, 0 if number else first)
+        FunctionInstance(each, function, file.parent, 0 if number else first)
         for number, (each, function) in enumerate(zip(functions, found, strict=True))
     ]
 
@@ -91,12 +104,13 @@ class FunctionInstance:
     precision = "f32"
     concurrency = 1
 
-    def __init__(self, step: StepFunction, function: Callable[..., Any], memory_bytes: int) -> None:
+    def __init__(self, step: StepFunction, function: Callable[..., Any], folder: Path, memory_bytes: int) -> None:
         self.spec: ModelSpec = step.spec
         self.form = Form("tensor", answers=False)
         self.memory_bytes = memory_bytes
         self._name = step.name
         self._function = function
+        self._folder = folder
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Call the function once. Raises RunFailed: it raised, or its results are not what its `outputs` say."""
@@ -106,7 +120,7 @@ class FunctionInstance:
             raise
         except Exception as error:
             traceback.print_exc()
-            raise RunFailed(f"{self._name} failed: {type(error).__name__}: {error}"[:1000]) from error
+            raise RunFailed(f"{self._name} failed: {error_words(error, self._folder)}") from error
         if not isinstance(given, Mapping):
             if len(self.spec.outputs) > 1:
                 raise RunFailed(f"{self._name} gave {type(given).__name__}; wanted a dict of arrays by output")

@@ -29,6 +29,7 @@ import numpy as np
 from edge_runtime.backends import triton_interface as triton
 from edge_runtime.backends.base import TRITON_CONFIG, Fault, LoadOptions, RequestsRun
 from edge_runtime.backends.host_messages import RequestLine
+from edge_runtime.backends.python_steps import error_words
 from edge_runtime.errors import LoadFailed, Refused, RunFailed, error_from_wire
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
@@ -97,7 +98,7 @@ def load_triton_model(module: types.ModuleType, artifact: Path, options: LoadOpt
     model = kind()
     if hasattr(model, "initialize"):
         model.initialize(_arguments(config, artifact))
-    return TritonInstance(model, config["name"], ports, options.precision or "f32")
+    return TritonInstance(model, config["name"], ports, options.precision or "f32", artifact.parent)
 
 
 class TritonInstance:
@@ -106,10 +107,11 @@ class TritonInstance:
     backend = "python"
     device = "CPU"
 
-    def __init__(self, model: Any, name: str, ports: _Ports, precision: str, memory_bytes: int = 0) -> None:
+    def __init__(self, model: Any, name: str, ports: _Ports, precision: str, folder: Path) -> None:
         self.spec = ports.spec
         self.precision = precision
-        self.memory_bytes = memory_bytes
+        self.memory_bytes = 0
+        self._folder = folder
         self.concurrency = MOST_STREAMS if ports.rules.streams else 1
         self._model: Any | None = model
         self._name = name
@@ -218,7 +220,7 @@ class TritonInstance:
         streams.wait()
 
     def _failed(self, error: Exception) -> str:
-        words = f"{type(error).__name__}: {error}"
+        words = error_words(error, self._folder)
         return f"Failed to process the request(s) for model instance '{self._name}_0_0', message: {words}"[:1500]
 
 

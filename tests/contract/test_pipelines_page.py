@@ -15,7 +15,7 @@ import edge_runtime
 from edge_runtime.cli.main import main
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
-from edge_runtime.errors import DecodeFailed
+from edge_runtime.errors import DecodeFailed, RunFailed
 from tests.contract.running_daemon import running_daemon
 from tests.models import onnx_models
 
@@ -27,6 +27,21 @@ DETECT = (
     '[input.image]\nfit = "stretch"\nrange = "0..255"\n[output.boxes]\nlayout = "yolov8"\nlabels = ["a", "b", "c"]\n'
 )
 CLASSIFY = '[input.image]\nfit = "stretch"\nrange = "0..255"\n[output.scores]\nanswer = "classes"\nsoftmax = false\n'
+
+
+OOPS = """
+[[step]]
+name = "first"
+python = "steps.py:find"
+inputs = {x = "input.x"}
+outputs = {y = {datatype = "FP32", shape = [-1]}}
+[input.x]
+datatype = "FP32"
+shape = [-1]
+[output]
+y = "first.y"
+"""
+BROKEN = "import json\n\n\ndef look(text):\n    return json.loads(text)\n\n\ndef find(x):\n    return look('{')\n"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +56,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    (models / "oops").mkdir()
+    (models / "oops" / "pipeline.toml").write_text(OOPS)
+    (models / "oops" / "steps.py").write_text(BROKEN)
     run = tmp_path_factory.mktemp("run")
     doors = {
         "http": HttpSettings(endpoint=f"unix:{run}/http.sock"),
@@ -88,6 +106,11 @@ def test_the_page_asks_as_it_says(
     Image.fromarray(green(80, 40)[0]).save("scene.jpg", quality=95)
     exec(FILES["ask.py"].replace("timeout_ms=500", "timeout_ms=60_000"), {})
     assert "green at 20,10" in capsys.readouterr().out
+
+
+def test_a_step_that_fails_names_the_line_of_its_own_code(client: edge_runtime.Client) -> None:
+    with pytest.raises(RunFailed, match=r"^step first: find failed: JSONDecodeError: .* \(steps.py:5\)$"):
+        client.infer("oops", {"x": np.zeros(1, np.float32)}, timeout_ms=60_000)
 
 
 def test_nothing_found_is_an_empty_answer(client: edge_runtime.Client) -> None:

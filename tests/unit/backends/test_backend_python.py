@@ -74,6 +74,18 @@ def test_a_crash_fails_that_run_only_and_the_next_one_gets_a_new_host(tmp_path: 
     assert instance.host.restarts == 1
 
 
+def test_a_failure_names_the_line_of_the_models_own_code(tmp_path: Path, load: Load) -> None:
+    (tmp_path / "helper.py").write_text("import numpy as np\n\n\ndef stack(x):\n    return np.stack([x, x[:0]])\n")
+    instance = load(
+        python_models.on_first_value(tmp_path, "if value == 13: helper.stack(inputs['x'])", "import helper")
+    )
+    with pytest.raises(RunFailed, match=r"^the model failed: ValueError: all input .* \(helper.py:5\)$"):
+        instance.run(value(13))
+    (tmp_path / "model.py").write_text("x = 1\ny = x['a']\n")
+    with pytest.raises(LoadFailed, match=r"TypeError: 'int' object .* \(model.py:2\)$"):
+        load(tmp_path / "model.py")
+
+
 def test_how_a_host_ended_is_in_the_log(tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture) -> None:
     instance = load(python_models.on_first_value(tmp_path, f"{CRASH}\nif value == 14: os._exit(3)"))
     for crash in (13, 14):
