@@ -198,7 +198,7 @@ def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, scr
             written.append(picture)
     except (EdgeRuntimeError, OSError):
         if not screen.wants_json:  # the results are worth seeing all the same
-            _print_table(summary, screen)
+            print_table(summary, screen)
         raise
     _print(tune, summary, written, screen)
     return 0 if is_written or (summary.choice is not None and arguments.dry_run) else EXIT_FAILED
@@ -235,11 +235,12 @@ def _print(tune: Tune, summary: Summary, written: list[Path], screen: Screen) ->
         files = [str(path) for path in written]
         screen.json({**about, **as_json(summary, tune.space), "notes": tune.notes, "written": files})
     else:
-        _print_table(summary, screen)
+        print_table(summary, screen)
         _print_words(tune, summary, written, screen)
 
 
-def _print_table(summary: Summary, screen: Screen) -> None:
+def print_table(summary: Summary, screen: Screen) -> None:
+    """Print a line for each candidate; a dash stands for what was not measured."""
     full = [row for row in summary.rows if row.is_full]
     looks = summary.raced_rows(SHOWN_LOOKS)
     failed = [row for row in summary.rows if not row.is_full and not row.rate]
@@ -269,8 +270,8 @@ def _cells(row: Row, summary: Summary) -> list[str]:
         row.runs_in or way.precision or "as it is",
         *numbers,
         (">" if row.is_cut else "" if row.is_full else "~") + rate_text(row.rate) if is_known else "-",
-        ms_text(row.p50_s * 1e3) if is_known else "-",
-        ms_text(row.p99_s * 1e3) if is_known else "-",
+        ms_text(row.p50_s * 1e3) if is_known and row.p50_s else "-",
+        ms_text(row.p99_s * 1e3) if is_known and row.p99_s else "-",
         _of_choice_text(row),
         size_text(row.memory_bytes) if row.memory_bytes else "-",
         accuracy_text(row.accuracy),

@@ -342,8 +342,8 @@ def _row_json(row: Row) -> Mapping[str, Any]:
         "runs_in": row.runs_in,
         "at_objective": row.is_full,
         "rate": round(row.rate, 2),
-        "p50_ms": round(row.p50_s * 1e3, 4),
-        "p99_ms": round(row.p99_s * 1e3, 4),
+        "p50_ms": round(row.p50_s * 1e3, 4) or None,  # None: not measured
+        "p99_ms": round(row.p99_s * 1e3, 4) or None,
         "memory_bytes": row.memory_bytes,
         "accuracy": None
         if accuracy is None

@@ -124,8 +124,8 @@ class QuickLook(Struct, frozen=True):
 
     @property
     def p99_s(self) -> float:
-        """The median of the slices' 99th percentiles."""
-        return statistics.median([each.p99_s for each in self.slices] or [0.0])
+        """The median of the slices' 99th percentiles; 0 where none was measured."""
+        return statistics.median([each.p99_s for each in self.slices if each.p99_s] or [0.0])
 
 
 class RateProbe(Struct, frozen=True):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import pytest
 
+from edge_runtime.cli.screen import Screen
+from edge_runtime.cli.tune import print_table
 from edge_runtime.tuning.candidates import MEASURED, PLAIN, Candidate, ThreadLayout, Way
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.plan import Space
-from edge_runtime.tuning.report import Summary, accuracy_text, confidence_text, reasons, summarise
+from edge_runtime.tuning.report import Summary, accuracy_text, as_json, confidence_text, reasons, summarise
 from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, Slice, TuneResults, WayResult
 
 AS_IT_IS, INT8 = Way("onnxruntime", "CPU", PLAIN), Way("openvino", "CPU", "int8")
@@ -111,6 +116,21 @@ def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, 
     summary = summarise(Space((AS_IT_IS,), 2, 1, Objective(0.99, 0.05), 0.0), known)
     words = reasons(summary, known, Objective(0.99, 0.05), device="a board", data="48 inputs", date="2026-11-22")
     assert words[1].startswith(f"{told_as} within p99=50ms")
+
+
+def test_a_latency_that_was_not_measured_is_a_dash_and_no_zero() -> None:
+    known = TuneResults({}, {}, {})
+    for way, slices in ((AS_IT_IS, (Slice(1, 90.0), Slice(2, 80.0, 0.02))), (INT8, ())):
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", Accuracy(100, 0.0, 0.0, agreement=1.0))
+        known.quick[Candidate(way)] = QuickLook(Candidate(way), "", 0.001, 100.0, slices=slices)
+    space = Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.0)
+    summary = summarise(space, known)
+    told = {row["precision"]: row["p99_ms"] for row in as_json(summary, space)["rows"]}
+    assert told == {"": 20.0, "int8": None}
+    out = io.StringIO()
+    print_table(summary, Screen(out, io.StringIO()))
+    head, *lines = (re.split(r"\s{2,}", line.strip()) for line in out.getvalue().splitlines()[:3])
+    assert sorted(line[head.index("p99 ms")] for line in lines) == ["-", "20.0"]
 
 
 def blind(*, is_accepted: bool, error: float = 0.77) -> tuple[Summary, TuneResults]:
