@@ -231,7 +231,6 @@ class FrigateFrontend:
         try:
             fields = _fields(frames)
             if fields.get("model_request") or fields.get("model_data"):
-                self._known.pop(sender, None)
                 self._shake(endpoint, peer, sender, fields, frames)
             elif binding is not None:
                 self._detect(endpoint, peer, sender, self._ask(binding, fields, frames), frames[1])
@@ -291,8 +290,11 @@ class FrigateFrontend:
     ) -> None:
         """Take in which model a connection wants, and answer once that is loaded. Raises DecodeFailed: it says none."""
         name = fields.get("model_name")
-        if not isinstance(name, str):
-            raise DecodeFailed(f"model_name: got {type(name).__name__}, wanted text")
+        if not isinstance(name, str) or not name:
+            got = "no name" if not name else type(name).__name__
+            raise DecodeFailed(f"model_name: got {got}, wanted text")
+        # Only now: what asks for no model keeps the one that it has.
+        self._known.pop(sender, None)
         self._announced.pop(sender, None)
         handshake = Handshake(endpoint, peer, name, self._clock.monotonic_s() + HANDSHAKE_S)
         model = self._settings.models.get(name)

@@ -138,6 +138,16 @@ def test_a_connection_that_is_not_known_gets_no_answer_and_shakes_hands_again(da
         assert finds(detector, 0)
 
 
+@pytest.mark.parametrize("fields", [{}, {"model_name": ""}, {"model_name": 7}, {"model_name": None}])
+def test_a_handshake_without_a_name_is_refused_and_the_connection_keeps_its_model(daemon, files, fields):
+    with Detector(daemon.frigate.endpoint, files[1]) as detector:
+        assert finds(detector, 1)
+        header, _ = detector.send(json.dumps({"model_request": True, **fields}).encode())
+        assert "model_name: got" in json.loads(header)["error"]
+        assert finds(detector, 1)
+        assert len(detector.handshakes) == 2
+
+
 def test_a_connection_whose_model_was_not_taken_gets_no_answer_to_pictures(daemon, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")
