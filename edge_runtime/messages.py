@@ -20,6 +20,26 @@ def is_picture(data: bytes) -> bool:
     )
 
 
+_OTHER_PICTURES = (
+    (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"<svg", "SVG"), (b"<?xml", "SVG or other XML"), (b"%PDF", "PDF"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL ", "JPEG XL"),
+)  # fmt: skip
+
+
+def other_picture(data: bytes) -> str:
+    """The kind of a picture that hosts do not decode, by its first bytes; "" for what is none that is known.
+
+    No JSON and no msgpack array begins so.
+    """
+    head = data[:64].lstrip()
+    for start, name in _OTHER_PICTURES:
+        if head.startswith(start) or data.startswith(start):
+            return name
+    if data[4:8] == b"ftyp":
+        return f"{data[8:12].decode('ascii', 'replace').strip()} (HEIF)"
+    return ""
+
+
 class RegionPlace(NamedTuple):
     """Where a tensor lies in shared memory: a region of its sender, and the byte at which it begins.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_runtime.errors import LoadFailed, UnreadablePicture
+from edge_runtime.messages import other_picture
 from edge_runtime.steps import FRAME_CHANNELS, Color, PictureSource
 from edge_runtime.tensors import Array
 
@@ -50,11 +51,6 @@ _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 """A marker that libjpeg goes on after by its length, or EOI: what lies in between and is none of these, it skips."""
 
 _SOS, _EOI = 0xDA, 0xD9
-
-_OTHERS = (
-    (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"<svg", "SVG"), (b"<?xml", "SVG or other XML"), (b"%PDF", "PDF"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL ", "JPEG XL"),
-)  # fmt: skip
 
 _ORIENTATION = 0x0112
 """EXIF's tag. Source: CIPA DC-008, 4.6.5."""
@@ -259,11 +255,7 @@ def _turned(pixels: Array, orientation: int) -> Array:
 
 def _why_not(data: bytes, error: Exception) -> str:
     wanted = f"wanted {', '.join(FORMATS)}"
-    head = data[:16].lstrip()
-    for start, name in _OTHERS:
-        if head.startswith(start) or data.startswith(start):
-            return f"pictures of the kind {name} are not read; {wanted}"
-    if data[4:8] == b"ftyp":
-        return f"pictures of the kind {data[8:12].decode('ascii', 'replace').strip()} (HEIF) are not read; {wanted}"
+    if name := other_picture(data):
+        return f"pictures of the kind {name} are not read; {wanted}"
     kind = "" if type(error).__name__ == "UnidentifiedImageError" else f" ({type(error).__name__}: {error})"
     return f"no picture can be read from these {len(data)} bytes{kind}; {wanted}"

@@ -47,7 +47,7 @@ from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInferen
 from edge_runtime.frontend.replies import Encoding, TransportReply
 from edge_runtime.frontend.torchserve import PING, TorchServe
 from edge_runtime.frontend.torchserve_message import Sent, read_sent, sent_request
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
 from edge_runtime.scheduling.request import failure_of
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
@@ -388,8 +388,9 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
         may_be_picture = call.takes_oip and size is None
-        if call.takes_pictures or (may_be_picture and is_picture(bytes(body[:16]))):  # curl -d says another type
-            return (*_read_pictures(body, call), None)
+        head = bytes(body[:64])
+        if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
+            return (*_read_pictures(body, call), None)  # curl -d says another type
         if call.is_torchserve:
             assert request.head is not None
             return read_sent(body, request.head, call), {}, None

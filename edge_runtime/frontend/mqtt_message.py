@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.frontend.replies import FRAMES, JSON, Entry, json_encoding
-from edge_runtime.messages import RequestHeader, is_picture
+from edge_runtime.messages import RequestHeader, is_picture, other_picture
 from edge_runtime.transports.mqtt_packets import Inbound, Outgoing
 from edge_runtime.transports.mqtt_transport import Sender
 from edge_runtime.wire import codec, json_codec
@@ -115,7 +115,7 @@ def read_body(message: Inbound) -> RequestBody:
         return read_json(payload)
     if kind == MSGPACK_TYPE:
         return read_array(payload)
-    if kind.startswith("image/") or is_picture(payload):
+    if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
         return read_picture(payload)
     if not payload and not kind:
         body = RequestBody()
@@ -124,8 +124,16 @@ def read_body(message: Inbound) -> RequestBody:
             "the message is empty; wanted JSON, a msgpack array or a picture (mosquitto_rr -f sends nothing before 2.1)"
         )
         return body
-    is_json = payload[:64].lstrip()[:1] == b"{"  # editors and shells put blanks before it
-    return read_json(payload) if is_json else read_array(payload)
+    if payload[0] in codec.ARRAY_FIRST_BYTES:
+        return read_array(payload)
+    # Editors and shells put blanks before JSON; what is nothing that is read was sent by no program of msgpack.
+    body = read_json(payload)
+    if payload[:64].lstrip()[:1] != b"{":
+        body.error = DecodeFailed(
+            f"the message begins with {payload[:8]!r}; wanted JSON, a msgpack array, or a picture: JPEG, PNG, WebP, "
+            "BMP or GIF"
+        )
+    return body
 
 
 def is_plain(message: Inbound, body: RequestBody) -> bool:

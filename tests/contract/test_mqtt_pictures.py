@@ -78,6 +78,24 @@ def test_a_picture_as_payload_is_answered_in_json(peer, kind, names_type):
     assert "outputs" not in said
 
 
+@pytest.mark.parametrize("head", [b"\0\0\0\x18ftypheic\0\0\0\0", b"II*\0", b"%PDF-1.7", b"\xff\x0a"])
+def test_a_picture_of_another_kind_is_refused_in_json_with_the_kinds_that_are_read(peer, head):
+    reply = peer.ask(TOPIC, head + bytes(60))
+    assert reply.properties.ContentType == "application/json"
+    error = json.loads(reply.payload)["error"]
+    assert error["code"] == "decode_failed"
+    assert "are not read; wanted JPEG, PNG, WEBP, BMP, GIF" in error["message"]
+
+
+@pytest.mark.parametrize("payload", [b"hello", b"\x00\x01\x02", b"[1, 2]", b"\xff\xfe"])
+def test_what_is_nothing_that_is_read_is_refused_in_json(peer, payload):
+    reply = peer.ask(TOPIC, payload)
+    assert reply.properties.ContentType == "application/json"
+    error = json.loads(reply.payload)["error"]
+    assert error["code"] == "decode_failed"
+    assert "wanted JSON, a msgpack array, or a picture" in error["message"]
+
+
 def test_pictures_in_json_are_answered_as_those_by_any_door(peer):
     texts = [base64.b64encode(picture(colour)).decode() for colour in ("blue", "lime")]
     one = asked(peer, json.dumps({"picture": texts[0], "id": "a"}))
