@@ -76,22 +76,22 @@ def kind_of(output: OutputSteps) -> AnswerKind:
 def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     """Make answers of what a host gave, by name; one a row.
 
-    An answer says no more than how a picture was read where no output is declared. Empty where nothing is known.
+    An answer says no more than how a picture was read where no output is declared. Empty where nothing is known. A
+    pipeline's outputs may have fewer rows than others: a step that was skipped says nothing.
     """
     declared = [(name, steps.outputs[name]) for name in outputs if name in steps.outputs]
     sizes = outputs.get(PICTURE_SIZE)
-    first = outputs[declared[0][0]] if declared else sizes
-    if first is None:
-        return []
+    rows = [outputs[name].shape[0] for name, _ in declared] or ([] if sizes is None else [sizes.shape[0]])
     read = next(iter(steps.inputs.values()), None)
     found: list[Answer] = []
-    for row in range(first.shape[0]):
+    for row in range(max(rows, default=0)):
         values: dict[str, Any] = {}
-        if sizes is not None and read is not None:
+        if sizes is not None and read is not None and row < sizes.shape[0]:
             values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit or "stretch", read.color)
         for name, output in declared:
             kind = kind_of(output)
-            values.setdefault(kind, _read(kind, outputs[name][row], steps.labels.get(name, ())))
+            if row < outputs[name].shape[0]:
+                values.setdefault(kind, _read(kind, outputs[name][row], steps.labels.get(name, ())))
         found.append(Answer(**values))
     return found
 

@@ -166,13 +166,15 @@ class Form(NamedTuple):
 class ModelSteps(Struct, frozen=True):
     """All declared steps of one version, as a host gets them. labels: by output, empty where there are none.
 
-    preset: the family that filled what the tables leave out.
+    preset: the family that filled what the tables leave out. has_items: rows are of what a pipeline found, however
+    many, and not of the request; so answers are always told as a list.
     """
 
     inputs: Mapping[str, InputSteps] = field(default_factory=dict)
     outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     preset: Preset | None = None
+    has_items: bool = False
 
 
 def steps_of_host(steps: ModelSteps) -> ModelSteps:
@@ -205,7 +207,8 @@ def steps_from_fields(fields: Mapping[str, Any]) -> ModelSteps:
         for table, keys in known.items()
         if table in fields
     }
-    return convert({**kept, "labels": fields.get("labels", {}), "preset": fields.get("preset")}, ModelSteps)
+    more = {"labels": fields.get("labels", {}), "preset": fields.get("preset")}
+    return convert({**kept, **more, "has_items": fields.get("has_items", False)}, ModelSteps)
 
 
 def _keys(kind: type[InputSteps | OutputSteps]) -> tuple[str, ...]:

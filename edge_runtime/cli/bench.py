@@ -18,8 +18,8 @@ from typing import Any
 from edge_runtime.cli.arguments import add_connection, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
+from edge_runtime.cli.pictures import input_name
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
-from edge_runtime.client.core import declared_steps
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.client.load_generator import Measured, Plan, measure, quantile
 from edge_runtime.client.zmq_client import Client
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure each load and print a row for it."""
     with connected_over_zmq(arguments, "bench") as client:
         metadata = client.metadata(arguments.model, arguments.version)
-        inputs = tensors(given(arguments, fill="random"), specs_of(metadata), screen, declared_steps(metadata))
+        inputs = tensors(given(arguments, fill="random"), specs_of(metadata), screen, input_name(metadata))
         client.infer(arguments.model, inputs, version=arguments.version)  # raises the model's refusal before the load
         options = Options(arguments.version, None, arguments.timeout_ms, arguments.priority, False)
         header, data = RequestEncoder().encode(arguments.model, inputs, options)

@@ -1,12 +1,14 @@
 """Run a model once on a running daemon and show the answer; or once for each of some pictures.
 
   edge-runtime infer yolo photo.jpg --draw out/
+  edge-runtime infer sentiment "great film"
   edge-runtime infer digits --input image=scan.npy
   edge-runtime infer digits --random --timing
   echo '{"image": [[0, 0.5, …]]}' | edge-runtime infer digits --input -
 
 Inputs: .npy; .json and @JSON (nested lists; they take the model's datatype); .bin (raw little-endian bytes); pictures
-where the model's model.toml declares what they mean, or --as says it once.
+where the model's model.toml declares what they mean, or --as says it once; text for a model with one input of BYTES.
+On stdin: JSON, or values as they are, a row a line. Outputs that declare answers are shown in words; --raw has numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ import numpy as np
 from edge_runtime.cli import pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, positive
 from edge_runtime.cli.connection import connected
-from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
+from edge_runtime.cli.inputs import add_input_arguments, bytes_of, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text
 from edge_runtime.client import drawing
 from edge_runtime.client.core import declared_steps
 from edge_runtime.client.load_generator import quantile
 from edge_runtime.client.pictures import read_picture
-from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
+from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.tensors import Array
@@ -43,11 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `infer`."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument(
-        "pictures",
-        metavar="PICTURE",
+        "values",
+        metavar="PICTURE|TEXT",
         nargs="*",
-        type=Path,
-        help="a picture, or a folder of them: each is asked by itself",
+        default=[],
+        help="a picture, or a folder of them: each is asked by itself; texts for a model that takes BYTES: one request",
     )
     parser.add_argument("--draw", metavar="DIR|FILE", type=Path, help="write copies of the pictures with their answers")
     parser.add_argument(
@@ -57,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how a picture becomes the tensor of a model that declares nothing: range=0..1,fit=stretch and the other "
         "keys of [input.NAME]; its bare outputs are shown",
     )
-    parser.add_argument("--raw", action="store_true", help="the bare outputs, where a picture is answered in words")
+    parser.add_argument("--raw", action="store_true", help="the bare outputs, where others are answers in words")
     parser.add_argument("--version", metavar="N", type=positive, help="one version (default: the daemon's choice)")
     parser.add_argument("--outputs", metavar="NAME,…", help="these outputs, in this order (default: all)")
-    parser.add_argument("--output", metavar="DIR|FILE.npy", type=Path, help="save the outputs as .npy")
+    parser.add_argument(
+        "--output", metavar="DIR|FILE.npy", type=Path, help="save the outputs as .npy: of tensors, the bare ones"
+    )
     parser.add_argument("--timeout-ms", metavar="MS", type=float, help="deadline of the request")
     parser.add_argument("--priority", metavar="N", type=int, default=0, choices=range(1, 10), help="1 (first) to 9")
     parser.add_argument("--timing", action="store_true", help="show where the time went")
@@ -72,13 +76,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Send the request, show the answer, save it."""
     asked = given(arguments)
-    files = pictures.files_of(arguments.pictures)
-    _check(arguments, files)
+    _check_options(arguments)
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
         asking = _Asking(client, arguments, metadata, screen)
-        specs = [each for each in specs_of(metadata) if not files or each.name != asking.name]
-        asking.inputs = tensors(asked, specs, screen, asking.steps)
+        specs = list(specs_of(metadata))
+        files: Sequence[Path] = ()
+        if arguments.values and asking.name:
+            files = pictures.files_of([Path(each) for each in arguments.values], [each.name for each in specs])
+            specs = [each for each in specs if each.name != asking.name]
+        elif arguments.values:
+            text = pictures.text_input(metadata, asked.texts, arguments.values)
+            asking.inputs = {text.name: bytes_of(arguments.values, text, screen)}
+            specs = [each for each in specs if each is not text and each.name != text.name]
+        _check_files(arguments, files)
+        asking.inputs = {**asking.inputs, **tensors(asked, specs, screen, asking.name)}
         if len(files) > 1:
             return _show_each(asking, files, screen)
         latencies_ms: list[float] = []
@@ -96,10 +108,10 @@ class _Asking:
     def __init__(
         self, client: DaemonClient, arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen
     ) -> None:
-        """Raises TensorMismatch where pictures are given to a model that takes none; UsageError."""
+        """Raises UsageError for --as where the model declares how it reads pictures."""
         self.inputs: Mapping[str, Array] = {}
         self.steps = declared_steps(metadata)
-        self.name = next(iter(self.steps.inputs), "")
+        self.name = pictures.input_name(metadata)
         self.draws_to: Path | None = arguments.draw
         self.saves_to: Path | None = arguments.output
         self._client = client
@@ -119,6 +131,9 @@ class _Asking:
             "timing": arguments.timing,
             "raw": True if arguments.raw else None,
         }
+        # What is saved are numbers, and outputs that declare no answer have none.
+        names = set(self._options["outputs"] or self.steps.outputs)
+        self._tells_words = bool(names) and names <= self.steps.outputs.keys() and arguments.output is None
         if self._once is not None:
             if self.name:
                 raise UsageError(
@@ -126,11 +141,6 @@ class _Asking:
                     f"{self._model}); leave it out"
                 )
             self.name = pictures.picture_name(self._spec)
-        elif arguments.pictures and not self.name:
-            raise TensorMismatch(
-                pictures.why_none(metadata)
-                + "\nFor once, say it with --as: edge-runtime infer MODEL PICTURE --as range=0..1,fit=stretch"
-            )
 
     def ask(self, file: Path | None, *, retry: bool = False) -> InferResult:
         """Ask once, with a picture where there is one. Thread: any."""
@@ -141,18 +151,25 @@ class _Asking:
         tensor, read = pictures.tensor_once(read_picture(file), self._once, self._spec)
         self._screen.note(f"{file}: read {read}")
         inputs = {**self.inputs, self.name: tensor}
-        return self._client.infer(self._model, inputs, retry=retry, **self._options)
+        return self._infer(inputs, retry=retry)
+
+    def _infer(self, inputs: Mapping[str, Array], *, retry: bool = False) -> InferResult:
+        """Ask with tensors, for answers in words where the outputs declare them."""
+        options = self._options
+        if options["raw"] is None and self._tells_words:
+            options = {**options, "raw": False}
+        return self._client.infer(self._model, inputs, retry=retry, **options)
 
     def _ask_in_pieces(self) -> InferResult:
         """Ask with the tensors: once, or with as many rows at a time as one request may have."""
         rows = {array.shape[0] if array.ndim else 0 for array in self.inputs.values()}
         most = self._most_rows
         if len(rows) != 1 or not 0 < most < max(rows):
-            return self._client.infer(self._model, self.inputs, **self._options)
+            return self._infer(self.inputs)
         results = []
         for start in range(0, max(rows), most):
             piece = {name: array[start : start + most] for name, array in self.inputs.items()}
-            results.append(self._client.infer(self._model, piece, retry=True, **self._options))
+            results.append(self._infer(piece, retry=True))
         if not self._has_told_pieces:
             self._has_told_pieces = True
             self._screen.note(f"{max(rows):,} rows in {len(results):,} requests: one takes {most:,}")
@@ -171,15 +188,21 @@ class _Asking:
         return pictures.draw_answer(file, result, self.steps, self.draws_to, is_alone=is_alone)
 
 
-def _check(arguments: argparse.Namespace, files: Sequence[Path]) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
     """Raise UsageError for options that do not go together, ConfigError where Pillow is missing."""
-    if not files and (arguments.draw is not None or arguments.once is not None):
+    if not arguments.values and (arguments.draw is not None or arguments.once is not None):
         raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
     if arguments.once is not None:
         drawing.check_pillow("--as")
+    if arguments.draw is not None and (arguments.raw or arguments.once is not None):
+        raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")
+
+
+def _check_files(arguments: argparse.Namespace, files: Sequence[Path]) -> None:
+    """Raise UsageError for options that do not go with these pictures, ConfigError where Pillow is missing."""
     if arguments.draw is not None:
-        if arguments.raw or arguments.once is not None:
-            raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")
+        if not files:
+            raise UsageError(f"--draw is for pictures, and model {arguments.model!r} takes none; leave it out")
         pictures.check_draw("--draw", arguments.draw, is_alone=len(files) == 1)
     if len(files) > 1:
         for option, is_said in (("--repeat", arguments.repeat > 1), ("--output", arguments.output is not None)):

@@ -21,13 +21,13 @@ from edge_runtime.client.pictures import SUFFIXES as PICTURE_SUFFIXES
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
-from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, datatype
-
-NO_STEPS = ModelSteps()
 
 RAW_SUFFIXES = (".bin", ".raw")
 """Raw bytes: shape and datatype are the model's, or given by options."""
+
+PATH_CHARACTERS = 4096
+"""Longer is no path (PATH_MAX of Linux)."""
 
 TOKENS = 10
 """Made-up integers are below this: inside any vocabulary or table that they may index."""
@@ -53,8 +53,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]FILE",
         action="append",
         default=[],
-        help="a .npy, .json or .bin file, a picture, @JSON for a value, or - for JSON on stdin; "
-        "NAME= may be left out where the model has one input",
+        help="a .npy, .json or .bin file, a picture, @JSON for a value (@TEXT for BYTES), or - for stdin: JSON, or "
+        "values, a row a line; NAME= may be left out where the model has one input",
     )
     fill = group.add_mutually_exclusive_group()
     fill.add_argument("--random", action="store_true", help="made-up values for every input not given")
@@ -87,12 +87,10 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def tensors(
-    asked: Given, specs: Sequence[TensorSpec], screen: Screen, steps: ModelSteps = NO_STEPS
-) -> dict[str, Array]:
+def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
     """Return one array for each input of the model. Raises UsageError for a missing or unknown one.
 
-    steps: what the model declares; an input that takes pictures is then given them as they are.
+    picture: the input that takes pictures, which is given them as they are.
     """
     texts = _named(asked.texts, specs, "--input")
     shapes = _named(asked.shapes, specs, "--shape")
@@ -105,7 +103,7 @@ def tensors(
         text = texts.get(spec.name)
         if text is not None:
             if Path(text).suffix.lower() in PICTURE_SUFFIXES and not text.startswith("@"):
-                found[spec.name] = _picture(Path(text), spec, steps)
+                found[spec.name] = _picture(Path(text), spec, picture)
                 continue
             found[spec.name] = _read(text, spec, shapes.get(spec.name), datatypes.get(spec.name), screen)
         elif asked.fill:
@@ -114,7 +112,8 @@ def tensors(
             )
         else:
             wanted = " ".join(f"--input {each.name}=FILE" for each in specs)
-            raise UsageError(f"input {spec.name!r} is missing; the model wants {wanted} (or --random, --zeros)")
+            words = "a PICTURE, or " if spec.name == picture else "a TEXT, or " if spec.datatype == "BYTES" else ""
+            raise UsageError(f"input {spec.name!r} is missing; the model wants {words}{wanted} (or --random, --zeros)")
     return found
 
 
@@ -136,12 +135,35 @@ def made_up(spec: TensorSpec, shape: tuple[int, ...] | None, rows: int, random: 
     return random.integers(0, 2 if kind.name == "BOOL" else TOKENS, lengths).astype(kind.dtype)
 
 
+def bytes_of(values: Sequence[str], spec: TensorSpec, screen: Screen) -> Array:
+    """Return texts as the elements of an input of BYTES; a value that names a picture is that file's bytes.
+
+    Raises UsageError where the input has no place for as many.
+    """
+    lengths = filled_shape(spec, len(values))
+    if lengths is None or math.prod(lengths) != len(values):
+        raise UsageError(
+            f"input {spec.name!r} is BYTES {list(spec.shape)} (-1: any), got {len(values)} values; wanted "
+            f"--input '{spec.name}=@JSON', with lists as its shape has them"
+        )
+    found: Array = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        path = Path(value)
+        if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file():
+            found[place] = read_picture(path)
+            continue
+        if len(value) < PATH_CHARACTERS and path.is_file():
+            screen.note(f"{value} is sent as text; the lines of the file: --input - < {value}")
+        found[place] = value.encode("utf-8", "surrogateescape")
+    return found.reshape(lengths)
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _picture(path: Path, spec: TensorSpec, steps: ModelSteps) -> Array:
+def _picture(path: Path, spec: TensorSpec, picture: str) -> Array:
     """A picture as it is. Raises TensorMismatch where the model does not declare what it means."""
-    if spec.name not in steps.inputs:
+    if spec.name != picture and spec.datatype != "BYTES":
         raise TensorMismatch(
             f"input {spec.name!r}: the model does not declare how a picture becomes its tensor: write "
             f"[input.{spec.name}] into its model.toml, or say it once: infer MODEL {path} --as range=0..1,fit=stretch"
@@ -153,9 +175,11 @@ def _picture(path: Path, spec: TensorSpec, steps: ModelSteps) -> Array:
 
 def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str | None, screen: Screen) -> Array:
     if text.startswith("@"):
+        if spec.datatype == "BYTES" and not text[1:].lstrip().startswith(("[", '"')):
+            return tensor_from_json([text[1:]], spec)
         return tensor_from_json(_json(text[1:], f"input {spec.name!r}"), spec)
     if text == "-":
-        return tensor_from_json(_json(stdin_text(), "stdin"), spec)
+        return _from_values(stdin_text(), spec)
     path = Path(text)
     suffix = path.suffix.lower()
     if suffix in RAW_SUFFIXES:
@@ -163,7 +187,7 @@ def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str 
     if suffix not in INPUT_SUFFIXES:
         raise UsageError(
             f"input {spec.name!r}: {text} is none of {', '.join((*INPUT_SUFFIXES, *RAW_SUFFIXES))}; "
-            "a value itself is written @JSON"
+            f"a value itself is written {'@TEXT or @JSON' if spec.datatype == 'BYTES' else '@JSON'}"
         )
     with path.open("rb") as content:
         return tensor_from_file(content, text, spec, screen.note)
@@ -185,10 +209,14 @@ def _from_bytes(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, kin
 
 
 def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Read {"name": data, …}, or the Open Inference Protocol's {"inputs": [{"name", "data", …}]}."""
-    said = _json(stdin_text(), "stdin")
-    if not isinstance(said, dict):
-        raise UsageError('stdin: wanted {"input name": data, …}')
+    """Read {"name": data, …}, the Open Inference Protocol's {"inputs": [{"name", "data", …}]}, or bare values."""
+    text = stdin_text()
+    if not text.lstrip().startswith("{"):
+        if len(specs) != 1:
+            names = ", ".join(spec.name for spec in specs)
+            raise UsageError(f'stdin: the model has {len(specs)} inputs ({names}); wanted {{"input name": data, …}}')
+        return {specs[0].name: _from_values(text, specs[0])}
+    said = _json(text, "stdin")
     if isinstance(said.get("inputs"), list) and all(isinstance(item, dict) for item in said["inputs"]):
         said = {str(item.get("name", "")): _shaped(item) for item in said["inputs"]}
     said = _named(said, specs, "stdin")
@@ -196,6 +224,28 @@ def _from_stdin(specs: Sequence[TensorSpec]) -> dict[str, Array]:
     if missing:
         raise UsageError(f"stdin: input {missing[0]!r} is missing")
     return {spec.name: tensor_from_json(said[spec.name], spec) for spec in specs}
+
+
+def _from_values(text: str, spec: TensorSpec) -> Array:
+    """Read the values of one input: JSON, or else a row a line: text, or numbers between blanks and commas."""
+    if not text.strip():
+        raise UsageError("stdin is empty; wanted JSON, or values, a row a line")
+    try:
+        value = json_value(text, "stdin")
+    except TensorMismatch as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if spec.datatype == "BYTES":
+            return tensor_from_json(lines, spec)
+        try:
+            rows = [json_value(_as_list(line), "stdin") for line in lines]
+        except TensorMismatch:
+            raise UsageError(f"{error.message}; wanted JSON, or numbers, a row a line") from None
+        return tensor_from_json(rows if len(rows) > 1 else rows[0], spec)
+    return tensor_from_json(value if isinstance(value, list) else [value], spec)
+
+
+def _as_list(line: str) -> str:
+    return line if line.lstrip().startswith("[") else f"[{', '.join(line.replace(',', ' ').split())}]"
 
 
 def _shaped(item: Mapping[str, Any]) -> Any:

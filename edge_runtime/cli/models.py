@@ -211,7 +211,7 @@ def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
         steps = declared_steps(metadata)
-        if not steps.inputs:
+        if not pictures.input_name(metadata):
             raise TensorMismatch(pictures.why_none(metadata))
         result = client.infer(arguments.model, picture=file, version=arguments.version)
     saved = [] if to is None else [pictures.draw_answer(file, result, steps, to, is_alone=True)]

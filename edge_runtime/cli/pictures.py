@@ -24,7 +24,7 @@ from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client import drawing
 from edge_runtime.client.core import declared_steps
-from edge_runtime.client.pictures import picture_files, read_picture
+from edge_runtime.client.pictures import SUFFIXES, picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -51,11 +51,17 @@ MIN_SCORES = 6
 Ask = Callable[[Path], InferResult]
 
 
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files that were named, and those of named folders. Raises UsageError, and TensorMismatch for no picture."""
+def files_of(paths: Sequence[Path], inputs: Sequence[str] = ()) -> list[Path]:
+    """The files that were named, and those of named folders. inputs: of the model, which are named by an option.
+
+    Raises UsageError, and TensorMismatch for no picture.
+    """
     found: list[Path] = []
     for path in paths:
         if not path.exists():
+            name, _, file = str(path).partition("=")
+            if name in inputs:
+                raise UsageError(f"{path}: wanted {file} alone, or --input {name}={file}")
             raise UsageError(f"{path}: there is no such file or folder; wanted a picture, or a folder of them")
         found += picture_files(path) if path.is_dir() else [path]
     return found
@@ -72,11 +78,46 @@ def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(inputs, outputs)
 
 
+def input_name(metadata: Mapping[str, Any]) -> str:
+    """The input that takes pictures: as declared, or of a pipeline the first of BYTES; "" where there is none."""
+    declared = next(iter(declared_steps(metadata).inputs), "")
+    if declared or "pipeline" not in metadata:
+        return declared
+    return next((each.name for each in spec_of(metadata).inputs if each.datatype == "BYTES"), "")
+
+
 def why_none(metadata: Mapping[str, Any]) -> str:
     """Why a model takes no picture, with the lines to write."""
     from edge_runtime.serving.declared_steps import why_no_picture
 
-    return why_no_picture(str(metadata.get("name", "")), spec_of(metadata), metadata.get("preset"))
+    name, is_pipeline = str(metadata.get("name", "")), "pipeline" in metadata
+    return why_no_picture(name, spec_of(metadata), metadata.get("preset"), is_pipeline=is_pipeline)
+
+
+def text_input(metadata: Mapping[str, Any], named: Mapping[str, str], values: Sequence[str]) -> TensorSpec:
+    """The only input of BYTES that is not given otherwise, for texts. named: inputs that are.
+
+    Raises UsageError where there is none, or several; TensorMismatch for pictures that the model does not take.
+    """
+    model, inputs = metadata.get("name"), spec_of(metadata).inputs
+    able = [each for each in inputs if each.datatype == "BYTES" and each.name not in named]
+    if len(able) == 1:
+        return able[0]
+    if able:
+        wanted = " ".join(f"--input '{each.name}=@TEXT'" for each in able)
+        raise UsageError(f"{values[0]}: model {model!r} has {len(able)} inputs for text, say which: {wanted}")
+    name, has_name, file = values[0].partition("=")
+    if has_name and any(each.name == name for each in inputs):
+        raise UsageError(f"{values[0]}: an input by its name is an option: --input {name}={file}")
+    path = Path(values[0])
+    if path.is_dir() or path.suffix.lower() in SUFFIXES:
+        once = "\nFor once, say it with --as: edge-runtime infer MODEL PICTURE --as range=0..1,fit=stretch"
+        raise TensorMismatch(why_none(metadata) + ("" if "pipeline" in metadata else once))
+    there = ", ".join(f"{each.name} {each.datatype} {shape_text(each.shape)}" for each in inputs)
+    raise UsageError(
+        f"{values[0]}: model {model!r} takes neither pictures nor text; it has the inputs {there}: "
+        f"--input {inputs[0].name if inputs else 'NAME'}=FILE, or --random"
+    )
 
 
 # ---- --as -----------------------------------------------------------------------------------------------------------
@@ -202,9 +243,14 @@ def draw_answer(file: Path, result: InferResult, steps: ModelSteps, to: Path, *,
 
     Raises UsageError where the copy would replace the picture, TensorMismatch where there is no answer.
     """
-    if not result.answers:
+    if not result.answers and not steps.has_items:
         raise TensorMismatch(
             f"model {result.model!r} gives no answer that could be drawn; it declares no [output.NAME]"
+        )
+    if steps.has_items:
+        raise TensorMismatch(
+            f"pipeline {result.model!r} answers of items in the picture, and not where they are; add the boxes that "
+            "they were cut out by to its [output]"
         )
     if not (is_alone and to.suffix and not to.is_dir()):
         to.mkdir(parents=True, exist_ok=True)
@@ -282,7 +328,9 @@ def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
 def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
     """Print what was seen, and every output that is no answer with its datatype and shape."""
     screen.heading(f"{result.model} version {result.version}")
-    for answer in result.answers:
+    for row, answer in enumerate(result.answers, 1):
+        if len(result.answers) > 1:
+            screen.line(screen.painted(f"{'item' if steps.has_items else 'row'} {row}", "dim"))
         if answer.picture is not None:
             screen.line(screen.painted(read_text(answer), "dim"))
         for line in answer_lines(answer, mask_labels(steps)):
@@ -305,7 +353,7 @@ def answer_json(result: InferResult, steps: ModelSteps) -> dict[str, Any]:
     """
     answer: dict[str, Any] = {"model_name": result.model, "model_version": str(result.version)}
     if result.answers:
-        answer |= answer_fields(result.answers, as_list=False)
+        answer |= answer_fields(result.answers, as_list=steps.has_items)
     bare = bare_outputs(result, steps)
     if bare or not result.answers:
         answer["outputs"] = [
@@ -326,6 +374,9 @@ def answer_json(result: InferResult, steps: ModelSteps) -> dict[str, Any]:
 def _lines(array: Array) -> list[str]:
     if array.size == 0:
         return ["empty"]
+    if array.dtype.kind == "O":
+        array = array.copy()
+        array.flat[:] = [_json_value(each) for each in array.flat]
     if _are_scores(array):
         rows = array.reshape(-1, array.shape[-1])
         return [line for row in rows for line in _best(row)]
@@ -405,7 +456,10 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.line(f'it takes pictures once its model.toml says: preset = "{metadata["preset"]}"')
     tensors = {each.name: each for each in spec.inputs}
-    for name, each in steps.inputs.items():
+    if name := "pipeline" in metadata and input_name(metadata):
+        screen.line()
+        screen.heading(f"{name}: a picture")
+    for name, each in steps.inputs.items() if "pipeline" not in metadata else ():
         kinds = {"picture": "a picture or frames", "frames": "RGB frames"}.get(each.source, f"{each.source} frames")
         screen.line()
         screen.heading(f"{name}: {kinds} in place of the tensor")

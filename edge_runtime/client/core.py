@@ -13,13 +13,11 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 
-from edge_runtime.answers import answers_of
 from edge_runtime.client import frames
 from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_destinations, checked_options
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
@@ -91,14 +89,14 @@ class InferArguments(NamedTuple):
 class CallBuilder(Protocol):
     """Builds calls and decodes replies in the words of one protocol. Does no I/O.
 
-    noun: what answers, for messages. ready_ask_s: how long the first question of `wait_ready` waits. tells_answers:
-    whether replies tell what was seen in pictures; else it is read out of the outputs, by the model's declared steps.
+    noun: what answers, for messages. ready_ask_s: how long the first question of `wait_ready` waits. knows_pictures:
+    whether the other side knows which input takes a picture that has no name; else the model's declared steps tell.
     """
 
     endpoint: str
     noun: str
     ready_ask_s: float
-    tells_answers: bool
+    knows_pictures: bool
 
     def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
         """Ask one operation. Raises Unsupported where the protocol has no words for it."""
@@ -116,13 +114,6 @@ class CallBuilder(Protocol):
         """Build an inference call. Raises Unsupported, TensorMismatch and ModelNotFound for what cannot be sent.
 
         destinations: arrays that outputs go into. places: which arrays lie in shared memory.
-        """
-        ...
-
-    def read_by(self, call: Call, result: InferResult, known: Mapping[MetadataOf, Any]) -> MetadataOf | None:
-        """Whose declared steps read answers out of this result; None where the reply told them, or there are none.
-
-        known: metadata that was fetched.
         """
         ...
 
@@ -183,8 +174,6 @@ class ClientCore:
                 call = yield from self._call(asked, inputs, options)
                 try:
                     result: InferResult = yield call
-                    if not self._builder.tells_answers:
-                        result = yield from self._with_answers(call, result)
                     return result
                 except TensorMismatch as error:
                     self._forget(call.model)
@@ -207,7 +196,7 @@ class ClientCore:
         """Send a call of `call` and return its result."""
         try:
             result: InferResult = yield call
-            return (yield from self._with_answers(call, result))
+            return result
         except TensorMismatch:
             self._forget(call.model)  # another version may serve now, which takes something else
             raise
@@ -272,18 +261,10 @@ class ClientCore:
         """The inputs with the pictures, under the name that the other side has for them."""
         name = PICTURE
         is_asked = asked.picture is not None or asked.pictures is not None
-        if is_asked and not self._builder.tells_answers:  # not every server knows a name but the tensor's
+        if is_asked and not self._builder.knows_pictures:  # not every server knows a name but the tensor's
             metadata = yield from self._metadata(asked.model, asked.options.version)
             name = next(iter(declared_steps(metadata).inputs), PICTURE)
         return with_pictures(asked.inputs, asked.picture, asked.pictures, name)
-
-    def _with_answers(self, call: Call, result: InferResult) -> Flow[InferResult]:
-        """The result with what was seen in pictures, where replies do not tell it."""
-        wanted = self._builder.read_by(call, result, self._known)
-        if wanted is None:
-            return result
-        steps = declared_steps((yield from self._metadata(*wanted)))
-        return replace(result, answers=tuple(answers_of(steps, result.outputs)))
 
     def _call(self, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Flow[Call]:
         builder, model = self._builder, asked.model
@@ -363,7 +344,7 @@ class ClientCore:
 class DaemonCalls:
     """Calls in wire v1, for ZeroMQ and MQTT. device: whose topics carry them, over MQTT; it bounds whole messages."""
 
-    tells_answers = True
+    knows_pictures = True
 
     def __init__(self, endpoint: str, device: DeviceTopics | None = None) -> None:
         self.endpoint = endpoint
@@ -418,10 +399,6 @@ class DaemonCalls:
             call.topic = self._device.infer(check_model_name(model), options.version)
             call.bounded_bytes = len(header) + sum(map(_nbytes, data))
         return call
-
-    def read_by(self, call: Call, result: InferResult, known: Mapping[MetadataOf, Any]) -> MetadataOf | None:  # noqa: ARG002
-        """Return None: replies tell their answers."""
-        return None
 
 
 class Retries:

@@ -130,7 +130,7 @@ class ReplyDecoder:
         for tensor, frame in zip(header.outputs, frames[2:], strict=True):
             outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
-        answers = () if header.answer is None else _answers(header, outputs)
+        answers = read_answers(header.answer, outputs)
         return InferResult(header.model, header.version, outputs, timing, answers=answers)
 
     def result_into(
@@ -150,7 +150,7 @@ class ReplyDecoder:
                 fill_destination(tensor, destination, array) if destination is not None else _given(tensor, array)
             )
         timing = None if header.timing is None else _timing(header.timing)
-        return InferResult(header.model, header.version, outputs, timing, shared, _answers(header, outputs))
+        return InferResult(header.model, header.version, outputs, timing, shared, read_answers(header.answer, outputs))
 
     def value(self, frames: Sequence[Any]) -> Any:
         """Decode the reply to an operation. Raises the EdgeRuntimeError that it carries, or DecodeFailed."""
@@ -332,12 +332,12 @@ def _timing(fields: Mapping[str, float]) -> Timing:
     return Timing(float(fields["queue_ms"]), float(fields["run_ms"]), int(fields["batch_rows"]))
 
 
-def _answers(header: ReplyHeader, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
-    """The answers in a header, beside these outputs. Raises DecodeFailed for what is none."""
-    if header.answer is None:
+def read_answers(told: Mapping[str, Any] | None, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
+    """The answers that a reply tells beside these outputs, if any. Raises DecodeFailed for what is none."""
+    if told is None:
         return ()
     try:
-        return tuple(answers_from_fields(header.answer, outputs))
+        return tuple(answers_from_fields(told, outputs))
     except (LookupError, TypeError, ValueError) as error:
         raise DecodeFailed(f"the reply's answer cannot be read: {type(error).__name__}: {error}") from None
 

@@ -5,6 +5,7 @@ Owns: the channel, and what its statuses mean. wire/protobuf_messages.py has the
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge_runtime.client.oip_call import OipCall, OipQuestion, OipReply, OipTens
 from edge_runtime.config.oip_url import OipAccess
 from edge_runtime.errors import DecodeFailed, Draining
 from edge_runtime.protobufs import plain
+from edge_runtime.wire.oip import ANSWER
 from edge_runtime.wire.protobuf_messages import METHODS, InferRequest
 
 CODE, PUSHBACK_MS = "edge-runtime-code", "grpc-retry-pushback-ms"
@@ -164,7 +166,16 @@ def _answer(found: Any) -> OipReply:
         OipTensor(each.name, each.datatype, tuple(each.shape), data)
         for each, data in zip(found.outputs, found.raw_output_contents, strict=True)
     ]
-    return OipReply(found.model_name, found.model_version, outputs, plain(found).get("parameters", {}))
+    parameters = plain(found).get("parameters", {})
+    return OipReply(found.model_name, found.model_version, outputs, parameters, _words(parameters.get(ANSWER)))
+
+
+def _words(told: Any) -> Any:
+    """The parameter `answer`, of which another server may have its own."""
+    try:
+        return json.loads(told) if isinstance(told, str) else None
+    except ValueError:
+        return None
 
 
 def _fields_of(question: OipQuestion) -> tuple[str, dict[str, Any]]:

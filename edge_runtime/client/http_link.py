@@ -22,6 +22,7 @@ from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer,
 from edge_runtime.client.oip_call import OipCall, OipQuestion, OipReply, OipTensor, server_error
 from edge_runtime.config.oip_url import OipAccess, OipAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
+from edge_runtime.wire.oip import ANSWER
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
 JOIN_BELOW = 64 << 10
@@ -246,9 +247,8 @@ def _answer(headers: HTTPMessage, body: bytearray) -> OipReply:
             else:
                 data, at = view[at : at + nbytes], at + nbytes
             outputs.append(OipTensor(tensor["name"], tensor["datatype"], tuple(tensor["shape"]), data))
-        return OipReply(
-            fields["model_name"], str(fields.get("model_version", "")), outputs, fields.get("parameters") or {}
-        )
+        version, parameters = str(fields.get("model_version", "")), fields.get("parameters") or {}
+        return OipReply(fields["model_name"], version, outputs, parameters, fields.get(ANSWER))
     except (KeyError, TypeError, ValueError) as error:
         raise DecodeFailed(f"the server's answer is not the Open Inference Protocol's: {error!r}") from None
 

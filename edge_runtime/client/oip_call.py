@@ -60,12 +60,13 @@ class OipTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OipReply:
-    """What a model answered."""
+    """What a model answered. answer: what its outputs say in words, where the server tells it."""
 
     model: str
     version: str
     outputs: Sequence[OipTensor]
     parameters: Mapping[str, Any]
+    answer: Mapping[str, Any] | None = None
 
 
 class OipLink(Protocol):

@@ -19,10 +19,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.client.blocking_client import ControllingClient
-from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, Flow, MetadataOf, wait_for_s
-from edge_runtime.client.frames import CallPlaces, Options, fill_destination, tensor_frame
+from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, Flow, wait_for_s
+from edge_runtime.client.frames import CallPlaces, Options, fill_destination, read_answers, tensor_frame
 from edge_runtime.client.in_flight import NEVER_S, Call, InFlight, acquire, all_in_flight, closed
 from edge_runtime.client.oip_call import OipCall, OipLink, OipQuestion, OipReply
 from edge_runtime.config.oip_url import OipAccess, oip_access
@@ -130,7 +129,7 @@ class OpenInferenceCalls:
 
     noun = "server"
     ready_ask_s = math.inf
-    tells_answers = False
+    knows_pictures = False
 
     def __init__(self, endpoint: str, is_grpc: bool) -> None:
         self.endpoint = endpoint
@@ -185,20 +184,6 @@ class OpenInferenceCalls:
             sent,
         )
         return call
-
-    def read_by(self, call: Call, result: InferResult, known: Mapping[MetadataOf, Any]) -> MetadataOf | None:
-        """Decide by what was sent, and how it is read, whether outputs are answers, which the protocol does not say."""
-        request = call.oip
-        assert isinstance(request, OipCall)
-        raw = request.parameters.get("raw")
-        if raw is None:
-            metadata = known.get(MetadataOf(request.model, request.version), {})
-            pictures = metadata.get("steps", {}).get("inputs", ())
-            has_picture = any(name in pictures and kind in ("BYTES", "UINT8") for name, kind, *_ in request.inputs)
-            has_answers = has_picture or PICTURE_SIZE in result.outputs
-        else:
-            has_answers = raw is False
-        return MetadataOf(result.model, result.version or None) if has_answers else None
 
     def _live(self, wait_s: float) -> Flow[bool]:
         return bool((yield _question("server_live", wait_s)).get("live", True))
@@ -374,7 +359,8 @@ def _result(destinations: Mapping[str, Array], answer: OipReply) -> InferResult:
     if "run_ms" in told:
         timing = Timing(float(told["queue_ms"]), float(told["run_ms"]), int(told["batch_rows"]))
     version = int(answer.version) if answer.version.isdigit() else 0
-    return InferResult(answer.model, version, outputs, timing)
+    told_answers = answer.answer if isinstance(answer.answer, dict) else None
+    return InferResult(answer.model, version, outputs, timing, answers=read_answers(told_answers, outputs))
 
 
 def _entry(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -285,6 +285,10 @@ class SteadyLabels:
 
 def frame_source(servable: Servable) -> PictureSource:
     """The form of frames that a model declares. Raises TensorMismatch where it takes none, with what to write."""
+    if servable.chain is not None:
+        raise TensorMismatch(
+            f"model {servable.model!r} is a pipeline, which takes encoded pictures; a camera's frames go to a model"
+        )
     declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
     if declared is None:
         raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))

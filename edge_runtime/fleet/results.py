@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from edge_runtime.answers import Answer, answer_fields, answers_of, kind_of
+from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import PublishRule
 from edge_runtime.errors import ConfigError
@@ -34,7 +34,7 @@ from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Outgoing
 from edge_runtime.transports.mqtt_transport import Sender
-from edge_runtime.wire.json_codec import dumps, pack_json_answer
+from edge_runtime.wire.json_codec import dumps, outputs_to_json, pack_json_answer
 from edge_runtime.wire.mqtt_properties import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
 from edge_runtime.wire.topics import DeviceTopics, check_result_topic
 
@@ -260,11 +260,14 @@ def result_payload(result: PendingResult) -> bytes:
     more = {"time": datetime.fromtimestamp(result.utc_s, timezone.utc).isoformat(timespec="milliseconds")}
     if result.file is not None:
         more["file"] = name_as_text(result.file)
-    answers = _answers(result)
-    if not answers:
+    answers, steps = _answers(result), servable.steps
+    if not answers or steps is None:
         return pack_json_answer(None, servable.model, servable.number, tensors, more=more)
     fields: dict[str, Any] = {"id": None, "model_name": servable.model, "model_version": str(servable.number)}
-    return dumps({**fields, **answer_fields(answers, as_list=False), **more})
+    fields |= answer_fields(answers, as_list=steps.has_items)
+    if bare := [each for each in tensors if each[0].name not in {PICTURE_SIZE, *steps.outputs}]:
+        fields["outputs"] = outputs_to_json(bare)
+    return dumps({**fields, **more})
 
 
 def picture_topic(publication: Publication) -> str:

@@ -20,6 +20,8 @@ from edge_runtime.protobufs import parameter, plain, read
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import DATATYPES, Array, Buffer, array_to_wire, element_count
+from edge_runtime.wire import json_codec
+from edge_runtime.wire.oip import ANSWER
 from edge_runtime.wire.protobuf_messages import InferRequest, InferResponse
 
 ID, RAW_INPUT = 0x1A, 0x3A
@@ -193,7 +195,7 @@ class GrpcEncoding:
         """The outputs that its plan selects."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
-        head = _timing(request) + answer_head(plan, [array.shape for array in selected])
+        head = _parameters(request, selected) + answer_head(plan, [array.shape for array in selected])
         return (answer_bytes(head, request_id, [array_to_wire(array) for array in selected]),)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:  # noqa: ARG002 (as the protocol)
@@ -215,8 +217,9 @@ class ExtendedEncoding(GrpcEncoding):
     def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
         """The outputs that it asks for. One that lies in shared memory has an empty tensor, as with Triton."""
         plan: RequestPlan = request.plan
-        outputs = self._protocol.outputs(self._asked, plan, plan.select(request.outputs))
-        head = _timing(request) + _head(plan, [header for header, _ in outputs])
+        selected = plan.select(request.outputs)
+        outputs = self._protocol.outputs(self._asked, plan, selected)
+        head = _parameters(request, selected) + _head(plan, [header for header, _ in outputs])
         return (answer_bytes(head, request_id, [b"" if each is None else array_to_wire(each) for _, each in outputs]),)
 
 
@@ -242,16 +245,20 @@ def _head(plan: RequestPlan, outputs: Sequence[TensorHeader]) -> bytes:
     return made
 
 
-def _timing(request: Request) -> bytes:
-    """The answer's parameters that tell times, where they are asked for."""
-    if not request.plan.wants_timing:
+def _parameters(request: Request, selected: Sequence[Array]) -> bytes:
+    """The answer's parameters: times, where they are asked for, and what its outputs say in words, as JSON."""
+    plan: RequestPlan = request.plan
+    words = plan.words(selected)
+    told: dict[str, dict[str, Any]] = {}
+    if plan.wants_timing:
+        times = timing_fields(request)
+        told["batch_rows"] = {"int64_param": times.pop("batch_rows")}
+        told |= {name: {"double_param": value} for name, value in times.items()}
+    if words is not None:
+        told[ANSWER] = {"string_param": json_codec.dumps(words).decode()}
+    if not told:
         return b""
-    times = timing_fields(request)
-    rows = {"int64_param": times.pop("batch_rows")}
-    message = InferResponse(
-        parameters={"batch_rows": rows, **{name: {"double_param": value} for name, value in times.items()}}
-    )
-    made: bytes = message.SerializeToString()
+    made: bytes = InferResponse(parameters=told).SerializeToString()
     return made
 
 

@@ -99,7 +99,7 @@ class BinaryAnswer:
         selected = plan.select(request.outputs)
         data = [array_to_wire(array) for array in selected]
         outputs = _binary_outputs(plan.tensor_headers([array.shape for array in selected]), data)
-        return _binary_response(_answer_fields(request, outputs), request_id, data)
+        return _binary_response(_answer_fields(request, outputs, plan.words(selected)), request_id, data)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
         """An error."""
@@ -149,7 +149,7 @@ class OipAnswer:
                 fields["parameters"] = {oip.BINARY_SIZE: memoryview(data[-1]).nbytes}
             else:
                 fields["data"] = json_codec.array_to_json(header.datatype, array)
-        fields = _answer_fields(request, outputs)
+        fields = _answer_fields(request, outputs, plan.words(selected))
         if data:
             return _binary_response(fields, request_id, data, self._deflates)
         if request_id is not None:
@@ -283,12 +283,14 @@ class GenerateAnswer:
         return response((event(result),), EVENTS_TYPE, deflates=self._deflates)
 
 
-def _answer_fields(request: Request, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer_fields(request: Request, outputs: list[dict[str, Any]], words: Mapping[str, Any] | None) -> dict[str, Any]:
     plan: RequestPlan = request.plan
-    named = {"model_name": plan.servable.model, "model_version": str(plan.servable.number)}
+    fields: dict[str, Any] = {"model_name": plan.servable.model, "model_version": str(plan.servable.number)}
     if plan.wants_timing:
-        return {**named, "parameters": timing_fields(request), "outputs": outputs}
-    return {**named, "outputs": outputs}
+        fields["parameters"] = timing_fields(request)
+    if words is not None:
+        fields[oip.ANSWER] = words
+    return {**fields, "outputs": outputs}
 
 
 def _binary_outputs(headers: Sequence[Any], data: Sequence[Any]) -> list[dict[str, Any]]:

@@ -159,21 +159,20 @@ class JsonPictureEncoding(JsonEncoding):
 def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
     """The answer to pictures in JSON, but its id and timing; None where bare outputs were asked for.
 
-    Outputs of a model that declares none of them stand beside, as tensors.
+    Outputs that say nothing in words stand beside, as tensors.
     """
     plan: RequestPlan = request.plan
     servable = plan.servable
     selected = plan.select(request.outputs)
     answers = plan.answers(selected)
-    if answers is None:
+    if answers is None or servable.steps is None:
         return None
     fields: dict[str, Any] = {"model_name": servable.model, "model_version": str(servable.number)}
-    fields |= answer_fields(answers, as_list=as_list)
-    if servable.steps is not None and not servable.steps.outputs:
-        headers = plan.tensor_headers([array.shape for array in selected])
-        outputs = [
-            (header, array) for header, array in zip(headers, selected, strict=True) if header.name != PICTURE_SIZE
-        ]
+    fields |= answer_fields(answers, as_list=as_list or servable.steps.has_items)
+    headers = plan.tensor_headers([array.shape for array in selected])
+    said = {*servable.steps.outputs, PICTURE_SIZE}
+    outputs = [(header, array) for header, array in zip(headers, selected, strict=True) if header.name not in said]
+    if outputs or not servable.steps.outputs:
         fields["outputs"] = json_codec.outputs_to_json(outputs)
     return fields
 

@@ -82,8 +82,12 @@ def model_config(servable: Servable) -> dict[str, Any]:
             "priority_queue_policy": {},
         }
     if backend == PIPELINE:
-        told = _parameters({"pipeline": pipeline_fields(servable.chain.pipeline)} if servable.chain is not None else {})
-        return config | {"ensemble_scheduling": {"step": []}, "parameters": told, "model_warmup": []}
+        told: dict[str, Any] = {}
+        if servable.chain is not None:
+            told["pipeline"] = pipeline_fields(servable.chain.pipeline)
+        if servable.steps is not None:
+            told["steps"] = steps_fields(servable.steps)
+        return config | {"ensemble_scheduling": {"step": []}, "parameters": _parameters(told), "model_warmup": []}
     on_cpu = servable.layouts.narrow.device.upper() in CPU_DEVICES
     config["instance_group"] = [
         {

@@ -68,8 +68,14 @@ def told_preset(settings: ModelSettings, steps: ModelSteps | None) -> str:
     return f'its metadata says preset = "{steps.preset}", which filled what its tables of steps leave out'
 
 
-def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None) -> str:
+def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None, *, is_pipeline: bool = False) -> str:
     """Say that a model declares no steps for a picture, with the lines to write. offered: what its metadata tells."""
+    if is_pipeline:
+        there = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in spec.inputs)
+        return (
+            f"pipeline {model!r} takes no picture: it has the inputs {there}; it takes one where an input goes to a "
+            "model that declares pictures (models show says whom each step asks), or is BYTES"
+        )
     if offered is not None:
         return (
             f"model {model!r} declares no steps for a picture; its own metadata says which family it is of, so write "

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
+from edge_runtime.answers import kind_of
 from edge_runtime.backends.base import DECODE_PICTURE, StepFunction
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, make_pipeline, may_be_skipped, tensors_wanted
 from edge_runtime.repository.triton_config import TritonConfig, named_steps
 from edge_runtime.serving.servable import Servable
+from edge_runtime.steps import AnswerKind, InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import element_count
 
 MOST_COMPARED = 4096
@@ -36,6 +38,7 @@ class Fit:
 
     pipeline: with a step for each encoded picture that is cropped. batches: a request of n rows is n rows to each step.
     functions: of its Python steps, in the pipeline's order. labels: by output, those of the step that it comes from.
+    steps: what its models declare of what goes in and out.
     """
 
     pipeline: Pipeline
@@ -44,6 +47,7 @@ class Fit:
     max_rows: int
     functions: tuple[StepFunction, ...]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    steps: ModelSteps | None = None
     faults: tuple[str, ...] = ()
 
 
@@ -54,6 +58,7 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
     """
     fitting = _Fitting(pipeline, servables)
     fitting.follow()
+    cropped = tuple(place.tensor for place in fitting.encoded if place.step == INPUT)
     if fitting.encoded and not fitting.faults:
         pipeline = _with_decoding(pipeline, fitting.encoded)
         fitting = _Fitting(pipeline, servables)
@@ -74,7 +79,8 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
         if place.step in servables
     }
     faults = tuple(dict.fromkeys(fitting.faults))
-    return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), labels, faults)
+    steps = None if faults else fitting.steps(cropped)
+    return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), labels, steps, faults)
 
 
 def ensemble_faults(config: TritonConfig, servables: Mapping[str, Servable]) -> Iterator[str]:
@@ -112,6 +118,7 @@ class _Fitting:
         self._wanted = tensors_wanted(pipeline)
         self._skipped = may_be_skipped(pipeline)
         self._known = {Place(INPUT, name): spec for name, spec in pipeline.inputs.items()}
+        self._forms: dict[str, Servable] = {}
 
     # ---- steps
 
@@ -140,7 +147,7 @@ class _Fitting:
     def follow_model(self, step: Step, servable: Servable) -> None:
         """A step's model takes what its places hold, in the form that they ask for."""
         handed = {name: self._handed(step, name, place) for name, place in step.inputs.items()}
-        form = _form_of(step, servable, handed)
+        form = self._forms[step.name] = _form_of(step, servable, handed)
         wanted = {spec.name: spec for spec in form.spec.inputs}
         for name, spec in wanted.items():
             if name not in handed and not spec.is_optional:
@@ -190,6 +197,64 @@ class _Fitting:
             if name not in there:
                 whose = f"model {step.model!r}" if step.model is not None else step.python
                 self._fault(step, f"{whose} has no output {name!r}; it gives {_names(there)}")
+
+    # ---- declared with its models
+
+    def steps(self, cropped: Sequence[str]) -> ModelSteps | None:
+        """What the steps' models declare of the pipeline's own inputs and outputs: pictures in, answers out.
+
+        The first output of each kind is an answer, as of a model. Outputs of one answer have the same rows, or none:
+        those of a request, else those of one `map`; others stay tensors. cropped: inputs of encoded pictures.
+        """
+        inputs: dict[str, InputSteps] = {name: InputSteps() for name in cropped}
+        for step in self._pipeline.steps:
+            form = self._forms.get(step.name)
+            if form is None or form.steps is None or form.form.given != "picture":
+                continue
+            for name, place in step.inputs.items():
+                if place.step == INPUT and place not in step.map and name in form.steps.inputs:
+                    inputs[place.tensor] = form.steps.inputs[name]
+        told = {
+            name: (place, declared)
+            for name, place in self._pipeline.outputs.items()
+            if (declared := self._declared(place)) is not None
+        }
+        rows_of = self._rows_of()
+        counted = {name: rows_of[place.step] for name, (place, _) in told.items()}
+        rows = min(counted.values(), key=len, default=())
+        outputs: dict[AnswerKind, str] = {}
+        for name, (_, declared) in told.items():
+            if counted[name] == rows:
+                outputs.setdefault(kind_of(declared), name)
+        if not inputs and not outputs:
+            return None
+        labels: dict[str, tuple[str, ...]] = {}
+        for name in outputs.values():
+            place, _ = told[name]
+            of_step = self._forms[place.step].steps
+            if of_step is not None and place.tensor in of_step.labels:
+                labels[name] = of_step.labels[place.tensor]
+        return ModelSteps(inputs, {name: told[name][1] for name in outputs.values()}, labels, has_items=bool(rows))
+
+    def _declared(self, place: Place) -> OutputSteps | None:
+        """What a step's model declares of an output that is its answer; None where it is a tensor."""
+        form = self._forms.get(place.step)
+        if form is None or form.steps is None or not form.form.answers:
+            return None
+        return form.steps.outputs.get(place.tensor)
+
+    def _rows_of(self) -> dict[str, tuple[str, ...]]:
+        """By step, what the rows of its outputs are: () for those of the request, else whose items they are."""
+        found: dict[str, tuple[str, ...]] = {INPUT: ()}
+        for step in self._pipeline.steps:  # in their order: what a step reads is found
+            form = self._forms.get(step.name)
+            if step.map:
+                found[step.name] = tuple(map(str, step.map))
+            elif form is None or not (form.batches or form.form.answers):
+                found[step.name] = (step.name,)  # a row of it may be anything
+            else:
+                found[step.name] = max((found[place.step] for place in step.inputs.values()), key=len, default=())
+        return found
 
     # ---- conditions and crops
 

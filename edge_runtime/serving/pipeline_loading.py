@@ -36,6 +36,7 @@ from edge_runtime.serving.pipeline_fit import Fit, ensemble_faults, fit_pipeline
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.warmup import FirstRuns
+from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array, Tensors
 
@@ -395,7 +396,7 @@ class PipelineLoader:
                 max_rows=min(INLINE_ROWS, fit.max_rows),
                 limit_s=INLINE_RUN_S,
             )
-        return Servable(
+        servable = Servable(
             folder.name,
             version.number,
             settings,
@@ -408,8 +409,12 @@ class PipelineLoader:
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=metrics,
+            steps=fit.steps,
             chain=chain,
         )
+        if fit.steps is not None:
+            servable.form = Form("picture" if fit.steps.inputs else "tensor", answers=bool(fit.steps.outputs))
+        return servable
 
     def _load_functions(
         self, version: VersionFolder, settings: ModelSettings, functions: tuple[StepFunction, ...]

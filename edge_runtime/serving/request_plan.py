@@ -116,6 +116,11 @@ class RequestPlan:
                 settings.queue.policy_of(self.level), header.queue_timeout_ms or 0.0
             )
         self.wants_timing = header.timing
+        self._gives_answers = (
+            servable.steps is not None
+            and servable.form.answers
+            and not (servable.chain is not None and _wants_raw(header))  # a model has a form of its own for that
+        )
         self._top_k = _top_k(header, servable)
         self.is_own = is_own(header)
         self.metrics = ModelMetrics() if self.is_own else servable.metrics
@@ -163,8 +168,11 @@ class RequestPlan:
                     )
                 tensor = array_from_wire(header.datatype, header.shape, tensor)
             arrays.append(tensor)
-        if self.servable.form.given == "picture":
-            arrays = [_without_base64(each) if each.dtype == object else each for each in arrays]
+        servable = self.servable
+        if servable.form.given == "picture" and servable.steps is not None:
+            for index, spec in enumerate(servable.spec.inputs):
+                if arrays[index].dtype == object and spec.name in servable.steps.inputs:
+                    arrays[index] = _without_base64(arrays[index])
         return arrays
 
     def _no_input(self, index: int) -> Array:
@@ -204,13 +212,14 @@ class RequestPlan:
     def answers(self, selected: Sequence[Array]) -> list[Answer] | None:
         """What these outputs say, one a row; None where they are bare outputs."""
         servable = self.servable
-        if not servable.form.answers or servable.steps is None:
+        if not self._gives_answers or servable.steps is None:
             return None
-        names = (servable.spec.outputs[index].name for index in self.outputs)
+        names = [servable.spec.outputs[index].name for index in self.outputs]
         answers = answers_of(servable.steps, dict(zip(names, selected, strict=True)))
         if self._top_k is not None:
             answers = [replace(each, classes=each.classes and each.classes[: self._top_k]) for each in answers]
-        return answers or None
+        # Nothing found is an answer, too: of a pipeline whose step had no item, or was skipped.
+        return answers if answers or not servable.steps.outputs.keys().isdisjoint(names) else None
 
     def words(self, selected: Sequence[Array]) -> dict[str, Any] | None:
         """The JSON of the same, beside these outputs as tensors, which stand for masks and embeddings."""
@@ -218,7 +227,7 @@ class RequestPlan:
         if answers is None or steps is None:
             return None
         names = (self.servable.spec.outputs[index].name for index in self.outputs)
-        return answer_fields(answers, as_list=False, named=array_outputs(steps, names))
+        return answer_fields(answers, as_list=steps.has_items, named=array_outputs(steps, names))
 
     def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
         """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's.
@@ -301,10 +310,11 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
         return header
     declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
     own = [spec.name for spec in servable.spec.inputs]
-    if servable.chain is not None:
+    is_pipeline = servable.chain is not None
+    if declared is None and is_pipeline:
         declared = next((spec.name for spec in servable.spec.inputs if spec.datatype == "BYTES"), None)
     if declared is None and PICTURE not in own:
-        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered, is_pipeline=is_pipeline))
     inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
     return replace(header, inputs=tuple(inputs))
 
@@ -363,6 +373,8 @@ def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
     steps = servable.steps.inputs.get(got.name) if servable.steps is not None else None
     if steps is None or got.datatype not in {"BYTES", "UINT8"}:
         return ""
+    if servable.chain is not None:
+        return "; this pipeline takes an encoded picture: a JPEG, PNG, WebP, BMP or GIF"
     wanted = FRAMES.get(steps.source, "[rows,height,width,3], RGB, or [rows,height,width,1], gray")
     if steps.source == "picture":
         return f"; frames are UINT8 {wanted}"
@@ -377,6 +389,10 @@ def _without_base64(pictures: Array) -> Array:
             with suppress(ValueError):
                 found[index] = base64.b64decode(data, validate=True)
     return found
+
+
+def _wants_raw(header: RequestHeader) -> bool:
+    return typed(header.parameters or {}, "raw", bool, None) is True
 
 
 def _top_k(header: RequestHeader, servable: Servable) -> int | None:

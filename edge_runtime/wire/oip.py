@@ -91,6 +91,14 @@ RAW = "raw"
 """True for the bare outputs of a picture, False for answers to the model's own tensors."""
 TOP_K = "top_k"
 """Most classes in the words of an answer, of those that `model.toml` declares."""
+ANSWER = "answer"
+"""What an answer's outputs say in words, beside them as tensors: a field over HTTP, a parameter of JSON text over gRPC,
+whose message has no place for it.
+
+Decision. Context: `raw = false` gave these doors arrays of index and score, and no labels. Options: words in place of
+tensors; a parameter in both protocols; labels by `classification` alone. Chosen: beside the tensors, by the name that
+ZeroMQ and MQTT have for it, wherever outputs are answers. Cost: a few hundred bytes of JSON in such an answer, and a
+client that refuses unknown fields would have to ask with `raw = true`."""
 REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 MAX_SEQUENCE_ID_BYTES = 128

@@ -29,6 +29,18 @@ TOMLS = {
     "bare": IMAGE,
     "line": "",
     "export": "",
+    "terms": '[output.y]\nlabels = ["a", "b", "c", "d"]\ntop_k = 2\n',
+    "echo": "",
+}
+FOUND = '[[step]]\nname = "find"\nmodel = "pets"\ninputs = {image = "input.photo"}\n'
+EACH = (
+    '[[step]]\nname = "each"\nmodel = "colours"\ninputs = {image = "find.boxes"}\n'
+    'crop = {picture = "input.photo", box = "find.boxes"}\n'
+)
+PIPELINES = {
+    "seen": f'{FOUND}[output]\nthings = "find.boxes"\nsize = "find.picture_size"\n',
+    "parts": f'{FOUND}{EACH}[output]\ncolours = "each.scores"\n',
+    "both": f'{FOUND}{EACH}[output]\nthings = "find.boxes"\ncolours = "each.scores"\n',
 }
 
 
@@ -46,6 +58,8 @@ MAKERS = {
     "line": lambda folder: onnx_models.picture_copy(folder, ("rows", 64)),
     "pets": onnx_models.detector,
     "areas": onnx_models.picture_copy,
+    "terms": onnx_models.mlp,
+    "echo": onnx_models.text_copy,
 }
 
 Run = Callable[..., str]
@@ -59,6 +73,9 @@ def daemon(broker, tmp_path_factory) -> Iterator[Daemon]:
     for name, toml in TOMLS.items():
         put_model(models, name, MAKERS.get(name, onnx_models.colours), toml=toml)
         (models / name / "labels.txt").write_text("cat\ndog\n" if name == "pets" else "red\ngreen\nblue\n")
+    for name, text in PIPELINES.items():
+        (models / name).mkdir()
+        (models / name / "pipeline.toml").write_text(text)
     doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
     with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1", **doors) as daemon:
         yield daemon
@@ -111,6 +128,84 @@ def test_boxes_are_told_in_the_pixels_of_the_picture(run, photo):
     assert told["boxes"][0] == {"label": "cat", "index": 0, "score": 0.9, "box": [16.0, 12.0, 48.0, 36.0]}
     assert "outputs" not in told
     assert told["latency_ms"]["p50"] > 0
+
+
+@pytest.mark.parametrize("words", [["PHOTO"], ["--input", "photo=PHOTO"], ["--input", "PHOTO"]])
+def test_a_pipeline_takes_a_picture_as_a_model_does_and_answers_with_labels(run, photo, words):
+    shown = run("infer", "seen", *[word.replace("PHOTO", str(photo)) for word in words])
+    assert "  cat  0.9000  [16.0, 12.0, 48.0, 36.0]\n  dog  0.5000  [8.0, 6.0, 24.0, 18.0]\n" in shown
+    assert "size  INT64 [1, 2]" in shown
+
+
+@pytest.mark.parametrize("door", ["zmq", "http", "grpc", "mqtt"])
+def test_a_pipelines_answer_is_told_alike_by_every_door(run, daemon, broker, photo, door):
+    here = {"zmq": daemon.endpoints[1], "mqtt": f"{broker.url}/dev1"}
+    url = here.get(door) or getattr(daemon, door).endpoints[0]
+    told = json.loads(run("infer", "seen", photo, "--json", "--connect", url))
+    assert [each["label"] for each in told["boxes"]] == ["cat", "dog"]
+    assert [each["name"] for each in told["outputs"]] == ["size"]
+    parts = json.loads(run("infer", "parts", photo, "--json", "--connect", url))
+    assert [each["classes"][0]["label"] for each in parts["answers"]] == ["red", "red"]
+    both = json.loads(run("infer", "both", photo, "--json", "--connect", url))
+    assert [each["label"] for each in both["boxes"]] == ["cat", "dog"]
+    assert [(each["name"], each["shape"]) for each in both["outputs"]] == [("colours", [2, 2, 2])]
+    assert "picture" in run("models", "show", "seen", "--connect", url)
+
+
+def test_a_pipelines_boxes_are_drawn_and_items_that_lie_nowhere_are_not(run, photo, tmp_path):
+    run("infer", "seen", photo, "--draw", tmp_path / "out.png")
+    assert (pixels(tmp_path / "out.png") != pixels(photo)).any()
+    said = run("infer", "parts", photo, "--draw", tmp_path / "no.png", status=1, error=True)
+    assert "add the boxes that they were cut out by to its [output]" in said
+    assert "cat  0.9000" in run("models", "try", "seen", photo)
+
+
+def test_a_model_of_tensors_that_declares_labels_answers_with_them(run, tmp_path):
+    shown = run("infer", "terms", "--zeros")
+    assert shown.startswith("terms version 1\n  a  0.2500\n  b  0.2500\ntook ")
+    assert "row 2\n  a  0.2500" in run("infer", "terms", "--zeros", "--rows", 2)
+    assert "y  FP32 [1, 4]" in run("infer", "terms", "--zeros", "--raw")
+    assert "y  FP32 [1, 4]" in run("infer", "terms", "--zeros", "--output", tmp_path / "y.npy")
+    assert np.load(tmp_path / "y.npy").shape == (1, 4)
+
+
+def test_a_bare_argument_is_text_for_a_model_that_takes_it(run, tmp_path, photo):
+    assert "['great film']" in run("infer", "echo", "great film")
+    assert "['good', 'bad']" in run("infer", "echo", "good", "bad")
+    assert "['great film']" in run("infer", "echo", "--input", "x=@great film")
+    (tmp_path / "note.txt").write_text("inside")
+    assert "is sent as text" in run("infer", "echo", tmp_path / "note.txt", error=True)
+    # A picture goes as its bytes, which are no UTF-8.
+    assert "UTF-8" in run("infer", "echo", photo, status=1, error=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "shown"),
+    [
+        ("echo", '["a", "b"]', "['a', 'b']"),
+        ("echo", '"a b"', "['a b']"),
+        ("echo", "good film\n\nbad film\n", "['good film', 'bad film']"),
+        ("terms", "[" + "0," * 15 + "0]", "a  0.2500"),
+        ("terms", "0 0 0 0 0 0 0 0\n0,0,0,0 0,0 0 0\n".replace("\n", " ") + "\n", "a  0.2500"),
+        ("terms", ("0 " * 16 + "\n") * 2, "row 2"),
+        ("terms", ("[" + "0," * 15 + "0]\n") * 2, "row 2"),
+        ("terms", '{"x": [[' + "0," * 15 + "0]]}", "a  0.2500"),
+    ],
+)
+def test_stdin_may_have_bare_values(run, monkeypatch, model, text, shown):
+    for name in ("-", "x=-"):
+        if name == "-" or not text.startswith("{"):
+            monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+            assert shown in run("infer", model, "--input", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "stdin is empty"), (" \n", "stdin is empty"), ("good film", "wanted JSON, or numbers, a row a line")],
+)
+def test_what_stdin_has_and_cannot_be_read_is_told(run, monkeypatch, text, said):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert said in run("infer", "terms", "--input", "-", status=2, error=True)
 
 
 def test_raw_shows_the_bare_outputs(run, photo):
@@ -183,6 +278,13 @@ def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, d
         (["colours", "PHOTO", "--draw", "FOLDER/.."], 2, "is the picture itself"),
         (["bare", "PHOTO", "--raw", "--draw", "out"], 2, "which --raw and --as do not give"),
         (["colours", "--draw", "out"], 2, "--draw is for pictures"),
+        (["echo", "a", "--draw", "out"], 2, "--draw is for pictures"),
+        (["colours", "image=PHOTO"], 2, "or --input image="),
+        (["terms", "x=PHOTO"], 2, "--input x="),
+        (["terms", "great film"], 2, "takes neither pictures nor text; it has the inputs x FP32 [?, 16]"),
+        (["echo"], 2, "the model wants a TEXT, or --input x=FILE"),
+        (["echo", "--input", "great film"], 2, "a value itself is written @TEXT or @JSON"),
+        ([], 2, "the following arguments are required: MODEL\n"),
         (["silent", "PHOTO", "--as", "rnge=0..1"], 2, "did you mean 'range'?"),
         (["silent", "PHOTO", "--as", "0..1"], 2, "wanted KEY=VALUE"),
         (["silent", "PHOTO", "--as", "fit=round"], 2, "round"),

@@ -16,6 +16,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from edge_runtime.answers import answer_fields
+from edge_runtime.client.mqtt_client import MqttClient
+from edge_runtime.client.oip_client import OipClient
+from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.errors import EdgeRuntimeError, error_from_wire
 from tests.contract.open_doors import OpenDoors, open_doors
@@ -37,6 +41,13 @@ ANSWER = {
 }
 
 
+STEP = '[[step]]\nname = "look"\nmodel = "colours"\ninputs = {image = "input.photo"}\n[output]\n'
+PIPELINES = {
+    "whole": 'seen = "look.scores"\npicture_size = "look.picture_size"\n',
+    "beside": 'seen = "look.scores"\nbare = "look.picture_size"\n',
+}
+
+
 @pytest.fixture(scope="module")
 def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
     models = tmp_path_factory.mktemp("models")
@@ -44,6 +55,10 @@ def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
         put_model(models, name, onnx_models.colours, toml=("on_demand = true\n" if name == "sleepy" else "") + COLOURS)
         (models / name / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "silent", onnx_models.colours)
+    for name, outputs in PIPELINES.items():
+        (models / name).mkdir()
+        (models / name / "pipeline.toml").write_text(STEP + outputs)
+    put_model(models, "terms", onnx_models.mlp, toml='[output.y]\nlabels = ["a", "b", "c", "d"]\ntop_k = 2\n')
     pets = (
         '[input.image]\nrange = "0..1"\nfit = "letterbox"\n[output.boxes]\nlayout = "yolov8"\nlabels = "labels.txt"\n'
     )
@@ -195,6 +210,70 @@ def test_a_picture_gets_the_same_words_through_every_door(ask):
         assert ask("colours", RED) == ANSWER
 
 
+def test_a_pipeline_answers_in_the_words_of_the_model_that_it_ends_in(ask):
+    assert ask("whole", RED) == ANSWER
+    told = ask("beside", RED)
+    assert told["classes"] == ANSWER["classes"]
+    assert [each["name"] for each in told.get("outputs", ())] in ([], ["bare"])  # frames have it beside the words
+    assert ask("whole", RED, top_k=1) == {**ANSWER, "classes": ANSWER["classes"][:1]}
+
+
+def test_a_pipelines_bare_outputs_come_by_raw(doors):
+    with by_http_json(doors) as ask:
+        told = ask("whole", RED, raw=True)
+    assert [each["name"] for each in told.pop("outputs")] == ["seen", "picture_size"]
+    assert not told
+
+
+OURS = {"zmq": Client, "mqtt": MqttClient, "http": OipClient, "grpc": OipClient}
+
+
+@pytest.fixture(params=OURS)
+def client(doors, request) -> Iterator[Client | MqttClient | OipClient]:
+    is_oip = request.param in ("http", "grpc")
+    url = getattr(doors.daemon, request.param).endpoints[0] if is_oip else getattr(doors, request.param)
+    with OURS[request.param](url) as client:
+        yield client
+
+
+def test_our_clients_read_a_pipelines_words(client):
+    for _ in range(3):
+        answer = client.infer("whole", picture=RED).answer
+        assert answer_fields([answer], as_list=False) == ANSWER
+        assert [each.label for each in client.infer("beside", pictures=[RED, RED]).answers[1].classes] == [
+            "red",
+            "green",
+        ]
+
+
+ZEROS = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}
+TERMS = {
+    "classes": [{"label": "a", "index": 0, "score": 0.25}, {"label": "b", "index": 1, "score": 0.25}],
+}
+
+
+def test_a_model_of_tensors_answers_our_clients_in_words_where_asked_to(client):
+    for _ in range(3):
+        result = client.infer("terms", {"x": np.zeros((1, 16), np.float32)}, raw=False)
+        assert answer_fields(result.answers, as_list=False) == TERMS
+    assert not client.infer("terms", {"x": np.zeros((1, 16), np.float32)}).answers
+
+
+def test_a_model_of_tensors_answers_json_in_the_same_words_by_every_door(doors):
+    asked = {"inputs": [ZEROS], "parameters": {"raw": False}}
+    with RawClient(doors.zmq) as zmq, Peer(doors.mqtt.rpartition("/")[0]) as peer, RawHttp(http_url(doors)) as http:
+        replies = [
+            zmq.ask_json(model="terms", **asked),
+            json.loads(peer.ask("edge/pictures/infer/terms", json.dumps(asked), 1).payload),
+            http.ask("POST", "/v2/models/terms/infer", json.dumps(asked).encode()).fields,
+        ]
+        bare = http.ask("POST", "/v2/models/terms/infer", json.dumps({"inputs": [ZEROS]}).encode()).fields
+    for reply in replies:
+        assert reply["answer"] == TERMS
+        assert [each["data"] for each in reply["outputs"]] == [[0.0, 0.25, 1.0, 0.25]]
+    assert "answer" not in bare
+
+
 def test_several_pictures_get_an_answer_each_in_their_order(ask):
     answers = ask("colours", LARGE, RED, picture("lime", (9, 200), "JPEG"))["answers"]
     assert [each["classes"][0]["label"] for each in answers] == ["blue", "red", "green"]
@@ -332,6 +411,13 @@ def test_other_kinds_of_pictures_are_refused_by_name(http, kind):
     assert http.ask("POST", INFER, RED, content_type="image/png").status == 200
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "application/octet-stream"])
+def test_a_body_that_is_another_kind_of_picture_is_refused_by_its_name(http, kind):
+    answer = http.ask("POST", INFER, b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", content_type=kind)
+    assert (answer.status, answer.code) == (400, "decode_failed")
+    assert "heic (HEIF) are not read; wanted JPEG, PNG" in answer.fields["error"]
+
+
 @pytest.mark.parametrize("data", [RED, LARGE], ids=["small", "large"])
 def test_a_body_that_begins_as_a_picture_is_one_whatever_its_type_says(http, data):
     answer = http.ask("POST", INFER, data, content_type="application/x-www-form-urlencoded")
@@ -370,7 +456,7 @@ def test_tritons_clients_send_a_picture_as_one_element_and_get_the_answers_tenso
     module, client = triton
     for _ in range(3):
         result = client.infer("colours", [sent(module, RED, LARGE, name=name)])
-        assert result.as_numpy("scores").tolist() == [[[0, 1], [1, 0]], [[2, 1], [0, 0]]]
+        np.testing.assert_allclose(result.as_numpy("scores"), [[[0, 1], [1, 0]], [[2, 1], [0, 0]]], atol=1e-6)
         assert result.as_numpy("picture_size").tolist() == [[64, 48], [700, 500]]
 
 
