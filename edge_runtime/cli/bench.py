@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge_runtime.cli.arguments import add_connection, positive, positives, seconds
-from edge_runtime.cli.connection import connected_over_zmq, curve_keys
+from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.pictures import input_name
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure each load and print a row for it."""
+    wait_started(arguments)
     with connected_over_zmq(arguments, "bench") as client:
         metadata = client.metadata(arguments.model, arguments.version)
         inputs = tensors(given(arguments, fill="random"), specs_of(metadata), screen, input_name(metadata))

@@ -7,13 +7,17 @@ A verb may require ZeroMQ.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
+from edge_runtime.cli.screen import Screen
+from edge_runtime.client.channel import starting_control
 from edge_runtime.client.zmq_client import Client, CurveKeys
 from edge_runtime.config.broker import is_broker_url
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
@@ -27,9 +31,18 @@ if TYPE_CHECKING:
     DaemonClient = Client | MqttClient | OipClient
 
 
+START_WAIT_S = 60.0
+"""How long a verb waits for a daemon that starts: twice the default of start_limit_s, after which it answers anyway."""
+
+_LOOK_S = 0.1
+
+
 @contextmanager
-def connected(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
-    """Open a client from the options of `add_connection`. The error for an unknown model names the nearest one."""
+def connected(arguments: argparse.Namespace, *, waits: bool = True) -> Iterator[DaemonClient]:
+    """Open a client from the options of `add_connection`. The error for an unknown model names the nearest one.
+
+    waits: for a daemon on this machine that is starting, and say so.
+    """
     endpoint = client_endpoint(arguments.connect)
     if is_broker_url(endpoint):
         with _mqtt_client(arguments, endpoint) as remote, _naming_the_nearest(remote, arguments):
@@ -39,6 +52,8 @@ def connected(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
         with connected_over_oip(arguments, endpoint) as server:
             yield server
     else:
+        if waits:
+            wait_started(arguments)
         with connected_over_zmq(arguments, "this") as client:
             yield client
 
@@ -83,10 +98,34 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
         yield client
 
 
+def wait_started(arguments: argparse.Namespace) -> None:
+    """Wait while the daemon at the endpoint of the options loads its models. Raises ConnectionError: it takes long."""
+    endpoint = client_endpoint(arguments.connect)
+    early = starting_control(endpoint, arguments.control and client_endpoint(arguments.control))
+    if early is None:
+        return
+    screen, told, end_s = Screen(sys.stdout, sys.stderr), "", time.monotonic() + START_WAIT_S
+    with Client(early, control=early, curve=curve_keys(arguments)) as client:
+        while starting_control(endpoint, early) is not None:
+            text = how_far(client.models())
+            if time.monotonic() >= end_s:
+                raise ConnectionError(f"the daemon at {endpoint} is still {text}; edge-runtime status shows each model")
+            if text != told:
+                screen.note(f"the daemon at {endpoint} is {text}")
+                told = text
+            time.sleep(_LOOK_S)
+
+
+def how_far(models: Sequence[Mapping[str, Any]]) -> str:
+    """How far a daemon's start is, by what its `models` operation lists."""
+    listed = [each for each in models if each.get("state") != "not_served"]
+    return f"starting, {sum(each.get('state') == 'ready' for each in listed)} of {len(listed)} ready"
+
+
 @contextmanager
 def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
     """Connect, through the control endpoint while inference is not served yet, so that a start can be watched."""
-    with connected(arguments) as client:
+    with connected(arguments, waits=False) as client:
         silence = _silence(client) if isinstance(client, Client) else None
         if silence is None:
             yield client
@@ -96,6 +135,7 @@ def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
     with connected_over_zmq(arguments, "this", through_control=True) as early:
         if _silence(early) is not None:
             raise silence
+        Screen(sys.stdout, sys.stderr).note(f"the daemon at {client.endpoint} is {how_far(early.models())}")
         yield early
 
 

@@ -23,7 +23,7 @@ from zmq.backend import Socket as RawSocket
 
 from edge_runtime.client.frames import Frame
 from edge_runtime.client.in_flight import NotBack
-from edge_runtime.config.endpoints import check_endpoint, no_daemon_advice
+from edge_runtime.config.endpoints import check_endpoint, control_endpoint_beside, no_daemon_advice
 from edge_runtime.errors import ConfigError, Draining, EdgeRuntimeError
 from edge_runtime.wire.codec import unpack_reply
 from edge_runtime.wire.operations import OPERATIONS, pack_operation
@@ -301,6 +301,11 @@ class Channel:
 
 def probe(endpoint: str) -> ConnectionError | None:
     """Connect a bare socket once and return why it failed; None with a listener. Takes at most PROBE_LIMIT_S."""
+    error = _why_silent(endpoint)
+    return _no_daemon(endpoint, error) if error is not None else None
+
+
+def _why_silent(endpoint: str) -> OSError | None:
     transport, _, rest = endpoint.partition("://")
     try:
         if transport == "ipc":
@@ -314,8 +319,21 @@ def probe(endpoint: str) -> ConnectionError | None:
     except BlockingIOError:
         return None  # a listener whose queue of connections is full at this moment
     except OSError as error:
-        return _no_daemon(endpoint, error)
+        return error
     return None
+
+
+def starting_control(endpoint: str, control: str | None = None) -> str | None:
+    """The control endpoint of the daemon that starts there; None where none does.
+
+    A daemon opens its control endpoint before it loads models, and the others after it. control: where that is; None:
+    beside an ipc endpoint.
+    """
+    if control is None:
+        if not endpoint.startswith("ipc://"):
+            return None
+        control = control_endpoint_beside(endpoint)
+    return control if _why_silent(control) is None and _why_silent(endpoint) is not None else None
 
 
 def _free(
@@ -340,6 +358,11 @@ def _no_daemon(endpoint: str, error: OSError) -> ConnectionError:
         )
     else:
         reason = error.strerror or str(error) or type(error).__name__
+    if starting_control(endpoint) is not None:
+        return ConnectionError(
+            f"no daemon answers at {endpoint} yet: it is starting, and answers when its models are loaded; "
+            "wait_ready() waits for that, and from a shell edge-runtime status tells how far it is"
+        )
     return ConnectionError(f"no daemon answers at {endpoint}: {reason}; {no_daemon_advice(endpoint)}")
 
 

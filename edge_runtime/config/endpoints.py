@@ -105,9 +105,10 @@ def memory_socket_beside(path: Path) -> Path:
 def client_endpoint(asked: str | None = None) -> str:
     """The endpoint that a client connects to: `asked`, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
 
-    Looks in every place that a daemon may have chosen (systemd's daemon has another than this user's). Without a socket
-    in any, it is the service's place where the service is installed, running or not, else this process's own default. A
-    plain path (`/run/x.sock`) means ipc. Creates nothing.
+    Looks in every place that a daemon may have chosen (systemd's daemon has another than this user's); one that starts
+    has its control socket alone. Without a socket in any, it is the service's place where the service is installed,
+    running or not, else where a daemon of this user would put it. A plain path (`/run/x.sock`) means ipc. Creates
+    nothing.
     Raises ConfigError for a bare word, which is more likely a slip than a socket in the working folder.
     """
     endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
@@ -116,23 +117,27 @@ def client_endpoint(asked: str | None = None) -> str:
     if endpoint:
         return f"ipc://{Path(endpoint).absolute()}" if "://" not in endpoint else endpoint
     folders = list(_folders())
-    serving = [folder for name in (INFER_SOCKET, CONTROL_SOCKET) for folder in folders if _holds_socket(folder, name)]
+    names = (INFER_SOCKET, f"{INFER_SOCKET}.control", CONTROL_SOCKET)
+    serving = [folder for name in names for folder in folders if _holds_socket(folder, name)]
     home = service_folder()
     is_closed = home.is_dir() and not os.access(home, os.X_OK)  # only a group may connect
-    folder = choose_folder(folders, serving, home, is_a_service=is_closed or _is_service_installed())
+    own = next((each for each in folders if _is_usable(each) and _is_ours(each)), folders[-1])
+    folder = choose_folder(folders, serving, home, own, is_a_service=is_closed or _is_service_installed())
     return f"ipc://{folder / INFER_SOCKET}"
 
 
-def choose_folder(folders: Sequence[Path], serving: Sequence[Path], home: Path, *, is_a_service: bool) -> Path:
+def choose_folder(
+    folders: Sequence[Path], serving: Sequence[Path], home: Path, own: Path, *, is_a_service: bool
+) -> Path:
     """The folder whose socket a client connects to: pure.
 
     folders: every place of a daemon, in order, at least one. serving: those with a socket, best first. home: the
-    service's place. is_a_service: whether the service is installed, running or not; connecting tells why it
-    does not answer.
+    service's place. own: of a daemon of this user. is_a_service: whether the service is installed, running or not;
+    connecting tells why it does not answer.
     """
     if serving:
         return serving[0]
-    return home if is_a_service and home in folders else folders[-1]
+    return home if is_a_service and home in folders else own
 
 
 def service_folder() -> Path:
@@ -239,8 +244,8 @@ def _first_folder(value: str | None) -> Path | None:
 
 
 def _is_usable(folder: Path) -> bool:
-    place = folder if folder.exists() else folder.parent
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    place = folder if _exists(folder) else folder.parent
+    return _exists(place / ".") and os.access(place, os.W_OK | os.X_OK)
 
 
 def _holds_socket(folder: Path, name: str) -> bool:
@@ -249,10 +254,14 @@ def _holds_socket(folder: Path, name: str) -> bool:
     The folder below /run belongs to the service's own user, who shares the sockets with a group; only root creates it.
     """
     try:
-        is_ours = folder == SYSTEM_RUNTIME / _NAME or folder.stat().st_uid in (0, os.getuid())
-        return is_ours and (folder / name).is_socket()
+        return _is_ours(folder) and (folder / name).is_socket()
     except OSError:
         return False  # a folder that this user may not look into
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether no stranger made a folder; one that is missing is nobody's. Raises OSError."""
+    return folder == SYSTEM_RUNTIME / _NAME or not _exists(folder) or folder.stat().st_uid in (0, os.getuid())
 
 
 def _private_folder(folder: Path) -> Path:

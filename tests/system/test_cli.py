@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from edge_runtime import AsyncClient, Client
-from tests.models import onnx_models
+from tests.fakes.daemon_process import DaemonProcess
+from tests.models import onnx_models, python_models
 
 LIMIT_S = 300.0
 """How long a command may take on a busy 2-core machine; each takes well under a second alone."""
@@ -195,3 +196,46 @@ def test_ctrl_c_ends_a_daemon_cleanly(tmp_path: Path) -> None:
     _, err = child.communicate(timeout=LIMIT_S)
     assert child.returncode == 0
     assert json.loads(err.splitlines()[-1])["message"] == "stopped"
+
+
+def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_it(tmp_path: Path) -> None:
+    for model, maker in (("a", onnx_models.mlp), ("slow", python_models.mlp)):
+        (tmp_path / "models" / model / "1").mkdir(parents=True)
+        maker(tmp_path / "models" / model / "1")
+    slow = tmp_path / "models" / "slow" / "1"
+    source = (slow / "model.py").read_text()
+    held = "    print('loads', flush=True)\n    while not (folder / 'go').exists():\n        time.sleep(0.01)\n"
+    (slow / "model.py").write_text(
+        "import time\n" + source.replace("def load(folder):\n", f"def load(folder):\n{held}")
+    )
+    with DaemonProcess(tmp_path, "--python-models") as started:
+        started.wait_said("loads")
+        words = [
+            sys.executable,
+            "-m",
+            "edge_runtime",
+            "infer",
+            "a",
+            "--zeros",
+            "--connect",
+            started.endpoint,
+            "--json",
+        ]
+        with (
+            pytest.raises(ConnectionError, match=r"no daemon answers at .* yet: it is starting"),
+            Client(started.endpoint) as client,
+        ):
+            client.infer("a", {"x": np.zeros((1, 16), np.float32)})
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as infer:
+            assert infer.stderr is not None
+            assert infer.stderr.readline() == f"the daemon at {started.endpoint} is starting, 1 of 2 ready\n"
+            for verb in (["status"], ["models", "list"]):
+                done = subprocess.run(
+                    [*words[:3], *verb, "--connect", started.endpoint],
+                    capture_output=True, text=True, timeout=LIMIT_S, check=True,
+                )  # fmt: skip
+                assert "is starting, 1 of 2 ready" in done.stderr
+                assert "loading" in done.stdout
+            (slow / "go").touch()
+            assert json.loads(infer.communicate(timeout=LIMIT_S)[0])["model"] == "a"
+        assert infer.returncode == 0

@@ -115,7 +115,9 @@ def test_status_is_seen_through_the_control_endpoint_while_models_load(
 ) -> None:
     control.results["update_status"] = {"state": "starting"}
     server.close()
-    assert shown(capsys, "status") == ("starting\n", "")
+    out, err = shown(capsys, "status")
+    assert out == "starting\n"
+    assert err.endswith("is starting, 1 of 1 ready\n")
 
 
 def test_history_is_newest_first_and_as_long_as_asked(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

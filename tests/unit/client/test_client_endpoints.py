@@ -94,6 +94,28 @@ def test_a_client_finds_the_socket_of_a_daemon_that_chose_another_folder(
     path.unlink()
 
 
+def test_a_client_finds_a_daemon_that_has_opened_its_control_socket_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    endpoint = f"ipc://{tmp_path}/user/edge-runtime/infer.sock"
+    with listening(tmp_path / "user" / "edge-runtime" / "infer.sock.control"):
+        assert endpoints.client_endpoint() == endpoint
+        assert f"no daemon answers at {endpoint} yet: it is starting" in str(probe(endpoint))
+
+
+def test_without_a_daemon_the_endpoint_is_the_one_that_a_daemon_of_this_user_would_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "user").mkdir()
+    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    said = endpoints.client_endpoint()
+    assert said == endpoints.default_infer_endpoint()
+
+
 def test_a_client_ignores_a_socket_in_a_strangers_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
     with listening(tmp_path / "user" / "edge-runtime" / "infer.sock"):
@@ -133,7 +155,7 @@ HERE, SERVICE, OURS = Path("/user"), Path("/run/edge-runtime"), Path("/tmp/edge-
 @pytest.mark.parametrize(
     ("folders", "serving", "is_a_service", "chosen"),
     [
-        ((SERVICE, HERE, OURS), (), False, OURS),
+        ((SERVICE, HERE, OURS), (), False, HERE),
         ((SERVICE, HERE, OURS), (), True, SERVICE),
         ((SERVICE, HERE, OURS), (OURS,), True, OURS),
         ((SERVICE, HERE, OURS), (SERVICE, OURS), True, SERVICE),
@@ -144,7 +166,7 @@ HERE, SERVICE, OURS = Path("/user"), Path("/run/edge-runtime"), Path("/tmp/edge-
 def test_a_client_looks_where_a_daemon_serves_else_where_the_service_would(
     folders: tuple[Path, ...], serving: tuple[Path, ...], is_a_service: bool, chosen: Path
 ) -> None:
-    assert endpoints.choose_folder(folders, serving, SERVICE, is_a_service=is_a_service) == chosen
+    assert endpoints.choose_folder(folders, serving, SERVICE, HERE, is_a_service=is_a_service) == chosen
 
 
 @pytest.mark.parametrize("installed", ["units/edge-runtime.service", "etc/config.toml"])
