@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -22,6 +23,8 @@ BAR_CELLS = 24
 """4 % each; the line stays within 80 columns."""
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
+
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]{1,8}m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
 STATE_STYLES = {
     "ready": "green",
@@ -50,7 +53,7 @@ class Screen:
 
     def line(self, text: str = "") -> None:
         """Print one line of the result."""
-        print(text, file=self._out)
+        print(harmless(text), file=self._out)
 
     def json(self, value: Any) -> None:
         """Print the result as one JSON document."""
@@ -58,11 +61,11 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Print a line beside the result."""
-        print(text, file=self._err)
+        print(harmless(text), file=self._err)
 
     def error(self, text: str) -> None:
         """Print an error as one paragraph."""
-        print(f"{self._painted('edge-runtime:', 'red', self._err)} {text}", file=self._err, flush=True)
+        print(f"{self._painted('edge-runtime:', 'red', self._err)} {harmless(text)}", file=self._err, flush=True)
 
     def failure(self, message: str, code: str, retryable: bool) -> None:
         """Print a failure: for a person on stderr and, with --json, for a program on stdout."""
@@ -166,7 +169,7 @@ class Progress:
         print("\r\x1b[K", end="", file=self._where, flush=True)
 
     def _print_label(self) -> None:
-        print(f"{self._shown[0]} …", file=self._where, flush=True)
+        print(f"{harmless(self._shown[0])} …", file=self._where, flush=True)
 
     def _spin(self) -> None:
         began_s = time.monotonic()
@@ -181,8 +184,16 @@ class Progress:
             sign = SPINNER[turn % len(SPINNER)]
             sign = styled(sign, "blue") if self._has_colours else sign
             # A text longer than a line would stay on the screen.
-            text = "  ".join(filter(None, parts))[: shutil.get_terminal_size().columns - 3]
+            text = harmless("  ".join(filter(None, parts)))[: shutil.get_terminal_size().columns - 3]
             print(f"\r\x1b[K{sign} {text}", end="", file=self._where, flush=True)
+
+
+def harmless(text: str) -> str:
+    """Return a text whose control characters are written out, but for line's ends, tabs and styles.
+
+    Names in an archive, labels and answers are other people's: a terminal would obey what is in them.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def styled(text: str, style: str) -> str:

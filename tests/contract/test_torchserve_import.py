@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -288,6 +289,13 @@ def bad(tmp_path: Path, make: Callable[[zipfile.ZipFile], None], text: str | Non
     return path
 
 
+def twice(opened: zipfile.ZipFile, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of zipfile, about this
+        for text in ("first", "second"):
+            opened.writestr(name, text)
+
+
 def linked(opened: zipfile.ZipFile) -> None:
     info = zipfile.ZipInfo("entry.py")
     info.external_attr = 0o120777 << 16
@@ -299,7 +307,15 @@ def linked(opened: zipfile.ZipFile) -> None:
     [
         (lambda mar: mar.writestr("../../outside.py", "x"), None, "leads out"),
         (lambda mar: mar.writestr("/tmp/outside.py", "x"), None, "leads out"),
+        (lambda mar: mar.writestr("..\\outside.py", "x"), None, "leads out"),
+        (lambda mar: mar.writestr("a/../../outside.py", "x"), None, "leads out"),
         (linked, None, "link or a device"),
+        (lambda mar: twice(mar, "entry.py"), None, "'entry.py' twice"),
+        (lambda mar: twice(mar, "MAR-INF/OTHER.json"), None, "'OTHER.json' twice"),
+        (lambda mar: (mar.writestr("a", "x"), mar.writestr("a/b", "x")), None, "as a file and as a folder"),
+        (lambda mar: (mar.writestr("a/b", "x"), mar.writestr("a", "x")), None, "as a file and as a folder"),
+        (lambda mar: mar.writestr("/".join(["d"] * 3_000), "x"), None, "cannot be unpacked"),
+        (lambda mar: [mar.writestr(f"f{each}", "") for each in range(10_001)], None, "wanted at most 10000"),
         (lambda mar: mar.writestr("bomb", b"\0" * (100 << 20)), None, "unpacks to more"),
         (lambda mar: None, " " * (2 << 20) + "{}", "more than the"),
         (lambda mar: None, "{" * 100_000, "MANIFEST.json"),
@@ -322,6 +338,20 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(run, tmp_path, make, te
     assert not (tmp_path / "outside.py").exists()
 
 
+@pytest.mark.parametrize("target", [".", "..", "inner", "/etc/passwd", "nowhere", "entry.py"])
+def test_links_of_a_folder_stay_inside_and_lead_in_no_circle(run, tmp_path, target):
+    """Three links to their own folder are three to the power of forty paths, were they followed."""
+    folder = put_folder(tmp_path / "store", "linked", {"entry.py": MODULE, "inner/words.txt": "x"}, handler="entry.py")
+    for name in ("a", "b", "c"):
+        (folder / name).symlink_to(target)
+    model = next(iter(run(folder, status=0 if target in {"inner", "entry.py"} else 1)["models"].values()))
+    if model["state"] == "taken":
+        assert not [path for path in (tmp_path / "models").rglob("*") if path.is_symlink()]
+    else:
+        assert "in a circle" in model["reason"] or "leads out" in model["reason"]
+        assert not any((tmp_path / "models").rglob("*"))
+
+
 def test_a_class_with_a_number_beyond_all_classes_is_refused(run, tmp_path):
     files = {
         "net.onnx": artifact(tmp_path, onnx_models.colours),
@@ -337,6 +367,16 @@ def test_no_name_of_an_archive_becomes_code(run, tmp_path):
     assert run(archive)["models"]["echo"]["state"] == "taken"
     text = (tmp_path / "models" / "echo" / "1" / "model.py").read_text()
     assert [type(node).__name__ for node in ast.parse(text).body] == ["Expr", "ImportFrom", "Assign"]
+
+
+def test_no_name_of_an_archive_commands_the_terminal(tmp_path, capsys):
+    name = "w\x1b]0;title\x07\x9b2J\r.pt"
+    files = {"entry.py": BASE, name: b"x"}
+    archive = put_archive(tmp_path, "echo", files, handler="entry.py", serializedFile=name)
+    assert main(["import", str(archive), "--models", str(tmp_path / "models")]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "\\x1b]0;title\\x07\\x9b2J\\x0d.pt" in printed
+    assert not set(printed) & {"\x1b", "\x07", "\x9b", "\r"}
 
 
 def test_a_damaged_archive_is_refused(run, tmp_path):

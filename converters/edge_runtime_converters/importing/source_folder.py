@@ -236,9 +236,18 @@ def _member_path(archive: Path, folder: Path, name: str) -> Path:
 
 
 def _write(archive: Path, content: IO[bytes], target: Path, left: int) -> int:
-    """Write a member; returns how many bytes are left for others."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
+    """Write a member; returns how many bytes are left for others. Raises ConversionFailed: its place is taken.
+
+    Of two members of one name, what was checked might not be what is run.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("xb")
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise ConversionFailed(
+            f"{archive}: holds {target.name[:80]!r} twice, or as a file and as a folder; make the archive anew"
+        ) from None
+    with file:
         for chunk in _chunks(content):
             left -= len(chunk)
             if left < 0:

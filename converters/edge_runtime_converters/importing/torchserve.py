@@ -605,6 +605,8 @@ def _files(opened: SourceFolder) -> list[Path]:
                 waiting += [path] if path.name != "__pycache__" else []
             elif path.suffix != ".pyc":
                 found.append(path)
+            if len(found) + len(waiting) > MAX_ENTRIES:
+                raise ConversionFailed(f"{opened.root}: more than {MAX_ENTRIES} files, or links that lead in a circle")
     return sorted(found)
 
 
