@@ -106,6 +106,10 @@ class RegionExists(TensorMismatch):
     """Shared memory is registered under this name already."""
 
 
+class RegionNotOpened(DecodeFailed):
+    """No shared memory of the machine has this key, or it may not be opened."""
+
+
 class NotReady(Refused):
     """The model is known but loading, unloaded or failed; the message carries the reason."""
 

@@ -85,16 +85,17 @@ def as_empty_datatype(name: str, array: Array) -> Array:
     return array.astype(DATATYPES[name].dtype) if not array.size and array.dtype == np.float64 else array
 
 
-def array_from_wire(name: str, shape: Sequence[int], data: Buffer) -> Array:
+def array_from_wire(name: str, shape: Sequence[int], data: Buffer, what: str = "a tensor") -> Array:
     """View a frame as an array; a copy only for BYTES, and where the frame's memory is not aligned for the dtype.
 
     Shapes: `shape` is the whole shape, batch axis included. The array is read-only when `data` is. BF16: its bits.
+    what: names the tensor in errors.
     Raises TensorMismatch when the frame's length is not the shape's or a BOOL is neither 0 nor 1, Unsupported for an
     unknown datatype.
     """
     kind = datatype(name)
     if kind.itemsize == 0:
-        return unpack_bytes(data, shape)
+        return unpack_bytes(data, shape, what)
     wanted = element_count(shape) * kind.itemsize
     got = memoryview(data).nbytes
     if got != wanted:
@@ -221,26 +222,43 @@ def _element_bytes(element: object) -> bytes:
     return raw
 
 
-def unpack_bytes(data: Buffer, shape: Sequence[int]) -> Array:
-    """Inverse of `pack_bytes`: an object array of `bytes`. Raises TensorMismatch when lengths do not add up."""
+def unpack_bytes(data: Buffer, shape: Sequence[int], what: str = "a tensor") -> Array:
+    """Inverse of `pack_bytes`: an object array of `bytes`. Raises TensorMismatch when lengths do not add up.
+
+    what: names the tensor in errors, whose beginnings are Triton's.
+    """
     view, offset = memoryview(data).cast("B"), 0
     count = element_count(shape)
     if count < 0:
         raise TensorMismatch(f"no array has the shape {list(shape)}: a length is negative")
+    layout = "each element of BYTES is a uint32 length and its bytes"
     if count * _LENGTH.size > view.nbytes:
-        raise TensorMismatch(f"a BYTES tensor of shape {list(shape)} needs {count} lengths, got {view.nbytes} bytes")
+        wanted = f"expected {count} string elements for {what}, got {view.nbytes} bytes"
+        raise TensorMismatch(f"{wanted}, which hold {view.nbytes // _LENGTH.size} at most; {layout}")
     elements: list[bytes] = []
     for index in range(count):
-        if offset + _LENGTH.size > view.nbytes:
-            raise TensorMismatch(f"BYTES element {index} of {count} has no length: the frame ends at byte {offset}")
+        left = view.nbytes - offset
+        if not left:
+            raise TensorMismatch(f"expected {count} string elements for {what}, got {index}; {layout}")
+        if left < _LENGTH.size:
+            raise TensorMismatch(
+                f"incomplete string length indicator for {what}, expecting {_LENGTH.size} bytes but only {left} bytes "
+                f"available for element {index}; {layout}"
+            )
         (length,) = _LENGTH.unpack_from(view, offset)
         offset += _LENGTH.size
         if offset + length > view.nbytes:
-            raise TensorMismatch(f"BYTES element {index} says {length} bytes, {view.nbytes - offset} are left")
+            raise TensorMismatch(
+                f"incomplete string data for {what}, expecting string of length {length} but only "
+                f"{view.nbytes - offset} bytes available for element {index}; {layout}"
+            )
         elements.append(bytes(view[offset : offset + length]))
         offset += length
     if offset != view.nbytes:
-        raise TensorMismatch(f"a BYTES tensor of {count} elements ends at byte {offset}, the frame has {view.nbytes}")
+        raise TensorMismatch(
+            f"unexpected number of string elements {count + 1} for {what}, expecting {count}: "
+            f"{view.nbytes - offset} bytes follow them"
+        )
     array: Array = np.empty(count, dtype=object)
     array[:] = elements
     return _shaped(array, shape)

@@ -333,6 +333,9 @@ class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool = False
     """Allow an address off this machine without TLS and tokens: everyone who can connect may use every model."""
 
+    server_name: Annotated[str, Meta(min_length=1, max_length=64)] = "edge-runtime"
+    """The name in the server's metadata. `"triton"` satisfies scripts that look for it there."""
+
     max_body_bytes: Positive = 64 << 20
     """Largest body of a request, before and after it is inflated."""
 

@@ -454,7 +454,13 @@ def _new_http_door(
         access,
         core,
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=BINARY),
-        OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
+        OpenInference(
+            core.table,
+            operations,
+            status,
+            server_name=config.http.server_name,
+            strict_readiness=config.http.strict_readiness,
+        ),
         descriptors=descriptors,
     )
 
@@ -478,7 +484,13 @@ def _new_grpc_door(
         config.grpc,
         access,
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
-        OpenInference(core.table, operations, status, strict_readiness=config.http.strict_readiness),
+        OpenInference(
+            core.table,
+            operations,
+            status,
+            server_name=config.grpc.server_name,
+            strict_readiness=config.http.strict_readiness,
+        ),
         descriptors,
     )
 

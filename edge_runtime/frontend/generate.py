@@ -68,14 +68,20 @@ def raw_fields(servable: Servable, nbytes: int) -> dict[str, Any]:
     inputs = servable.spec.inputs
     name = servable.model
     if len(inputs) != 1:
-        raise TensorMismatch(f"model {name} has {len(inputs)} inputs; a raw request is for models with one")
+        raise TensorMismatch(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(inputs)} inputs in '{name}' "
+            "model configuration; send JSON, or binary tensors behind a JSON head"
+        )
     (tensor,) = inputs
     shape = list(tensor.shape)
     if servable.batches:
         shape[0] = 1
     free = [axis for axis, length in enumerate(shape) if length == DYNAMIC]
     if len(free) > 1:
-        raise TensorMismatch(f"model {name} takes {list(tensor.shape)}; a raw request leaves one length open at most")
+        raise TensorMismatch(
+            f"The shape of the raw input '{tensor.name}' can not be deduced because there are more than one "
+            f"variable-sized dimension: model '{name}' takes {list(tensor.shape)}; send its shape, in a JSON head"
+        )
     if tensor.datatype == "BYTES":
         if free:
             shape[free[0]] = 1

@@ -20,6 +20,7 @@ from edge_runtime.errors import (
     QueueFull,
     RegionExists,
     RegionNotFound,
+    RegionNotOpened,
     TensorMismatch,
     Unsupported,
 )
@@ -32,7 +33,7 @@ FOLDER = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lies)
 MAX_NAMED_REGIONS = 128
 """Each takes a descriptor of the daemon."""
 
-REFUSED_KEYS = ("triton_", "sem.")
+REFUSED_KEYS = ("triton_python_backend_shm_region_", "triton_", "sem.")
 """Beginnings of keys that are no client's regions: Triton's own, and semaphores."""
 
 MAX_KEY_BYTES = 255
@@ -66,7 +67,10 @@ class NamedRegions:
         self._lock = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Open a region. Raises Unsupported (not allowed), RegionExists, DecodeFailed, TensorMismatch."""
+        """Open a region.
+
+        Raises Unsupported (not allowed), RegionExists, RegionNotOpened, DecodeFailed, TensorMismatch.
+        """
         self._check_allowed()
         if not name:
             raise DecodeFailed("name: wanted a name for the region")
@@ -76,16 +80,17 @@ class NamedRegions:
             raise DecodeFailed(f"{MAX_NAMED_REGIONS} regions are registered; unregister one first")
         if not Descriptors().may_open():
             raise QueueFull("no descriptor is left for a region; unregister one first")
-        fd = _open(key)
+        fd = _open(name, key)
         region = NamedRegion(name, key, offset, nbytes, fd)
         # Invariant: the descriptor is closed after the last use of the region, wherever that is.
         weakref.finalize(region, os.close, fd)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise DecodeFailed(f"Unable to open shared memory region: '{key}': it is no shared memory")
+            raise RegionNotOpened(f"Unable to open shared memory region: '{key}': it is no shared memory")
         if offset + nbytes > found.st_size or not nbytes:
             raise TensorMismatch(
-                f"region '{name}': bytes {offset} to {offset + nbytes} are wanted of '{key}', which has {found.st_size}"
+                f"failed to register shared memory region '{name}': invalid args: bytes {offset} to "
+                f"{offset + nbytes} are wanted of '{key}', which has {found.st_size}; wanted 1 or more, all inside"
             )
         with self._lock:
             if self._regions.setdefault(name, region) is not region:
@@ -102,7 +107,7 @@ class NamedRegions:
     def status(self, name: str | None) -> list[dict[str, Any]]:
         """Tell one region, or all. Raises RegionNotFound."""
         if name:
-            return [self._find(name).fields()]
+            return [self._find(name, "system shared memory region").fields()]
         return [region.fields() for region in list(self._regions.values())]
 
     def read(self, what: str, part: RegionPart) -> bytearray:
@@ -125,7 +130,10 @@ class NamedRegions:
         """Copy a tensor into a region. Raises RegionNotFound, TensorMismatch (also: it has become too small)."""
         region, begin = self._place(what, part)
         if data.nbytes > part.nbytes:
-            raise TensorMismatch(f"{what}: {data.nbytes} bytes do not fit the {part.nbytes} of region '{region.name}'")
+            raise TensorMismatch(
+                f"shared memory size specified with the request for {what} ({part.nbytes} bytes) should be at least "
+                f"{data.nbytes} bytes to hold the results"
+            )
         if os.fstat(region.fd).st_size < begin + data.nbytes:
             raise TensorMismatch(f"{what}: region '{region.name}' was shrunk")
         done = 0
@@ -142,6 +150,11 @@ class NamedRegions:
     def _place(self, what: str, part: RegionPart) -> tuple[NamedRegion, int]:
         """The region, and the byte of its file at which the part begins."""
         region = self._find(part.region)
+        if part.offset >= region.nbytes:
+            raise TensorMismatch(
+                f"Invalid offset for shared memory region: '{part.region}': {what} wants its bytes from {part.offset} "
+                f"on, it has {region.nbytes}"
+            )
         if part.offset + part.nbytes > region.nbytes:
             raise TensorMismatch(
                 f"Invalid offset + byte size for shared memory region: '{part.region}': {what} wants bytes "
@@ -149,28 +162,36 @@ class NamedRegions:
             )
         return region, region.offset + part.offset
 
-    def _find(self, name: str) -> NamedRegion:
+    def _find(self, name: str, kind: str = "shared memory region") -> NamedRegion:
         self._check_allowed()
         region = self._regions.get(name)
         if region is None:
-            raise RegionNotFound(f"Unable to find shared memory region: '{name}'")
+            raise RegionNotFound(f"Unable to find {kind}: '{name}'; register it first")
         return region
 
     def _check_allowed(self) -> None:
         if not self.is_allowed:
             raise Unsupported(
-                "shared memory that clients name is off; serve with --client-shared-memory, or set client_named = true "
-                "in [shared_memory]"
+                "Client shared memory is disabled: serve with --client-shared-memory, or set client_named = true in "
+                "[shared_memory]"
             )
 
 
-def _open(key: str) -> int:
-    """Open shared memory by its key, as shm_open(3) does. Raises DecodeFailed."""
+def _open(region: str, key: str) -> int:
+    """Open shared memory by its key, as shm_open(3) does. region: its name in errors.
+
+    Raises DecodeFailed, RegionNotOpened.
+    """
     name = key.removeprefix("/")
     is_name = name and "/" not in name and "\0" not in name and name not in {".", ".."}
-    if not is_name or name.startswith(REFUSED_KEYS) or len(os.fsencode(name)) > MAX_KEY_BYTES:
-        raise DecodeFailed(f"key: got {short(key)}, wanted the name of POSIX shared memory, such as /frames")
+    what = f"cannot register shared memory region {short(region)}"
+    if prefix := next((each for each in REFUSED_KEYS if name.startswith(each)), ""):
+        raise DecodeFailed(
+            f"{what} with key {short(key)} as the key contains the reserved prefix '{prefix}'; choose another one"
+        )
+    if not is_name or len(os.fsencode(name)) > MAX_KEY_BYTES:
+        raise DecodeFailed(f"{what} - invalid shm key {short(key)}; wanted the name of POSIX memory, such as /frames")
     try:
         return os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise DecodeFailed(f"Unable to open shared memory region: '{key}': {error.strerror}") from None
+        raise RegionNotOpened(f"Unable to open shared memory region: '{key}': {error.strerror}") from None

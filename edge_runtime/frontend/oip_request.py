@@ -72,8 +72,10 @@ def infer_header(
     binary: dict[str, bool] = {}
     for item in _tensors(fields, "outputs"):
         name = item.get("name")
-        if not isinstance(name, str) or name in names:
-            raise DecodeFailed(f"outputs: got name {short(name)}, wanted text, each once")
+        if not isinstance(name, str):
+            raise DecodeFailed(f"outputs: got name {short(name)}, wanted text")
+        if name in names:
+            raise DecodeFailed(f"output {short(name)} already exists in request; name each once")
         names.append(name)
         own = typed(item, "parameters", dict, {})
         if not own:

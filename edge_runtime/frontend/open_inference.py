@@ -28,6 +28,7 @@ from edge_runtime.frontend import triton_words
 from edge_runtime.frontend.oip_request import OipRequest, version_number, whole_number
 from edge_runtime.frontend.operations import Done, OperationCall, OperationHandlers, Status
 from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.repository.names import NAME_RULE
 from edge_runtime.serving.model_table import ModelTable, VersionState
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
@@ -94,9 +95,14 @@ class OpenInference:
         operations: OperationHandlers,
         status: Status,
         *,
+        server_name: str,
         strict_readiness: bool = False,
     ) -> None:
-        """strict_readiness: one model that failed to load makes the server not ready, as with Triton."""
+        """server_name: in the server's metadata.
+
+        strict_readiness: one model that failed to load makes the server not ready, as with Triton.
+        """
+        self._server_name = server_name
         self._table = table
         self._operations = operations
         self._status = status
@@ -186,7 +192,7 @@ class OpenInference:
     def _server_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         del values, caller
         extensions = [*EXTENSIONS, *((MEMORY_EXTENSION,) if self.regions.is_allowed else ())]
-        reply({"name": "edge-runtime", "version": __version__, "extensions": extensions})
+        reply({"name": self._server_name, "version": __version__, "extensions": extensions})
 
     def _model_metadata(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         self.operate("metadata", values, caller, reply, _metadata)
@@ -216,6 +222,7 @@ class OpenInference:
                 result = LoadFailed(f"load failed for model '{values['name']}': {result.message}")
             reply(result)
 
+        _check_loadable(_name(values))
         parameters = typed(values, "parameters", dict, {})
         if not parameters:
             self.operate("load", {"name": _name(values)}, caller, loaded, lambda _: {})
@@ -250,9 +257,7 @@ class OpenInference:
 
     def _memory_register(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         _check_may_infer(caller)
-        nbytes = whole_number(values, "byte_size")
-        if nbytes is None:
-            raise DecodeFailed("byte_size: wanted the bytes of the region")
+        nbytes = whole_number(values, "byte_size") or 0
         key: str = typed(values, "key", str, "")
         self.regions.register(typed(values, "name", str, ""), key, whole_number(values, "offset") or 0, nbytes)
         reply({})
@@ -362,9 +367,15 @@ def _check_may_infer(caller: Caller) -> None:
 
 def _name(values: Mapping[str, Any]) -> str:
     name: str = typed(values, "name", str, "")
-    if not name:
-        raise DecodeFailed("name: wanted the name of a model")
+    if not name.strip():
+        raise DecodeFailed("Model name cannot be empty. Please enter a valid name to deploy.")
     return name
+
+
+def _check_loadable(name: str) -> None:
+    """Raise DecodeFailed for a path in the place of a model's name: no folder but a model's own is looked at."""
+    if "/" in name or name.strip() in {".", ".."}:
+        raise DecodeFailed(f"model name must not contain path traversal characters: got {short(name)}; {NAME_RULE}")
 
 
 def _metadata(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -210,7 +210,9 @@ def classes(array: Array, datatype: str, count: int, *, batches: bool, labels: S
     Raises TensorMismatch for a datatype that has no order.
     """
     if datatype in {"BYTES", "BOOL"}:
-        raise TensorMismatch(f"classification: an output of {datatype} has no classes; wanted numbers")
+        raise TensorMismatch(
+            f"class result not available for output due to unsupported type '{datatype}'; classification wants numbers"
+        )
     values = bf16_to_fp32(array.astype(np.uint16, copy=False)) if datatype == "BF16" else array
     rows: npt.NDArray[Any] = values.reshape((len(values) if batches else 1, -1))
     is_float = rows.dtype.kind == "f"
@@ -317,7 +319,15 @@ def _statistics(servable: Servable) -> dict[str, Any]:
             "cache_hit": _duration(0, 0.0),
             "cache_miss": _duration(0, 0.0),
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": _duration(runs, 0.0),
+                "compute_infer": _duration(runs, run_s),
+                "compute_output": _duration(runs, 0.0),
+            }
+            for rows, (runs, run_s) in sorted(dict(metrics.by_rows).items())
+        ],
     }
 
 

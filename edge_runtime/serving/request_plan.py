@@ -163,10 +163,11 @@ class RequestPlan:
                         continue
                 if want not in (-1, len(tensor)):
                     raise TensorMismatch(
-                        f"input {header.name!r}: {header.datatype} {list(header.shape)} is {want} bytes, "
-                        f"got {len(tensor)}"
+                        f"input byte size mismatch for input '{header.name}' for model '{self.servable.model}'. "
+                        f"Expected {want}, got {len(tensor)}: its shape is {header.datatype} {_shape(header.shape)}"
                     )
-                tensor = array_from_wire(header.datatype, header.shape, tensor)
+                what = f"inference input '{header.name}' for model '{self.servable.model}'"
+                tensor = array_from_wire(header.datatype, header.shape, tensor, what)
             arrays.append(tensor)
         servable = self.servable
         if servable.form.given == "picture" and servable.steps is not None:
@@ -321,17 +322,12 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
 
 def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
     """For each input of the model, the index of the request's tensor of that name; -1 for one that may be left out."""
-    spec, model = servable.spec, servable.model
+    spec = servable.spec
     given = {tensor.name: index for index, tensor in enumerate(inputs)}
     wanted = [tensor.name for tensor in spec.inputs]
     needed = {tensor.name for tensor in spec.inputs if not tensor.is_optional}
     if len(given) != len(inputs) or not needed <= set(given) <= set(wanted):
-        got = ", ".join(tensor.name for tensor in inputs) or "none"
-        strange = next((tensor.name for tensor in inputs if tensor.name not in wanted), "")
-        fault = f"expected {len(wanted)} inputs but got {len(inputs)} inputs for model '{model}'"
-        if strange and len(inputs) == len(wanted):
-            fault = f"unexpected inference input '{strange}' for model '{model}'"
-        raise TensorMismatch(f"{fault}: got {got}; wanted {', '.join(wanted)}, each once")
+        raise TensorMismatch(f"{_inputs_fault(servable, inputs)} It takes {', '.join(wanted)}, each once.")
     for tensor in spec.inputs:
         if tensor.name not in given:
             continue
@@ -343,6 +339,31 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
                 "[rows,height,width,1], gray"
             )
     return tuple(given.get(name, -1) for name in wanted)
+
+
+def _inputs_fault(servable: Servable, inputs: Sequence[TensorHeader]) -> str:
+    """Why a request's inputs are not the model's, as Triton says it."""
+    spec, model = servable.spec, servable.model
+    given = [tensor.name for tensor in inputs]
+    known = {tensor.name for tensor in spec.inputs}
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None and len(given) == len(known):
+        return f"unexpected inference input '{strange}' for model '{model}'."
+    needed = [tensor.name for tensor in spec.inputs if not tensor.is_optional]
+    number = (
+        f"{len(known)} inputs"
+        if len(needed) == len(known)
+        else f"number of inputs between {len(needed)} and {len(known)}"
+    )
+    fault = f"expected {number} but got {len(given)} inputs for model '{model}'. Got input(s) {_quoted(given)}"
+    if missing := [name for name in needed if name not in given]:
+        return f"{fault}, but missing required input(s) {_quoted(missing)}. Please provide all required input(s)."
+    return f"{fault}."
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Names as Triton lists them."""
+    return f"[{','.join(map(repr, names))}]"
 
 
 def _absent_inputs(servable: Servable, order: Sequence[int]) -> tuple[str, ...]:

@@ -125,16 +125,21 @@ class StepMetrics:
         self.run_s += run_s
 
 
+MOST_ROW_COUNTS = 256
+"""Exact numbers of rows of which a model's runs are counted; an answer of statistics with all of them has 60 KB."""
+
+
 class ModelMetrics:
     """The metrics of one model, over all its versions since the daemon started.
 
-    rows, runs: successful runs of the backend. run_s: their total time. steps: of a pipeline, by name. source: what
+    rows, runs: successful runs of the backend. run_s: their total time. by_rows: runs and their total time by their
+    exact rows, for the first `MOST_ROW_COUNTS` of those. steps: of a pipeline, by name. source: what
     gauges and reasons are read of, and keep in memory until `unwatch`.
     """
 
     __slots__ = (
-        "answered_requests", "batch_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows", "run_s",
-        "run_time", "runs", "source", "steps", "total",
+        "answered_requests", "batch_rows", "by_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows",
+        "run_s", "run_time", "runs", "source", "steps", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -143,6 +148,7 @@ class ModelMetrics:
         self.total = Histogram()
         self.phases: Mapping[str, Histogram] = dict(zip(PHASES, (self.queue, self.run_time, self.total), strict=True))
         self.batch_rows = Histogram(ROWS_BOUNDS)
+        self.by_rows: dict[int, tuple[int, float]] = {}
         self.answered_requests = 0
         self.rows = 0
         self.runs = 0
@@ -175,6 +181,7 @@ class ModelMetrics:
         self.rows += rows
         self.runs += 1
         self.run_s += run_s
+        self._count_rows(rows, 1, run_s)
 
     def refused(self, code: str, count: int = 1) -> None:
         """Count requests that ended with this wire code: refused, expired, failed or cancelled."""
@@ -207,10 +214,19 @@ class ModelMetrics:
         self.rows += other.rows
         self.runs += other.runs
         self.run_s += other.run_s
+        for rows, (runs, run_s) in dict(other.by_rows).items():
+            self._count_rows(rows, runs, run_s)
         for code, count in dict(other.refusals).items():
             self.refused(code, count)
         for name, step in dict(other.steps).items():
             self.step(name).answered(step.queue_s, step.run_s, step.requests)
+
+    def _count_rows(self, rows: int, runs: int, run_s: float) -> None:
+        counted = self.by_rows.get(rows)
+        if counted is not None:
+            self.by_rows[rows] = counted[0] + runs, counted[1] + run_s
+        elif len(self.by_rows) < MOST_ROW_COUNTS:
+            self.by_rows[rows] = runs, run_s
 
     @property
     def requests(self) -> int:

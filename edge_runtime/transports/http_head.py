@@ -211,4 +211,8 @@ class ChunkedBody:
 
 def too_large(nbytes: int, max_bytes: int) -> BadMessage:
     """The error of a body over the bound."""
-    return BadMessage(f"the body has {nbytes} bytes; at most {max_bytes} are read (max_body_bytes)", 413)
+    return BadMessage(
+        f"request body of {nbytes} bytes exceeds the maximum allowed input size of {max_bytes} bytes; "
+        "raise max_body_bytes",
+        413,
+    )

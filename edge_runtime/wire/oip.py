@@ -15,6 +15,7 @@ from edge_runtime.errors import (
     QueueTimeExpired,
     RegionExists,
     RegionNotFound,
+    RegionNotOpened,
 )
 
 STATUSES: Mapping[str, tuple[int, str]] = {
@@ -43,9 +44,11 @@ KIND_STATUSES: Mapping[type[EdgeRuntimeError], tuple[int, str]] = {
     QueueTimeExpired: (503, "UNAVAILABLE"),
     RegionNotFound: (404, "NOT_FOUND"),
     RegionExists: (400, "ALREADY_EXISTS"),
+    RegionNotOpened: (500, "INTERNAL"),
 }
 """Of errors that have a status of their own, beside that of their code: a model that loads is worth asking again, one
-that is unloaded or failed is not. A queue's timeout, and a load where nobody may ask for one, are as by Triton."""
+that is unloaded or failed is not. A queue's timeout, shared memory that cannot be opened, and a load where nobody
+may ask for one, are as by Triton."""
 
 
 def oip_status(code: str) -> tuple[int, str]:

@@ -63,8 +63,8 @@ def serving(tmp_path, kind):
     @contextmanager
     def serve(repository, **settings) -> Iterator[Server]:
         doors = {
-            "http": HttpSettings(endpoint="127.0.0.1:0", control=True),
-            "grpc": GrpcSettings(endpoint="127.0.0.1:0", control=True),
+            "http": HttpSettings(endpoint="127.0.0.1:0", control=True, server_name="triton"),
+            "grpc": GrpcSettings(endpoint="127.0.0.1:0", control=True, server_name="triton"),
         }
         with running_daemon(repository, tmp_path / "run", calibrate=False, **doors, **settings) as daemon:
             server = Server(daemon, kind)
@@ -90,6 +90,12 @@ def test_without_a_mode_the_folder_is_served_and_callers_may_load_and_unload(ser
 
         server.client.load_model("first")
         assert server.index()["first"] == READY
+
+
+def test_a_server_may_say_that_it_is_called_triton_which_scripts_look_for(serving, repository):
+    with serving(repository, model_control="explicit") as server:
+        told = server.client.get_server_metadata()
+        assert (told["name"] if isinstance(told, dict) else told.name) == "triton"
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])

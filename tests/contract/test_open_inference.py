@@ -50,7 +50,10 @@ def serving(tmp_path, **settings):
     core = assemble_core(Config(models=str(tmp_path / "models"), state=str(tmp_path / "state"), **settings))
     status = DaemonStatus(core, HostProbe())
     operations = OperationHandlers(core.table, core.loader, core.pending_loads, status)
-    calls = OpenInference(core.table, operations, status, strict_readiness=core.config.http.strict_readiness)
+    settings = core.config.http
+    calls = OpenInference(
+        core.table, operations, status, server_name=settings.server_name, strict_readiness=settings.strict_readiness
+    )
     words = Words(calls, status)
     try:
         core.start()

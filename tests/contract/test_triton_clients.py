@@ -213,3 +213,45 @@ def _check_each(answers: queue.Queue, inputs) -> None:
         assert error is None
         x = inputs[int(result.get_response().id)]
         np.testing.assert_allclose(result.as_numpy("y"), expected(x), rtol=1e-4, atol=1e-4)
+
+
+def test_refusals_begin_with_the_words_that_scripts_look_for(daemon, kind):
+    """The texts are those that Triton's own tests search for."""
+    x = floats(1, 16)
+
+    async def calls(ask, module):
+        async def refused(words, *inputs, model="mlp", **options):
+            with pytest.raises(InferenceServerException) as caught:
+                await ask("infer", model, list(inputs), **options)
+            assert words in str(caught.value)
+
+        (right,) = given(module, x)
+        strange = module.InferInput("z", [1, 16], "FP32")
+        strange.set_data_from_numpy(x)
+        (short,) = given(module, x[:, :15])
+        (cut,) = given(module, x[:, :15])
+        cut.set_shape([1, 16])
+        ints = module.InferInput("x", [1, 16], "INT32")
+        ints.set_data_from_numpy(x.astype(np.int32))
+        missing = (
+            "expected 1 inputs but got 0 inputs for model 'mlp'. Got input(s) [], but missing required input(s) ['x']. "
+            "Please provide all required input(s)."
+        )
+        await refused(missing)
+        await refused("expected 1 inputs but got 2 inputs for model 'mlp'. Got input(s) ['x','z']", right, strange)
+        await refused("unexpected inference input 'z' for model 'mlp'", strange)
+        await refused("unexpected shape for input 'x' for model 'mlp'. Expected [-1,16], got [1,15]", short)
+        await refused("inference input 'x' data-type is 'INT32', but model 'mlp' expects 'FP32'", ints)
+        await refused("input byte size mismatch for input 'x' for model 'mlp'. Expected 64, got 60", cut)
+        wanted = module.InferRequestedOutput("none")
+        await refused("unexpected inference output 'none' for model 'mlp'", right, outputs=[wanted])
+        for name in (" ", "../etc", "mlp/") if kind.startswith("grpc") else ():  # a path of HTTP has no such name
+            with pytest.raises(InferenceServerException) as caught:
+                await ask("load_model", name)
+            words = (
+                "name cannot be empty. Please enter a valid name",
+                "name must not contain path traversal characters",
+            )
+            assert any(each in str(caught.value) for each in words)
+
+    call_all(daemon, kind, calls)

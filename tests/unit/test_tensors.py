@@ -224,3 +224,21 @@ def test_an_unknown_datatype_names_the_known_ones_and_not_all_of_itself() -> Non
     with pytest.raises(Unsupported, match="wanted one of BOOL, UINT8") as caught:
         datatype("X" * 10_000)
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\1\0\0\0aaaa", "incomplete string length indicator for it, expecting 4 bytes but only 3 bytes available"),
+        (b"\4\0\0\0aaaa", "expected 2 string elements for it, got 1"),
+        (b"\1\0\0", "expected 2 string elements for it, got 3 bytes"),
+        (
+            b"\1\0\0\0a\7\0\0\0a",
+            "incomplete string data for it, expecting string of length 7 but only 1 bytes available",
+        ),
+        (b"\0\0\0\0\0\0\0\0\0", "unexpected number of string elements 3 for it, expecting 2"),
+    ],
+)
+def test_what_is_no_bytes_tensor_is_named_as_triton_names_it(data: bytes, words: str) -> None:
+    with pytest.raises(TensorMismatch, match=words):
+        unpack_bytes(data, (2,), "it")
