@@ -153,6 +153,13 @@ def _matched(
     """Return what callers see beside what the model has, in the config's order. Raises LoadFailed."""
     model = interface.model
     if not declared:
+        if interface.max_batch_size and not all(_may_be_rows(spec, interface) for spec in specs):
+            shapes = ", ".join(f"{spec.name} {_shape(spec.shape)}" for spec in specs)
+            raise LoadFailed(
+                f"autofill failed for model '{model}': model does not support batching while non-zero max_batch_size "
+                f"is specified: its {kind}s are {shapes}; say max_batch_size: 0, or export it with an open "
+                "first dimension"
+            )
         return [_SeenTensor(spec, spec.name, spec.shape, spec.shape) for spec in specs]
     if kind == "input" and len(declared) != len(specs):
         raise LoadFailed(
@@ -190,11 +197,16 @@ def _outer(each: DeclaredTensor, inner: TensorSpec) -> TensorSpec:
     return replace(inner, name=each.name, shape=shape)
 
 
+def _may_be_rows(spec: TensorSpec, interface: Interface) -> bool:
+    """Return whether axis 0 may be the rows of a config that has some."""
+    return bool(spec.shape) and spec.shape[0] in (DYNAMIC, *((1,) if interface.max_batch_size == 1 else ()))
+
+
 def _check_shape(interface: Interface, each: DeclaredTensor, inner: TensorSpec) -> None:
     """Raise LoadFailed where a tensor of the model has no such shape."""
     which = f"model '{interface.model}', tensor '{each.name}': "
     rows = interface.max_batch_size
-    if rows and (not inner.shape or inner.shape[0] not in (DYNAMIC, *((1,) if rows == 1 else ()))):
+    if rows and not _may_be_rows(inner, interface):
         raise LoadFailed(
             f"{which}for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {_shape(inner.shape)}"

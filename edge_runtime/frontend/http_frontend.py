@@ -17,7 +17,17 @@ from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, QueueFull, TensorMismatch
+from edge_runtime.errors import (
+    DecodeFailed,
+    EdgeRuntimeError,
+    Forbidden,
+    ModelNotFound,
+    NotReady,
+    NotServed,
+    QueueFull,
+    RequestError,
+    TensorMismatch,
+)
 from edge_runtime.frontend.generate import generate_fields, raw_request
 from edge_runtime.frontend.http_answer import (
     BINARY,
@@ -264,6 +274,7 @@ class HttpFrontend:
     ) -> None:
         """Answer a request whose body was read. body, fields: as `_read` gives them."""
         if error is not None:
+            error = self._first_fault(call, error) if call.name == INFER else error
             self._metrics.refused(error.code)
             self._transport.answer(request, call.encoding.refusal(error, None))
         elif call.name == INFER:
@@ -287,27 +298,15 @@ class HttpFrontend:
     def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> None:
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
-            name, version = call.values["name"], call.values.get("version")
-            tensors: list[Any] | None = None
-            if isinstance(body, Sent):
-                assert request.head is not None
-                fields, tensors = sent_request(self._table.resolve(name, oip_version(call)), body, request.head)
-            elif "generate" in call.values:
-                fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
-            elif call.head_bytes == 0:
-                fields, tensors = raw_request(self._table.resolve(name, oip_version(call)), body)
-            elif isinstance(body, Pictures):
-                fields = {**fields, "inputs": body.inputs()}
-            asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+            try:
+                asked, tensors = self._asked(request, call, body, fields)
+            except RequestError as error:
+                raise self._first_fault(call, error) from None
             encoding = self._encoding(call, asked, body)
             if isinstance(encoding, GenerateAnswer) and encoding.is_stream:
                 reply = EventsReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
             else:
                 reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
-            if isinstance(body, Pictures):
-                tensors = [body.array()]
-            elif tensors is None:
-                tensors = _tensors(asked, fields, body, self._protocol.regions)
             key = self._key(request, call, asked)
             caller = caller_of(request)
             spent_s = self._clock.monotonic_s() - request.arrived_s
@@ -318,6 +317,37 @@ class HttpFrontend:
             )
             if caller is not None and caller.sender is not None:
                 request.memory = admitted  # its sender's other connections go on when this one ends
+
+    def _asked(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
+        """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
+        name, version = call.values["name"], call.values.get("version")
+        tensors: list[Any] | None = None
+        if isinstance(body, Sent):
+            assert request.head is not None
+            fields, tensors = sent_request(self._table.resolve(name, oip_version(call)), body, request.head)
+        elif "generate" in call.values:
+            fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
+        elif call.head_bytes == 0:
+            fields, tensors = raw_request(self._table.resolve(name, oip_version(call)), body)
+        elif isinstance(body, Pictures):
+            fields, tensors = {**fields, "inputs": body.inputs()}, [body.array()]
+        asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+        if tensors is None:
+            tensors = _tensors(asked, fields, body, self._protocol.regions)
+        return asked, tensors
+
+    def _first_fault(self, call: HttpCall, error: EdgeRuntimeError) -> EdgeRuntimeError:
+        """Return the error of a bad request for inference: that there is no such model or version comes before its own.
+
+        A request whose body is still on its way is refused by that alone, so the answer would depend on its pieces.
+        """
+        try:
+            self._table.resolve(call.values["name"], oip_version(call))
+        except (ModelNotFound, NotServed) as first:
+            return first
+        except EdgeRuntimeError:
+            return error
+        return error
 
     def _encoding(self, call: HttpCall, asked: OipRequest, body: Any) -> Encoding:
         """Choose how a request is answered. body: as `_read` returns it."""

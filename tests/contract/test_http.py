@@ -171,6 +171,23 @@ def test_a_body_in_pieces_is_the_same_request(url):
             np.testing.assert_allclose(y, expected(x)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [(b"", None), (b"{}", None), (b'{"inputs":[]}', None), (b'{"inputs":[]}abcd', 13), (b"abcd", 0), (b"abcd", 4)],
+)
+def test_a_bad_version_is_404_however_its_request_is_cut(url, body, length):
+    """However little of the body makes sense: a request is refused by its head where the rest is still to come."""
+    more = {} if length is None else {"inference_header_content_length": length}
+    whole = request("POST", "/v2/models/mlp/versions/9/infer", body, **more)
+    with RawHttp(url) as raw:
+        raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for pieces in (*((whole[:cut], whole[cut:]) for cut in range(len(whole))), [bytes([each]) for each in whole]):
+            for piece in pieces:
+                raw.send(piece)
+            answer = raw.response()
+            assert (answer.status, answer.code) == (404, "model_not_found")
+
+
 def test_a_large_body_lies_in_its_place_and_is_answered(url, daemon_here):
     words = [bytes([97 + index % 26]) * 6000 for index in range(512)]
     data = b"".join(len(word).to_bytes(4, "little") + word for word in words)

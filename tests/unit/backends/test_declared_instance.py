@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from edge_runtime.backends.base import Instance, LoadOptions
 from edge_runtime.backends.declared_instance import DeclaringBackend, as_declared
@@ -66,3 +68,20 @@ def test_what_does_not_fit_is_refused_by_the_backend_too(tmp_path):
     options = LoadOptions(interface=Interface("m", (), (declared("z", "FP32", -1, 3),)))
     with pytest.raises(LoadFailed, match="unexpected inference output 'z', allowed outputs are: sum, twice"):
         backend.load(onnx_models.two_in_two_out(tmp_path), options)
+
+
+@pytest.mark.parametrize("outputs", [(), (declared("y", "FP32", -1, 3),)])
+def test_a_config_of_rows_alone_is_refused_where_the_models_first_dimension_is_fixed(tmp_path, outputs):
+    """As Triton: what the config leaves out is completed from the model, which cannot batch."""
+    options = LoadOptions(interface=Interface("m", (), outputs, max_batch_size=4))
+    with pytest.raises(LoadFailed, match=r"does not support batching while non-zero max_batch_size is specified.*x"):
+        DeclaringBackend(OnnxRuntimeBackend()).load(fixed(tmp_path), options)
+
+
+def fixed(folder):
+    """x FP32 [2, 3] -> y FP32 [2, 3]."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "fixed", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
