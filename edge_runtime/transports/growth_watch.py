@@ -1,10 +1,11 @@
 """Closes connections whose unfinished messages make the daemon grow.
 
 libzmq hands a message out when all its frames are there, and bounds a frame, never their number: what a client sends of
-a message that does not end is held out of sight. So the daemon looks at its own memory. A connection within
-such a message brings no other one, so those that brought nothing while memory grew by more than one whole message are
-closed: first those that were seen to bring bytes, and when memory grows on all that wait for no reply. A client that
-was only silent connects again by itself and notices nothing. Growth while models are loaded is theirs. Thread: I/O.
+a message that does not end is held out of sight. So the daemon looks at its own memory. When that has grown by more
+than one whole message, those are closed that had bytes on their way for the longest and brought no message meanwhile,
+at each look again: who connects anew is as suspect as before. Only where nobody is seen to bring bytes, and memory
+grows on, all are closed that wait for no reply. A client that was only silent connects again by itself and notices
+nothing. Growth while models are loaded is theirs. Thread: I/O.
 """
 
 from __future__ import annotations
@@ -22,25 +23,31 @@ from edge_runtime.transports.zmq_connections import Connections
 
 log = logging.getLogger(__name__)
 
-LOOK_S, CLOSE_LOOK_S = 0.25, 0.025
-"""Between two looks, and while memory grows: tiny frames fill 640 MB a second."""
+LOOK_S, CLOSE_LOOK_S = 0.05, 0.025
+"""Between two looks, and while memory grows: libzmq's thread takes in up to 1 GB a second, all connections together,
+so that it grows by less than half a message of 128 MiB from one look to the next."""
+
+CLOSE_SHARE, FREE_SHARE = 1.125, 1.75
+"""Growth, in whole messages, at which suspects are closed, and at which all are that wait for no reply."""
 
 FREE_LOOKS = 20
-"""Looks after a closing until what is left counts as grown for good: libzmq frees what it held within some."""
+"""Looks after such a closing until what is left counts as grown for good: libzmq frees what it held within some."""
+
+TRIM_LOOKS = 2
+"""Looks after a closing until free memory is returned, once: the C library would keep it, and it counts as grown."""
 
 
 class WatchedEndpoint(Protocol):
-    """An endpoint, as far as its connections are watched. heard: identities that brought a message; None: not kept."""
+    """An endpoint, as far as its connections are watched.
+
+    heard: identities that brought a message since the last look; None: not kept.
+    """
 
     connections: Connections
     heard: set[bytes | None] | None
 
     def is_owed(self, identity: bytes | None) -> bool:
         """Whether a reply is still to come for this connection."""
-        ...
-
-    def has_messages(self) -> bool:
-        """Whether whole messages wait to be read: any connection may have brought them."""
         ...
 
 
@@ -76,9 +83,9 @@ class GrowthWatch:
         self._memory = memory
         self._due_s = 0.0
         self._least_bytes: int | None = None
-        self._listened_bytes = 0
+        self._freeing_bytes = 0
         self._is_listening = False
-        self._freeing_looks = 0
+        self._freeing_looks = self._trim_looks = 0
 
     @property
     def interval_s(self) -> float:
@@ -95,53 +102,63 @@ class GrowthWatch:
         now_bytes = max(self._memory.private_bytes - self._memory.held_bytes, 0)
         if self._least_bytes is None or now_bytes < self._least_bytes or self._memory.is_loading:
             self._least_bytes = now_bytes
-        growth_bytes = now_bytes - self._least_bytes
-        if self._freeing_looks:
-            self._freeing_looks -= 1
-            if self._freeing_looks == FREE_LOOKS // 2:
-                self._memory.trim()
-            if not self._freeing_looks:
-                self._least_bytes, growth_bytes = now_bytes, 0
-        if growth_bytes < self._bound_bytes // 2:
+        self._await_freed(now_bytes)
+        grown_bytes = now_bytes - self._least_bytes
+        if grown_bytes < self._bound_bytes // 2:
             if self._is_listening:
                 self._listen(endpoints, is_on=False)
             return
         if not self._is_listening:
-            self._listened_bytes = now_bytes
             self._listen(endpoints, is_on=True)
-        # From the first look on: a connection within one message, as large as may be, has not brought that yet either.
-        grown_bytes = now_bytes - self._listened_bytes
-        if grown_bytes >= self._bound_bytes and not self._freeing_looks:
-            # Those that were seen at an earlier look: what comes now may be whole in a moment.
-            closed = self._close(endpoints, suspects_only=True)
-            # Whole messages that wait may be what grew, and their connections are not heard yet: they are read first.
-            patience = 4 if any(endpoint.has_messages() for endpoint in endpoints) else 2
-            if not closed and grown_bytes >= patience * self._bound_bytes:
-                closed = self._close(endpoints, suspects_only=False)
-                self._freeing_looks = FREE_LOOKS
-            if closed:
-                self._freeing_looks = FREE_LOOKS
-                self._counters.count("connections_closed_unfinished", closed)
-                log.warning(
-                    "closed connections that brought no whole message while memory grew",
-                    extra={"connections": closed, "grown_bytes": grown_bytes, "bound_bytes": self._bound_bytes},
-                )
         for endpoint in endpoints:
-            if endpoint.heard is not None:
-                endpoint.connections.suspect(endpoint.heard)
+            endpoint.connections.suspect(endpoint.heard or ())
+            endpoint.heard = set()
+        closed = 0
+        if grown_bytes >= CLOSE_SHARE * self._bound_bytes:
+            closed = self._close_suspects(endpoints)
+        if not closed and grown_bytes >= FREE_SHARE * self._bound_bytes and not self._freeing_looks:
+            closed = self._close_quiet(endpoints)
+            self._freeing_looks, self._freeing_bytes = FREE_LOOKS, now_bytes
+        if closed:
+            self._trim_looks = self._trim_looks or TRIM_LOOKS
+            self._counters.count("connections_closed_unfinished", closed)
+            log.warning(
+                "closed connections that brought no whole message while memory grew",
+                extra={"connections": closed, "grown_bytes": grown_bytes, "bound_bytes": self._bound_bytes},
+            )
+
+    def _await_freed(self, now_bytes: int) -> None:
+        """Return free memory some looks after a closing; what is left after more of them counts as grown for good."""
+        if self._trim_looks:
+            self._trim_looks -= 1
+            if not self._trim_looks:
+                self._memory.trim()
+        if self._freeing_looks:
+            self._freeing_looks -= 1
+            # The least since then: what comes meanwhile may be another attack.
+            self._freeing_bytes = min(self._freeing_bytes, now_bytes)
+            if not self._freeing_looks:
+                self._least_bytes = self._freeing_bytes
 
     def _listen(self, endpoints: Sequence[WatchedEndpoint], *, is_on: bool) -> None:
         self._is_listening = is_on
         for endpoint in endpoints:
             endpoint.heard = set() if is_on else None
+            if not is_on:
+                endpoint.connections.trust()
 
-    def _close(self, endpoints: Sequence[WatchedEndpoint], *, suspects_only: bool) -> int:
+    def _close_suspects(self, endpoints: Sequence[WatchedEndpoint]) -> int:
+        """Close those that have been suspect for at least half as long as the longest; libzmq serves all in turn."""
+        suspects = [each for endpoint in endpoints for each in endpoint.connections.suspects()]
+        longest = max((each.suspect_looks for each in suspects), default=0)
+        return sum(each.close() for each in suspects if each.suspect_looks >= longest / 2)
+
+    def _close_quiet(self, endpoints: Sequence[WatchedEndpoint]) -> int:
         return sum(
-            connection.close()
+            each.close()
             for endpoint in endpoints
-            if endpoint.heard is not None and not (suspects_only and endpoint.has_messages())
-            for connection in endpoint.connections.unfinished(endpoint.heard, suspects_only=suspects_only)
-            if suspects_only or not endpoint.is_owed(connection.identity)
+            for each in endpoint.connections.quiet()
+            if not endpoint.is_owed(each.identity)
         )
 
 

@@ -35,6 +35,14 @@ _EVENT = struct.Struct("=HI")
 FIONREAD, TIOCOUTQ = 0x541B, 0x5411
 """Bytes that came and were not read, and bytes that were sent and not read by the peer (ioctl_list(2), unix(7))."""
 
+SUSPECT_BYTES = 4096
+"""On their way at a look: a client that fills memory keeps the kernel's buffer full (200 KB), and a small request that
+waits for libzmq's busy thread is none."""
+
+SUSPECT_LOOKS, KNOWN_LOOKS, QUIET_LOOKS = 2, 4, 8
+"""Looks until a connection is suspect: what has just begun may be whole in a moment, and one that brought messages is
+believed longer; and looks until one is quiet."""
+
 AUTOMATIC = 0
 """First byte of an identity that libzmq made, which no client may choose (zmq_setsockopt(3), ZMQ_ROUTING_ID)."""
 
@@ -47,10 +55,20 @@ class ZmqConnection:
     """One accepted connection. identity: known from its first message on.
 
     unread_bytes: what the peer had not read at the last look. unread_since_s: since when it has read nothing of that;
-    None while it reads. is_suspect: bytes of a message that was not whole were seen.
+    None while it reads. While memory grows, in looks at it, quiet_looks: since it brought its last message;
+    suspect_looks: since many bytes of the next were seen on their way, 0: none were. has_brought: it brought a message.
     """
 
-    __slots__ = ("fd", "identity", "inode", "is_suspect", "unread_bytes", "unread_since_s")
+    __slots__ = (
+        "fd",
+        "has_brought",
+        "identity",
+        "inode",
+        "quiet_looks",
+        "suspect_looks",
+        "unread_bytes",
+        "unread_since_s",
+    )
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -58,7 +76,8 @@ class ZmqConnection:
         self.inode = _socket_inode(fd)
         self.unread_bytes = 0
         self.unread_since_s: float | None = None
-        self.is_suspect = False
+        self.suspect_looks = self.quiet_looks = 0
+        self.has_brought = False
 
     def look(self, now_s: float, *, has_read: bool) -> None:
         """See whether its peer reads. has_read: it does; a buffer that was filled again looks as before."""
@@ -191,20 +210,32 @@ class Connections:
         return sorted(found, key=_unread_since_s)
 
     def suspect(self, heard: Container[bytes | None]) -> None:
-        """Note which connections have bytes on their way and have brought no message: they are not in `heard`."""
+        """Note which connections have bytes on their way. heard: those that brought a message since the last look."""
         for connection in self._by_fd.values():
+            connection.quiet_looks += 1
             if connection.identity in heard:
-                connection.is_suspect = False
-            elif _ioctl(connection.fd, FIONREAD):
-                connection.is_suspect = True
+                connection.suspect_looks = connection.quiet_looks = 0
+                connection.has_brought = True
+            elif connection.suspect_looks or _ioctl(connection.fd, FIONREAD) >= SUSPECT_BYTES:
+                connection.suspect_looks += 1
 
-    def unfinished(self, heard: Container[bytes | None], *, suspects_only: bool) -> list[ZmqConnection]:
-        """Connections that have brought no message: of all, or of those that were seen to bring bytes."""
+    def trust(self) -> None:
+        """Forget what was noted: memory does not grow any more."""
+        for connection in self._by_fd.values():
+            connection.suspect_looks = connection.quiet_looks = 0
+            connection.has_brought = False
+
+    def suspects(self) -> list[ZmqConnection]:
+        """Connections that have had bytes on their way for some looks, and brought no message."""
         return [
             each
             for each in self._by_fd.values()
-            if each.identity not in heard and (each.is_suspect or not suspects_only)
+            if each.suspect_looks >= (KNOWN_LOOKS if each.has_brought else SUSPECT_LOOKS)
         ]
+
+    def quiet(self) -> list[ZmqConnection]:
+        """Connections that have brought no message for many looks."""
+        return [each for each in self._by_fd.values() if each.quiet_looks >= QUIET_LOOKS]
 
     def close(self) -> None:
         """Stop listening to the monitor. Idempotent; before the monitored socket is closed."""

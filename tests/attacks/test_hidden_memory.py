@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -19,6 +20,8 @@ LIMITS = (
 )
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+WHOLE = b"".join(bytes((flags, len(part))) + part for flags, part in ((1, header()), (1, b"id"), (0, X)))
+"""A request, as the frames that carry it."""
 WAITING = 'mode = "workers"\nmax_queue_delay_ms = 600_000\nmax_batch_rows = 4_000\n'
 """Requests of this model wait for a batch that never comes."""
 
@@ -83,6 +86,56 @@ def test_a_message_without_an_end_ends_its_connection_and_costs_no_other_an_answ
         assert time.monotonic() < end_s, "the memory did not come back"
 
 
+DOCUMENTED_BYTES = 2 * (128 << 20)
+"""docs/serve.md: twice limits.message_bytes at worst."""
+
+
+def reconnect_without_end(daemon, stop: threading.Event, sent: list[int], payload: bytes, begins: bytes) -> None:
+    """Send a message without an end, and connect again as often as the daemon closes."""
+    block = frame(payload) if len(payload) > 1 else b"\x01\x01." * 20_000
+    while not stop.is_set():
+        with contextlib.suppress(OSError, ValueError), connected(daemon) as endless:
+            endless.sendall(begins)
+            while not stop.is_set():
+                endless.sendall(block)
+                sent.append(len(block))
+
+
+@pytest.mark.parametrize(
+    ("attackers", "payload", "begins"),
+    [
+        pytest.param(1, bytes(64 << 10), b"", id="one"),
+        pytest.param(4, bytes(64 << 10), b"", id="four"),
+        pytest.param(4, bytes(64 << 10), WHOLE, id="four that bring a whole message first"),
+    ],
+)
+def test_attackers_that_reconnect_are_held_to_the_documented_bound(tmp_path, attackers, payload, begins):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    stop, sent, peak = threading.Event(), [], 0
+    with DaemonProcess(tmp_path) as daemon, RawClient(daemon.endpoint) as good:
+        assert good.ask(header(), b"before", X)[1] == b"before"
+        least = daemon.resident_bytes()
+        threads = [
+            threading.Thread(target=reconnect_without_end, args=(daemon, stop, sent, payload, begins))
+            for _ in range(attackers)
+        ]
+        for each in threads:
+            each.start()
+        try:
+            end_s = time.monotonic() + ANSWER_S
+            while sum(sent) < 4 * DOCUMENTED_BYTES and time.monotonic() < end_s:
+                # Closed connections open again by themselves, but nobody who is answered is closed.
+                assert good.ask(header(), b"meanwhile", X)[1] == b"meanwhile"
+                peak = max(peak, daemon.resident_bytes())
+        finally:
+            stop.set()
+            for each in threads:
+                each.join()
+        # Half as much again for a machine that gives the daemon's thread no core for some looks.
+        assert peak - least < 1.5 * DOCUMENTED_BYTES
+        assert good.result("stats")["metrics"]["counters"]["connections_closed_unfinished"] >= 2
+
+
 def test_what_one_connection_may_wait_for_is_bounded_in_bytes(daemon, good):
     with RawClient(daemon.endpoint) as greedy:
         for number in range(200):
@@ -110,13 +163,12 @@ def test_what_all_connections_may_wait_for_is_bounded_and_shared(daemon, good):
 def test_peers_that_never_read_cost_little_and_no_other_an_answer(daemon, good):
     assert good.ask(header(), b"before", X)[1] == b"before"
     least = daemon.resident_bytes()
-    request = b"".join(bytes((flags, len(part))) + part for flags, part in ((1, header()), (1, b"id"), (0, X)))
     with contextlib.ExitStack() as stack:
         for _ in range(60):
             deaf = stack.enter_context(connected(daemon))
             deaf.settimeout(0.5)
             with contextlib.suppress(OSError):  # it takes no more, or has been closed
-                deaf.sendall(request * 1_500)
+                deaf.sendall(WHOLE * 1_500)
         end_s = time.monotonic() + ANSWER_S
         while not good.result("stats")["metrics"]["counters"].get("connections_closed_unread"):
             assert time.monotonic() < end_s, "no connection was closed"
