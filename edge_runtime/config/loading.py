@@ -59,10 +59,12 @@ def read_model_keys(path: Path) -> dict[str, Any]:
 def lay_over(keys: Mapping[str, Any], over: Mapping[str, Any], source: str) -> ModelSettings:
     """Settings of a model from two places: of a key that both have, the second's. source: for messages.
 
-    Tables by name (`options`, `[input.NAME]`, `[output.NAME]`) have the names of both. Raises ConfigError where they do
-    not go together.
+    Tables by name (`options`, `[input.NAME]`, `[output.NAME]`) have the names of both, and `[versions]` that says none
+    leaves the first's. Raises ConfigError where they do not go together.
     """
     merged = {**keys, **over}
+    if "versions" in keys and isinstance(said := over.get("versions"), dict) and said.keys() <= {"hold_interface"}:
+        merged["versions"] = {**keys["versions"], **said}
     for name in ("options", "input", "output"):
         if name in keys and name in over:
             merged[name] = {**keys[name], **over[name]}

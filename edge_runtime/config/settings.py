@@ -42,7 +42,7 @@ DEFAULT_PRIORITY = 5
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions of the model to load: one of the three keys. Without any, the newest version is loaded."""
+    """The versions of the model to load: one of the first three keys. Without any, the newest version is loaded."""
 
     latest: Positive | None = None
     """Load this many of the newest versions."""
@@ -52,6 +52,10 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     specific: tuple[VersionNumber, ...] = ()
     """Load these version numbers."""
+
+    hold_interface: bool = False
+    """Whether a version whose tensors clients of the one before cannot use (other names, datatypes or shapes, a new
+    input) is refused, and the old one serves on, also after a restart. `false`: it serves, and its state says so."""
 
     def __post_init__(self) -> None:
         named = [name for name in ("latest", "all", "specific") if getattr(self, name)]

@@ -41,6 +41,7 @@ from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.calibration import Calibrator, CurveCache
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.infer import Infer
+from edge_runtime.serving.kept_interfaces import KeptInterfaces
 from edge_runtime.serving.load_marks import LoadMarks
 from edge_runtime.serving.load_plans import LoadPlans, ServingLimits
 from edge_runtime.serving.loader import Loader
@@ -130,6 +131,7 @@ def assemble_core(
         dispatcher=dispatcher,
         clock=clock,
         metrics=metrics,
+        interfaces=KeptInterfaces(_below(state, "interfaces")),
     )
     marks = LoadMarks(_below(state, "loads"))
     calibrator = Calibrator(

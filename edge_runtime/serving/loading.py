@@ -69,7 +69,7 @@ Xeon."""
 class LoadedVersion:
     """A servable ready to be published, and calibration's needs. note: for a person, may be empty.
 
-    owned: the models that a pipeline brings with it.
+    owned: the models that a pipeline brings with it. breaks_clients: those of the version before cannot use it.
     """
 
     servable: Servable
@@ -80,6 +80,7 @@ class LoadedVersion:
     may_widen: bool
     note: str
     owned: tuple[LoadedVersion, ...] = ()
+    breaks_clients: bool = False
 
 
 class VersionLoader:

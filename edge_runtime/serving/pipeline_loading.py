@@ -21,7 +21,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.pipelines import MAX_DEPTH, PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
-from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
+from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, is_owned_name, owned_name
 from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import BatchLimits
@@ -29,6 +29,7 @@ from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, Schedu
 from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.inline_chain import bind_inline_chain
+from edge_runtime.serving.kept_interfaces import KeptInterfaces, why_clients_fail
 from edge_runtime.serving.load_plans import ServingLimits
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.serving.model_table import ModelTable, VersionState
@@ -111,6 +112,7 @@ class PipelineLoader:
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: Metrics,
+        interfaces: KeptInterfaces,
     ) -> None:
         self.attempts: dict[tuple[str, int], Attempt] = {}
         self._sources = sources
@@ -121,6 +123,7 @@ class PipelineLoader:
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
+        self._interfaces = interfaces
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
@@ -192,10 +195,11 @@ class PipelineLoader:
 
     # ---- what live pipelines need ------------------------------------------------------------------------------------
 
-    def check_swap(self, candidate: Servable) -> None:
-        """Raise LoadFailed where a live pipeline could not go on with this version of a step's model.
+    def check_swap(self, candidate: Servable) -> str:
+        """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
 
-        A pipeline whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. Nor is
+        Raises LoadFailed where the model holds its interface, or a live pipeline could not go on with this version. A
+        pipeline whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. Nor is
         one that is being swapped itself: its update judges it.
         """
         for servable in self._table.live():
@@ -208,6 +212,30 @@ class PipelineLoader:
             fit_of_following = self._fit_with(following, candidate) if following is not None else None
             if fit_of_following is None or fit_of_following.faults:
                 raise LoadFailed(f"pipeline {servable.model!r} cannot go on with it: {'; '.join(fit.faults)}")
+        fault = self._why_clients_fail(candidate)
+        if fault and candidate.settings.versions.hold_interface:
+            raise LoadFailed(
+                f"clients of the model could not use it: {fault}. [versions] hold_interface = true holds what they "
+                "use: give it another model's name, or set that to false in model.toml"
+            )
+        return fault
+
+    def keep_interface(self, servable: Servable) -> None:
+        """Remember what clients use from now on, where a version that was published holds its model's interface."""
+        if not servable.settings.versions.hold_interface:
+            self._interfaces.forget(servable.model)
+        elif servable.number == max(each.number for each in self._table.live_of(servable.model)):
+            self._interfaces.keep(servable.model, servable.number, servable.spec)
+
+    def _why_clients_fail(self, candidate: Servable) -> str:
+        """As `why_clients_fail`, by what answers now, else by what was held; "" of a version that is older."""
+        if is_owned_name(candidate.model):
+            return ""  # only its pipeline asks it, which comes with it
+        current = max(self._table.live_of(candidate.model), key=lambda each: each.number, default=None)
+        if current is not None:
+            return why_clients_fail(current.spec, candidate.spec) if candidate.number >= current.number else ""
+        held = self._interfaces.find(candidate.model) if candidate.settings.versions.hold_interface else None
+        return why_clients_fail(held.spec(), candidate.spec) if held and candidate.number >= held.version else ""
 
     def _fit_with(self, pipeline: Pipeline, candidate: Servable) -> Fit | None:
         """Fit a pipeline with this version in the place of what answers its steps; None: they ask for another."""

@@ -184,6 +184,7 @@ class Placement:
                 self._pending_loads.end(name, failure)
             raise
         replaced = self._table.publish(loaded.servable)
+        self._pipelines.keep_interface(loaded.servable)
         if loaded.note:
             self._table.set_status(VersionStatus(name, number, VersionState.READY, loaded.note))
         self._pending_loads.end(name, None)
@@ -255,14 +256,14 @@ class Placement:
             for part in folder.owned:
                 parts.append(self._bring_up_part(part, without, is_apart=is_apart))
             loaded = replace(self._load(folder, version, metrics), owned=tuple(parts))
-            self._check_loaded(loaded, version, without, check)
+            loaded = self._check_loaded(loaded, version, without, check)
         except LoadFailed:
             for each in parts:
                 self._retire_part(each.servable)
             if metrics is not None:
                 self._metrics.retire(folder.name, metrics)
             raise
-        self._watch_queue(loaded.servable)
+        self._watch_queue(loaded)
         return loaded
 
     def retire(self, servable: Servable | None) -> None:
@@ -299,20 +300,32 @@ class Placement:
 
     def _check_loaded(
         self, loaded: LoadedVersion, version: VersionFolder, without: Collection[Servable], check: Check | None
-    ) -> None:
-        """Raise LoadFailed, and close a new version, when it takes too much memory or must not answer."""
+    ) -> LoadedVersion:
+        """Return a new version, with what its clients should know of it.
+
+        Raises LoadFailed, and closes it, when it takes too much memory or must not answer.
+        """
         servable = loaded.servable
         servable.owned = tuple(part.servable for part in loaded.owned)
         self._measured[version.model, version.number] = (version.path, version.fingerprint), _whole_bytes(servable)
         try:
             # Files are only a guess at what a library makes of them: hold the budget by what was measured.
             self._make_room(servable.memory_bytes, without)
-            self._pipelines.check_swap(servable)
+            fault = self._pipelines.check_swap(servable)
             if check is not None:
                 check(loaded)
         except LoadFailed:
             servable.close(0.0)
             raise
+        if not fault:
+            return loaded
+        log.warning(
+            "clients of the version before cannot use this one: %s",
+            fault,
+            extra={"model": servable.model, "version": servable.number},
+        )
+        note = f"clients of the version before cannot use it: {fault}"
+        return replace(loaded, note="; ".join(filter(None, (note, loaded.note))), breaks_clients=True)
 
     def _bring_up_part(self, folder: ModelFolder, without: Collection[Servable], *, is_apart: bool) -> LoadedVersion:
         """Load a model that a pipeline brings with it, and let it answer. is_apart: it counts apart, as that does."""
@@ -390,11 +403,14 @@ class Placement:
         is_held = servable.model in self._sources.swapping or servable.model in self._held or servable.model == keeping
         return servable.settings.pinned or is_asked or is_held
 
-    def _watch_queue(self, servable: Servable) -> None:
+    def _watch_queue(self, loaded: LoadedVersion) -> None:
+        servable = loaded.servable
         servable.metrics.unwatch()  # what is read of the version before would keep that in memory
         servable.metrics.source = servable
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
         servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
+        if loaded.breaks_clients:
+            servable.metrics.watch("interface_changed", lambda: 1.0)
         if servable.layouts.host() is not None:
             servable.metrics.watch("host_restarts", lambda: _host_of(servable).restarts)
             servable.metrics.watch("host_memory_bytes", lambda: _host_of(servable).memory_bytes)
