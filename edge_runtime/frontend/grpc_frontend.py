@@ -347,6 +347,8 @@ class GrpcFrontend:
             else:
                 oip, tensors, pending.wants_final = self._read(data, route)
                 pending.id_field = reply.request_id = id_field(oip.id)
+                if cut is not None and len(cut.tensors) != len(oip.header.inputs):
+                    cut = None  # typed contents lie in its head, so no other request has it
             if oip.classes or oip.output_regions or any(oip.input_regions):
                 cut = None  # its head alone does not say what to answer
                 encoding = ExtendedEncoding(self._protocol, oip)
