@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.extras import install_advice
 
 PYTORCH = "pytorch"
 """In place of an extra: users bring PyTorch, because each device needs another build of it."""
 
-_PYTORCH_ADVICE = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+_PYTORCH_ADVICE = "install it with: pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """Source: https://pytorch.org/get-started/locally; from PyPI it brings gigabytes of CUDA."""
 
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
@@ -35,8 +36,8 @@ def import_library(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise ConversionFailed(f"{package} is installed but cannot be imported: {error}") from error
-        advice = _PYTORCH_ADVICE if extra == PYTORCH else f"pip install 'edge-runtime[{extra}]'"
-        raise ConversionFailed(f"{package} is not installed; install it with: {advice}") from error
+        advice = _PYTORCH_ADVICE if extra == PYTORCH else install_advice(extra)
+        raise ConversionFailed(f"{package} is not installed; {advice}") from error
     except _IMPORT_ERRORS as error:
         raise ConversionFailed(f"{package} is installed but cannot be imported: {error}") from error
 

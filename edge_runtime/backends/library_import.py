@@ -9,6 +9,7 @@ from types import ModuleType
 
 from edge_runtime.backends.base import Probe
 from edge_runtime.errors import BackendUnavailable
+from edge_runtime.extras import install_advice
 
 IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
 """What importing a missing, broken or mismatched binary package raises."""
@@ -37,15 +38,15 @@ def import_library(module: str, extra: str, without: Sequence[str] = ()) -> Modu
             sys.modules.pop(part, None)
 
 
-PYTORCH_ADVICE = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+PYTORCH_ADVICE = "install it with: pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """No extra brings it: each device needs another build, and PyPI's brings gigabytes of CUDA. Source:
 https://pytorch.org/get-started/locally."""
 
 
 def not_installed(module: str, extra: str) -> BackendUnavailable:
     """The error for a missing library."""
-    advice = PYTORCH_ADVICE if module == "torch" else f"pip install 'edge-runtime[{extra}]'"
-    return BackendUnavailable(f"{module} is not installed; install it with: {advice}")
+    advice = PYTORCH_ADVICE if module == "torch" else install_advice(extra)
+    return BackendUnavailable(f"{module} is not installed; {advice}")
 
 
 def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) -> Probe:

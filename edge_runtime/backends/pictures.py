@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_runtime.errors import LoadFailed, UnreadablePicture
+from edge_runtime.extras import install_advice
 from edge_runtime.messages import other_picture
 from edge_runtime.steps import FRAME_CHANNELS, Color, PictureSource
 from edge_runtime.tensors import Array
@@ -77,7 +78,7 @@ def check_installed() -> None:
             WebPImagePlugin,
         )
     except ImportError as error:
-        raise LoadFailed(f"steps of pictures need Pillow ({error}): pip install 'edge-runtime[pictures]'") from error
+        raise LoadFailed(f"steps of pictures need Pillow ({error}); {install_advice('pictures')}") from error
 
 
 def open_picture(data: bytes, color: Color) -> Array:

@@ -36,10 +36,7 @@ def import_cuda() -> ModuleType:
         try:
             return import_library("cuda.cudart", "tensorrt")
         except BackendUnavailable:
-            raise BackendUnavailable(
-                f"cuda-python is not installed or does not fit; install it with: pip install 'edge-runtime[tensorrt]' "
-                f"({newer.message})"
-            ) from newer
+            raise BackendUnavailable(f"cuda-python is not installed or does not fit ({newer.message})") from newer
 
 
 def find_gpus() -> tuple[Gpu, ...]:

@@ -23,6 +23,7 @@ from edge_runtime.config.broker import is_broker_url
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
 from edge_runtime.config.oip_url import is_oip_url
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
+from edge_runtime.extras import install_advice
 
 if TYPE_CHECKING:
     from edge_runtime.client.mqtt_client import MqttClient
@@ -162,7 +163,7 @@ def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:
     try:
         from edge_runtime.client.mqtt_client import MqttClient
     except ImportError as error:
-        raise ConfigError(f"{url}: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
+        raise ConfigError(f"{url}: {error}; {install_advice('mqtt')}") from None
     _refuse_options(arguments, url, ("control", "curve_keys"), "for ZeroMQ")
     _refuse_options(arguments, url, ("token_file",), "for HTTP and gRPC")
     files = {option: getattr(arguments, option) for option in MQTT_FILES}

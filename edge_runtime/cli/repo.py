@@ -14,6 +14,7 @@ from importlib import import_module
 from edge_runtime.cli.arguments import UsageError, positive, seconds
 from edge_runtime.cli.screen import Screen
 from edge_runtime.errors import PublishError
+from edge_runtime.extras import install_advice
 
 REPOSITORY_VARIABLE = "EDGE_RUNTIME_REPO"
 
@@ -79,8 +80,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if error.name is None or error.name.partition(".")[0] not in _PACKAGES:
             raise
         raise PublishError(
-            f"{error.name} is not installed: packages and images for devices leave out what signs; publish from "
-            "another machine, with pip install 'edge-runtime[publish]'"
+            f"{error.name} is not installed: packages and images for devices leave out what signs, so publish from "
+            f"another machine; {install_advice('publish')}"
         ) from error
     verbs.VERBS[arguments.action](arguments, screen)
     return 0

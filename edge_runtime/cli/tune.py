@@ -4,7 +4,7 @@ Each candidate is measured end to end: the real daemon, a client, random arrival
 --accuracy-drop is the accuracy to give up for speed at most: of labels found (--labels), else of agreement with the
 unchanged model, where the inputs can tell: one and the same answer to all of them must not pass (--accept-unjudged
 chooses all the same). Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
-installed (pip install 'edge-runtime[convert]'), int8 models are made and tried too.
+installed (the extra `convert`), int8 models are made and tried too.
 
 Candidates meet by turns until the difference is settled, or the time is over; one that differs by less than three per
 cent is equal. Writes a settled choice with its reasons into model.toml, the variant beside the model, and a picture of

@@ -16,6 +16,7 @@ from msgspec import Struct
 from edge_runtime.answers import Answer, PictureRead, answers_from_fields
 from edge_runtime.backends.picture_fit import place
 from edge_runtime.errors import ConfigError
+from edge_runtime.extras import install_advice
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.steps import Fit
 from edge_runtime.tensors import Array
@@ -67,7 +68,7 @@ def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
 def check_pillow(option: str) -> None:
     """Raise ConfigError where Pillow is missing; imports nothing."""
     if importlib.util.find_spec("PIL") is None:
-        raise ConfigError(f"{option} needs Pillow, which is not here: pip install 'edge-runtime[pictures]'")
+        raise ConfigError(f"{option} needs Pillow, which is not here; {install_advice('pictures')}")
 
 
 def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path) -> None:

@@ -26,6 +26,7 @@ from edge_runtime.client.in_flight import NEVER_S, Call, InFlight, acquire, all_
 from edge_runtime.client.oip_call import OipCall, OipLink, OipQuestion, OipReply
 from edge_runtime.config.oip_url import OipAccess, oip_access
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, Unsupported
+from edge_runtime.extras import install_advice
 from edge_runtime.messages import InferResult, TensorHeader, Timing
 from edge_runtime.tensors import Array, datatype_name
 from edge_runtime.wire.operations import Operation
@@ -336,7 +337,7 @@ def _link(access: OipAccess) -> OipLink:
     try:
         from edge_runtime.client.grpc_link import GrpcLink
     except ImportError as error:
-        raise ConfigError(f"{access.address.url}: {error}; install it with: pip install 'edge-runtime[grpc]'") from None
+        raise ConfigError(f"{access.address.url}: {error}; {install_advice('grpc')}") from None
     return GrpcLink(access)
 
 

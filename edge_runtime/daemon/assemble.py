@@ -23,6 +23,7 @@ from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config, UpdateSettings
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.errors import ConfigError
+from edge_runtime.extras import install_advice
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
@@ -348,7 +349,7 @@ def _new_updates(
         from edge_runtime.update.updater import Updater
         from edge_runtime.update.worker import UpdateWorker
     except ImportError as error:
-        raise ConfigError(f"update: {error}; install it with: pip install 'edge-runtime[update]'") from None
+        raise ConfigError(f"update: {error}; {install_advice('update')}") from None
     if state is None:
         raise ConfigError("update: no folder for state can be written; name one with state = or --state")
     if not is_owner_name(settings.group):
@@ -422,7 +423,7 @@ def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, ho
     try:
         from edge_runtime.daemon.mqtt_door import MqttDoor
     except ImportError as error:
-        raise ConfigError(f"mqtt: {error}; install it with: pip install 'edge-runtime[mqtt]'") from None
+        raise ConfigError(f"mqtt: {error}; {install_advice('mqtt')}") from None
     from edge_runtime.frontend.infer_frontend import InferFrontend
 
     return MqttDoor(
@@ -446,7 +447,7 @@ def _new_http_door(
     try:
         from edge_runtime.daemon.http_door import HttpDoor
     except ImportError as error:
-        raise ConfigError(f"http: {error}; install it with: pip install 'edge-runtime[http]'") from None
+        raise ConfigError(f"http: {error}; {install_advice('http')}") from None
     from edge_runtime.frontend.http_answer import BINARY
     from edge_runtime.frontend.infer_frontend import InferFrontend
     from edge_runtime.frontend.open_inference import OpenInference
@@ -477,7 +478,7 @@ def _new_grpc_door(
     try:
         from edge_runtime.daemon.grpc_door import GrpcDoor
     except ImportError as error:
-        raise ConfigError(f"grpc: {error}; install it with: pip install 'edge-runtime[grpc]'") from None
+        raise ConfigError(f"grpc: {error}; {install_advice('grpc')}") from None
     from edge_runtime.frontend.grpc_message import PROTOBUF
     from edge_runtime.frontend.infer_frontend import InferFrontend
     from edge_runtime.frontend.open_inference import OpenInference

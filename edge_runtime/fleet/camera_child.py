@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from edge_runtime.extras import install_advice
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import bound_data
 
@@ -142,7 +143,7 @@ def _read(task: CameraTask, newest: _Newest) -> None:
             pass
         newest.end("the stream ended")
     except ImportError:
-        newest.end("cameras need PyAV: pip install 'edge-runtime[camera]'")
+        newest.end(f"cameras need PyAV; {install_advice('camera')}")
     except Exception as error:  # noqa: BLE001 (anything that a stream makes a library raise)
         newest.end(_reason_of(error))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from edge_runtime.errors import PublishError
+from edge_runtime.extras import install_advice
 from edge_runtime.publish.assignments import read_manifest
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import StagedFile
@@ -82,7 +83,7 @@ def compress_patch(zstd: ModuleType, old: bytes, new: bytes) -> bytes:
 def _patch(release: ReleasePath, old_hash: str, new: StagedFile, old_data: bytes, new_data: bytes) -> Patch | None:
     zstd = find_zstd()
     if zstd is None:
-        raise PublishError("zstd is not installed; pip install 'edge-runtime[publish]', or give --patches 0")
+        raise PublishError(f"zstd is not installed; {install_advice('publish')}; or give --patches 0")
     data = compress_patch(zstd, old_data, new_data)
     if len(data) > MAX_SHARE * new.length:
         return None

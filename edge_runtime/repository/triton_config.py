@@ -20,6 +20,7 @@ from typing import Any
 
 from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Unsupported
+from edge_runtime.extras import install_advice
 from edge_runtime.model_spec import DYNAMIC as ANY
 from edge_runtime.model_spec import DeclaredTensor, Interface, TensorSpec
 from edge_runtime.pipelines import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
@@ -32,8 +33,6 @@ MAX_CHARACTERS = 1 << 18
 
 MOST_NOTES = 20
 """Told of one config; further ones are counted."""
-
-NEEDS_PROTOBUF = "config.pbtxt needs protobuf: pip install edge-runtime[triton]"
 
 ENSEMBLE = "ensemble"
 
@@ -144,7 +143,7 @@ def read_config_json(values: Mapping[str, Any], model: str) -> TritonConfig:
     try:
         from edge_runtime.protobufs import from_json, message_class
     except ImportError:
-        raise Unsupported(f"config: {NEEDS_PROTOBUF}") from None
+        raise Unsupported(f"config: {_needs_protobuf()}") from None
     # Protobuf does not tell 0 from nothing; here 0 says that the model does not batch.
     says_no_rows = values.get("max_batch_size", values.get("maxBatchSize")) in (0, "0")
     return _read(from_json(message_class(_MESSAGE), values), model, says_no_rows=says_no_rows)
@@ -159,7 +158,7 @@ def _read_text(text: str, model: str) -> TritonConfig | str:
     try:
         from edge_runtime.protobufs import from_text, message_class
     except ImportError:
-        return NEEDS_PROTOBUF
+        return _needs_protobuf()
     try:
         return _read(from_text(message_class(_MESSAGE), text), model)
     except EdgeRuntimeError as error:
@@ -646,3 +645,7 @@ def _delays(policy: Mapping[str, Any]) -> bool:
 
 def _list(words: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(words)
+
+
+def _needs_protobuf() -> str:
+    return f"config.pbtxt needs protobuf; {install_advice('triton')}"

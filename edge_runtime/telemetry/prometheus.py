@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.extras import install_advice
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Histogram, Metrics, ModelMetrics
 
@@ -62,7 +63,7 @@ def serve_metrics(
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise ConfigError(
-            "metrics.port: needs prometheus-client, which is not installed; run pip install 'edge-runtime[prometheus]'"
+            f"metrics.port: needs prometheus-client, which is not installed; {install_advice('prometheus')}"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricsCollector(metrics, host_probe, triton_names=triton_names))

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import BackendError, ConversionFailed, LoadFailed
+from edge_runtime.extras import install_advice
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.digest import sha256_of_file
@@ -257,4 +258,4 @@ def _why_no_int8(version: VersionFolder, name: str) -> str:
         return "it is made from model.onnx, which the version does not have"
     if name not in _RECIPES:
         return f"none is made for {name}; put model.int8.onnx into the version"
-    return "the converters are not installed: pip install 'edge-runtime[convert]', or put model.int8.onnx there"
+    return f"the converters are not installed; {install_advice('convert-onnx')}; or put model.int8.onnx there"

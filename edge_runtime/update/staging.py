@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import DownloadError, NotPublished, TrustError, UpdateError
+from edge_runtime.extras import install_advice
 from edge_runtime.repository.manifest import PATCH_ALGORITHM, Artifact, Delta, Golden, Manifest
 from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, memory_bytes
 from edge_runtime.telemetry.host import HostProbe
@@ -145,7 +146,7 @@ class Staging:
     def _bases(self, manifest: Manifest, here: Mapping[str, Path]) -> dict[str, int]:
         named = {delta.from_sha256 for delta in manifest.delta}
         if self._zstd is None and named:
-            log.warning("whole files are fetched, not patches: zstd is missing; pip install 'edge-runtime[update]'")
+            log.warning("whole files are fetched, not patches: zstd is missing; %s", install_advice("update"))
             return {}
         return {digest: path.stat().st_size for digest, path in here.items() if digest in named and path.is_file()}
 

@@ -12,7 +12,7 @@ from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, ow
 
 LEVELS: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers", "pipelines"), 0),
-    **dict.fromkeys(("clock", "typed_toml", "protobufs"), 0),
+    **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras"), 0),
     **dict.fromkeys(("config", "profiles", "telemetry", "sandbox", "regions"), 1),
     **dict.fromkeys(("backends", "repository", "scheduling", "wire", "transports"), 2),
     **dict.fromkeys(("serving", "client"), 3),

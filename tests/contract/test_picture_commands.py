@@ -16,6 +16,7 @@ from PIL import Image
 from edge_runtime.cli.main import main
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.extras import install_advice
 from tests.contract.running_daemon import online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
@@ -371,9 +372,9 @@ def test_a_picture_that_lies_on_its_side_is_drawn_upright(run, tmp_path):
 def test_drawing_without_pillow_says_what_to_install(run, photo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     said = run("infer", "colours", photo, "--draw", tmp_path / "out", status=1, error=True)
-    assert "--draw needs Pillow, which is not here: pip install 'edge-runtime[pictures]'" in said
+    assert f"--draw needs Pillow, which is not here; {install_advice('pictures')}" in said
     said = run("infer", "silent", photo, "--as", "range=0..1", status=1, error=True)
-    assert "--as needs Pillow, which is not here: pip install 'edge-runtime[pictures]'" in said
+    assert f"--as needs Pillow, which is not here; {install_advice('pictures')}" in said
 
 
 # ---- models show, models try ----------------------------------------------------------------------------------------

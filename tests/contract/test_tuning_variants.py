@@ -16,6 +16,7 @@ from edge_runtime.cli.main import main
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
+from edge_runtime.extras import install_advice
 from edge_runtime.profiles.detect import detect
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
@@ -45,7 +46,7 @@ def calibration(tmp_path: Path) -> Path:
 def recipe(name: str = "onnxruntime"):
     found = recipe_for(name)
     if found is None:
-        pytest.skip(f"no converter for {name} is installed: pip install 'edge-runtime[convert]'")
+        pytest.skip(f"no converter for {name} is installed; {install_advice('convert')}")
     return found
 
 

@@ -237,5 +237,5 @@ def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_it(tmp_path: P
                 assert "is starting, 1 of 2 ready" in done.stderr
                 assert "loading" in done.stdout
             (slow / "go").touch()
-            assert json.loads(infer.communicate(timeout=LIMIT_S)[0])["model"] == "a"
+            assert "outputs" in json.loads(infer.communicate(timeout=LIMIT_S)[0])
         assert infer.returncode == 0

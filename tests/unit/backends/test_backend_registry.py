@@ -12,6 +12,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.registry import backend, known_backends, probe_all
 from edge_runtime.errors import BackendUnavailable, LoadFailed
+from edge_runtime.extras import install_advice
 from tests.models import python_models
 
 
@@ -68,6 +69,9 @@ print(os.environ["ORT_DISABLE_TELEMETRY"])
     assert list(tmp_path.iterdir()) == []
 
 
+MISSING = {"onnxruntime": "onnxruntime", "openvino": "openvino", "litert": "ai_edge_litert", "tensorrt": "tensorrt"}
+
+
 def test_a_missing_library_is_a_reason_with_what_to_install(tmp_path: Path) -> None:
     """A fresh interpreter whose path holds the package and numpy, and no backend."""
     program = """
@@ -82,14 +86,8 @@ for probe in probe_all():
     print(probe.name, probe.is_available, probe.reason)
 """
     lines = run_python(program).splitlines()
-    assert lines[0] == (
-        "onnxruntime False onnxruntime is not installed; install it with: pip install 'edge-runtime[onnxruntime]'"
-    )
-    assert lines[1] == "openvino False openvino is not installed; install it with: pip install 'edge-runtime[openvino]'"
-    assert lines[2] == (
-        "litert False ai_edge_litert is not installed; install it with: pip install 'edge-runtime[litert]'"
-    )
-    assert lines[3] == "tensorrt False tensorrt is not installed; install it with: pip install 'edge-runtime[tensorrt]'"
+    for line, (name, module) in zip(lines, MISSING.items(), strict=False):
+        assert line == f"{name} False {module} is not installed; {install_advice(name)}"
     assert lines[4] == (
         "pytorch False torch is not installed; install it with: pip install torch --index-url "
         "https://download.pytorch.org/whl/cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import msgspec
@@ -11,6 +12,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from edge_runtime.backends.steps_instance import make_forms
 from edge_runtime.errors import LoadFailed
+from edge_runtime.extras import install_advice
 from edge_runtime.steps import InputSteps, ModelSteps
 from tests.models import onnx_models
 
@@ -113,5 +115,5 @@ def test_a_model_of_one_row_takes_one_picture(tmp_path):
 
 def test_without_pillow_the_load_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(LoadFailed, match=r"need Pillow .*: pip install 'edge-runtime\[pictures\]'"):
+    with pytest.raises(LoadFailed, match=r"need Pillow .*; " + re.escape(install_advice("pictures"))):
         load(tmp_path, **FITS)

@@ -11,6 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, DecodeFailed, Unsupported
+from edge_runtime.extras import install_advice
 from edge_runtime.pipelines import Place
 from edge_runtime.repository import triton_config, walk
 from edge_runtime.repository.triton_config import TritonConfig, read_config_file, read_config_json
@@ -230,7 +231,7 @@ def test_a_scalar_a_row_is_an_empty_reshape(tmp_path):
 def test_without_protobuf_the_model_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "edge_runtime.protobufs", None)
     text = "# read nowhere else, so not known yet"
-    assert "config.pbtxt needs protobuf: pip install edge-runtime[triton]" in refusal(tmp_path, text)
+    assert f"config.pbtxt needs protobuf; {install_advice('triton')}" in refusal(tmp_path, text)
 
 
 def test_the_config_of_a_load_is_read_by_the_same_table():
