@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -33,6 +34,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with the usage line and what to do."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 (as below)
+                word = re.search(r"invalid choice: '([^']*)'", message)
+                message += nearest(word[1], action.choices) if word is not None else ""
         usage = " ".join(self.format_usage().split())
         raise UsageError(f"{message}\n{usage}\nSee `{self.prog} --help`.")
 
@@ -118,6 +123,14 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"got {text}, wanted 1 or more")
     return int(number)
+
+
+def milliseconds(text: str) -> float:
+    """Parse a length of time of 0 or more."""
+    number = _number(text, float)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text}, wanted milliseconds, 0 or more")
+    return float(number)
 
 
 def seconds(text: str) -> float:

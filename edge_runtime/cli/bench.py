@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from edge_runtime.cli.arguments import add_connection, positive, positives, seconds
+from edge_runtime.cli.arguments import add_connection, milliseconds, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
 from edge_runtime.cli.pictures import input_name
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", metavar="R", type=seconds, help="open loop: Poisson arrivals, R requests a second")
     parser.add_argument("--seconds", metavar="S", type=seconds, default=5.0, help="for each measurement (default 5)")
     parser.add_argument("--warmup", metavar="S", type=float, default=0.5, help="not counted (default 0.5)")
-    parser.add_argument("--timeout-ms", metavar="MS", type=float, help="deadline of each request")
+    parser.add_argument("--timeout-ms", metavar="MS", type=milliseconds, help="deadline of each request")
     parser.add_argument("--priority", metavar="N", type=int, default=0, choices=range(1, 10), help="1 (first) to 9")
     add_input_arguments(parser)
     add_connection(parser)

@@ -218,6 +218,7 @@ def _nearest_model(client: DaemonClient, model: str | None) -> str:
     if not model:
         return ""
     try:
-        return nearest(model, {str(entry["name"]) for entry in client.models() if entry["state"] != "not_served"})
+        known = {str(entry["name"]) for entry in client.models() if entry["state"] != "not_served"}
+        return "" if model in known else nearest(model, known)
     except (EdgeRuntimeError, ConnectionError, TimeoutError):
         return ""

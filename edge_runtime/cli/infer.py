@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_runtime.cli import pictures
-from edge_runtime.cli.arguments import UsageError, add_connection, positive
+from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, bytes_of, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR|FILE.npy", type=Path, help="save the outputs as .npy: of tensors, the bare ones"
     )
-    parser.add_argument("--timeout-ms", metavar="MS", type=float, help="deadline of the request")
+    parser.add_argument("--timeout-ms", metavar="MS", type=milliseconds, help="deadline of the request")
     parser.add_argument("--priority", metavar="N", type=int, default=0, choices=range(1, 10), help="1 (first) to 9")
     parser.add_argument("--timing", action="store_true", help="show where the time went")
     parser.add_argument("--repeat", metavar="N", type=positive, default=1, help="ask N times and show latencies")
@@ -258,8 +258,9 @@ def _show_each(asking: _Asking, files: Sequence[Path], screen: Screen) -> int:
             told[-1]["saved"] = str(drawn)
         if screen.wants_json:
             continue
-        if result.answers:
-            screen.line(f"{screen.painted(str(file), 'bold')}  {pictures.short_answer(result.answers[0])}")
+        if result.answers or asking.steps.has_items:
+            words = "; ".join(map(pictures.short_answer, result.answers)) or "nothing found"
+            screen.line(f"{screen.painted(str(file), 'bold')}  {words}")
         else:
             screen.line(screen.painted(str(file), "bold"))
             pictures.print_answer(result, screen, asking.steps)

@@ -106,6 +106,10 @@ def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen, picture: 
                 found[spec.name] = _picture(Path(text), spec, picture)
                 continue
             found[spec.name] = _read(text, spec, shapes.get(spec.name), datatypes.get(spec.name), screen)
+        elif asked.fill and spec.name == picture and spec.datatype == "BYTES":
+            raise UsageError(
+                f"input {spec.name!r} takes a picture, which is not made up; wanted --input {spec.name}=FILE"
+            )
         elif asked.fill:
             found[spec.name] = made_up(
                 spec, shapes.get(spec.name), asked.rows, random if asked.fill == "random" else None
@@ -186,7 +190,7 @@ def _read(text: str, spec: TensorSpec, shape: tuple[int, ...] | None, kind: str 
         return _from_bytes(path, spec, shape, kind)
     if suffix not in INPUT_SUFFIXES:
         raise UsageError(
-            f"input {spec.name!r}: {text} is none of {', '.join((*INPUT_SUFFIXES, *RAW_SUFFIXES))}; "
+            f"input {spec.name!r}: {text or 'nothing'} is none of {', '.join((*INPUT_SUFFIXES, *RAW_SUFFIXES))}; "
             f"a value itself is written {'@TEXT or @JSON' if spec.datatype == 'BYTES' else '@JSON'}"
         )
     with path.open("rb") as content:

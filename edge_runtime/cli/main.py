@@ -98,14 +98,20 @@ def _run(words: list[str], screen: Screen) -> int:
         screen.note(overview())
         return EXIT_USAGE
     verb, *rest = words
+    if verb == "--json" and rest:  # said before the verb
+        verb, *rest = (*rest, verb)
     if verb in ("-h", "--help", "help"):
-        if rest and rest[0] in VERBS:
+        if verb == "help" and rest:
             return _run([rest[0], "--help"], screen)
         screen.line(overview())
         return 0
     if verb in ("-V", "--version"):
         screen.line(__version__)
         return 0
+    if verb.startswith("-"):
+        raise UsageError(
+            f"{verb} comes behind the verb; wanted edge-runtime VERB {verb}, with one of {', '.join(VERBS)}"
+        )
     if verb not in VERBS:
         hint = nearest(verb, VERBS)
         raise UsageError(f"there is no verb {verb!r}{hint}; wanted one of {', '.join(VERBS)}")

@@ -39,6 +39,9 @@ SHOWN_BOXES = 6
 """Of one picture among others; alone, all are shown."""
 
 SHOWN_LABELS = 5
+SHOWN_ROWS = 20
+"""Answers of one request that are shown to a person: what fits a screen or two."""
+
 
 WHOLE_ELEMENTS = 64
 """Arrays up to this size are shown whole: about eight lines."""
@@ -114,9 +117,10 @@ def text_input(metadata: Mapping[str, Any], named: Mapping[str, str], values: Se
         once = "\nFor once, say it with --as: edge-runtime infer MODEL PICTURE --as range=0..1,fit=stretch"
         raise TensorMismatch(why_none(metadata) + ("" if "pipeline" in metadata else once))
     there = ", ".join(f"{each.name} {each.datatype} {shape_text(each.shape)}" for each in inputs)
+    name = inputs[0].name if inputs else "NAME"
     raise UsageError(
         f"{values[0]}: model {model!r} takes neither pictures nor text; it has the inputs {there}: "
-        f"--input {inputs[0].name if inputs else 'NAME'}=FILE, or --random"
+        f"--input {name}=FILE, --input {name}=@JSON, or --random"
     )
 
 
@@ -328,13 +332,15 @@ def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
 def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
     """Print what was seen, and every output that is no answer with its datatype and shape."""
     screen.heading(f"{result.model} version {result.version}")
-    for row, answer in enumerate(result.answers, 1):
+    for row, answer in enumerate(result.answers[:SHOWN_ROWS], 1):
         if len(result.answers) > 1:
             screen.line(screen.painted(f"{'item' if steps.has_items else 'row'} {row}", "dim"))
         if answer.picture is not None:
             screen.line(screen.painted(read_text(answer), "dim"))
         for line in answer_lines(answer, mask_labels(steps)):
             screen.line(f"  {line}")
+    if len(result.answers) > SHOWN_ROWS:
+        screen.line(f"and {len(result.answers) - SHOWN_ROWS:,} rows more; --json has them all")
     for name, array in bare_outputs(result, steps).items():
         screen.line(f"{screen.painted(name, 'bold')}  {datatype_name(array.dtype)} {shape_text(array.shape)}")
         for line in _lines(array):

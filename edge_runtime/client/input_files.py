@@ -72,7 +72,8 @@ def tensor_from_json(value: Any, spec: TensorSpec) -> Array:
             return _with_rows(np.asarray(value, dtype=str).astype(object), spec)
         array = np.asarray(value)
         if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and kind.dtype.kind != "f"):
-            raise TensorMismatch(f"input {spec.name!r}: {array.dtype} values, the model wants {spec.datatype}")
+            kind_got = "text" if array.dtype.kind == "U" else str(array.dtype)
+            raise TensorMismatch(f"input {spec.name!r}: {kind_got} values, the model wants {spec.datatype}")
         typed: Array = np.array(value, dtype=kind.dtype)
         return _with_rows(typed, spec)
     except (ValueError, OverflowError) as error:

@@ -153,6 +153,19 @@ def test_a_pipelines_answer_is_told_alike_by_every_door(run, daemon, broker, pho
     assert "picture" in run("models", "show", "seen", "--connect", url)
 
 
+def test_each_item_is_told_of_each_of_several_pictures(run, tmp_path):
+    for name, colour in (("a.png", "red"), ("b.png", "lime")):
+        save(tmp_path / name, colour)
+    lines = run("infer", "parts", tmp_path).splitlines()
+    assert [line.split("  ")[1] for line in lines[:2]] == ["red 1.00; red 1.00", "green 1.00; green 1.00"]
+
+
+def test_a_picture_is_never_made_up_for_a_pipeline(run):
+    for verb in ("infer", "bench"):
+        said = run(verb, "seen", *(["--random"] if verb == "infer" else []), status=2, error=True)
+        assert "input 'photo' takes a picture, which is not made up; wanted --input photo=FILE" in said
+
+
 def test_a_pipelines_boxes_are_drawn_and_items_that_lie_nowhere_are_not(run, photo, tmp_path):
     run("infer", "seen", photo, "--draw", tmp_path / "out.png")
     assert (pixels(tmp_path / "out.png") != pixels(photo)).any()
@@ -165,6 +178,10 @@ def test_a_model_of_tensors_that_declares_labels_answers_with_them(run, tmp_path
     shown = run("infer", "terms", "--zeros")
     assert shown.startswith("terms version 1\n  a  0.2500\n  b  0.2500\ntook ")
     assert "row 2\n  a  0.2500" in run("infer", "terms", "--zeros", "--rows", 2)
+    many = run("infer", "terms", "--zeros", "--rows", 30)
+    assert "row 20\n" in many
+    assert "row 21\n" not in many
+    assert "and 10 rows more; --json has them all" in many
     assert "y  FP32 [1, 4]" in run("infer", "terms", "--zeros", "--raw")
     assert "y  FP32 [1, 4]" in run("infer", "terms", "--zeros", "--output", tmp_path / "y.npy")
     assert np.load(tmp_path / "y.npy").shape == (1, 4)
@@ -286,6 +303,14 @@ def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, d
         (["echo"], 2, "the model wants a TEXT, or --input x=FILE"),
         (["echo", "--input", "great film"], 2, "a value itself is written @TEXT or @JSON"),
         ([], 2, "the following arguments are required: MODEL\n"),
+        (["terms", "--zeros", "--timeout-ms", "soon"], 2, "argument --timeout-ms: got 'soon', wanted a number"),
+        (
+            ["terms", "--zeros", "--timeout-ms", "-1"],
+            2,
+            "argument --timeout-ms: got -1, wanted milliseconds, 0 or more",
+        ),
+        (["terms", "--zeros", "--version", "9"], 1, "'terms' version 9 is not found; there are: 1\n"),
+        (["terms", "--input", '@["a"]'], 1, "text values, the model wants FP32"),
         (["silent", "PHOTO", "--as", "rnge=0..1"], 2, "did you mean 'range'?"),
         (["silent", "PHOTO", "--as", "0..1"], 2, "wanted KEY=VALUE"),
         (["silent", "PHOTO", "--as", "fit=round"], 2, "round"),

@@ -76,12 +76,20 @@ def test_no_verb_is_a_usage_error_that_shows_the_verbs(capsys: pytest.CaptureFix
     assert "infer" in capsys.readouterr().err
 
 
+def test_json_may_be_asked_for_before_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "profile", "list"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["infre"], "did you mean 'infer'?"),
         (["infer", "m", "--timout-ms", "3"], "did you mean '--timeout-ms'?"),
-        (["models", "lst"], "invalid choice: 'lst'"),
+        (["models", "lst"], "did you mean 'list'?"),
+        (["--json"], "--json comes behind the verb"),
+        (["--timeout-ms", "3", "infer", "m"], "--timeout-ms comes behind the verb"),
+        (["help", "infre"], "did you mean 'infer'?"),
         (["models"], "wants an action"),
         (["profile"], "wants an action"),
         (["infer"], "MODEL"),
