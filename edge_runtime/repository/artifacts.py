@@ -112,10 +112,8 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
     names = sorted(version.files, key=lambda name: (not _is_of_model(version.files[name]), name))
     lacks = {name: what_it_lacks(str(version.files[name])) for name in names}
     is_all_said = all(lacks[name] is not None for name in lacks if suffix_of(name) in LOOSE_SUFFIXES)
-    for name, lack in lacks.items():
-        if lack is not None:
-            there = f"{version.path} holds {', '.join(lacks)}; wanted {' or '.join(wanted)}; "
-            return f"{'' if is_all_said else there}{name} {lack}"
+    if said := "; ".join(f"{name} {lack}" for name, lack in lacks.items() if lack is not None):
+        return said if is_all_said else f"{version.path} holds {', '.join(lacks)}; wanted {' or '.join(wanted)}; {said}"
     if not version.files and version.problems:
         return "; ".join(map(str, version.problems))
     there = ", ".join(sorted(version.files)) or "nothing"

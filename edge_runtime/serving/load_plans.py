@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.kinds import stand_ins
+from edge_runtime.repository.kinds import PICKLE, kind_of, may_be_model, stand_ins
 from edge_runtime.repository.names import suffix_of, variant_of
 from edge_runtime.repository.release_paths import is_code
 from edge_runtime.serving.build_cache import Conversion
@@ -53,7 +53,7 @@ class ServingLimits:
 class PassedOver:
     """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
 
-    is_of_file: the file was tried, and is what it could not load.
+    is_of_file: the file was tried, and is what it could not load, or run first.
     """
 
     choice: BackendChoice
@@ -108,6 +108,43 @@ class LoadPlans:
 
         Raises LoadFailed: there is no artifact; NotConvertedYet: there will be.
         """
+        wants, usable = self._usable(settings, version, passed)
+        conversion = None
+        try:
+            found = choose_artifacts(version, wants) if wants else []
+        except LoadFailed as error:
+            why_none = LoadFailed("; ".join([error.message, *map(str, passed)]))
+            conversion = self._converted(settings, version, wants, why_none)
+            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        return self._plans_of(settings, version, zip(usable, found, strict=True), conversion)
+
+    def instead(self, settings: ModelSettings, version: VersionFolder, tried: Sequence[LoadPlan]) -> list[LoadPlan]:
+        """Return the ways to load another file of a version, by a conversion, where those tried came to nothing.
+
+        Raises LoadFailed: why that cannot be converted; NotConvertedYet: it will be.
+        """
+        if not tried or any(plan.conversion is not None or plan.backend in CODE for plan in tried):
+            return []
+        wants, usable = self._usable(settings, version, [])
+        names = {plan.artifact.name for plan in tried}
+        others = replace(version, files={name: path for name, path in version.files.items() if name not in names})
+        plan = plan_conversion(settings, others, {name for want in wants for name in want.artifacts})
+        if plan is None:
+            return []
+        name = Path(plan.artifact).name
+        if missing := plan.missing():
+            raise LoadFailed(f"{name} would be tried next (not installed: {', '.join(missing)})")
+        try:
+            conversion = self._builds.conversion(plan, plan.key())
+        except LoadFailed as error:
+            raise type(error)(f"{name}, which is tried next: {error.message}") from error
+        found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        return self._plans_of(settings, version, zip(usable, found, strict=True), conversion)
+
+    def _usable(
+        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
+    ) -> tuple[list[Want], list[BackendChoice]]:
+        """Return what the profile's backends here want, and add those that are not here to `passed`."""
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
             choices = [BackendChoice(name=settings.backend)]
@@ -122,17 +159,19 @@ class LoadPlans:
                 continue
             wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
             usable.append(choice)
-        conversion = None
-        try:
-            found = choose_artifacts(version, wants) if wants else []
-        except LoadFailed as error:
-            why_none = LoadFailed("; ".join([error.message, *map(str, passed)]))
-            conversion = self._converted(settings, version, wants, why_none)
-            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        return wants, usable
+
+    def _plans_of(
+        self,
+        settings: ModelSettings,
+        version: VersionFolder,
+        found: Iterable[tuple[BackendChoice, Path | None]],
+        conversion: Conversion | None,
+    ) -> list[LoadPlan]:
         within = version.within if conversion is None else ()
         plans = [
             LoadPlan(choice, path, _options(choice, settings, self._limits, within), conversion)
-            for choice, path in zip(usable, found, strict=True)
+            for choice, path in found
             if path is not None
         ]
         # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
@@ -197,15 +236,18 @@ class LoadPlans:
 def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
     """Return why no backend loaded a version, each fault once, what a person can act on first.
 
-    Files that stand in for others come first, and backends that were tried before those not installed. Where ONNX
-    Runtime could not load the file, OpenVINO's words about the same file are left out: its reader says less.
+    Files that stand in for others come first. A backend that is not installed is told of only where none that is was
+    tried on a file: else it is no reason. Where ONNX Runtime could not load the file, OpenVINO's words about the same
+    file are left out: its reader says less.
     """
     names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
     told = list(stand_ins(version.path, names))
     has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
     said: set[str] = set()
+    was_tried = any(each.is_of_file for each in passed)
     for each in sorted(passed, key=lambda each: each.is_absent):
         is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
+        is_noise = is_noise or (was_tried and each.is_absent)
         if not is_noise and each.reason not in said:
             told.append(str(each))
             said.add(each.reason)
@@ -223,6 +265,21 @@ def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
         for each in passed
         if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
     ]
+
+
+def left_out(version: VersionFolder, served: LoadPlan, tried: Sequence[LoadPlan]) -> list[str]:
+    """Return the files of a version that are not served beside the one that is, each with its reason.
+
+    Weights that it was made of are left out, and other forms of the same model, which a profile may prefer.
+    """
+    source = served.conversion.report.get("source") if served.conversion is not None else None
+    name = Path(source).name if isinstance(source, str) else served.artifact.name
+    failed = dict.fromkeys(plan.artifact.name for plan in tried if plan.artifact != served.artifact)
+    told = [f"{each} failed, and {name} is served instead" for each in failed if each in version.files]
+    for each, path in version.files.items():
+        if each not in failed and may_be_model(each) and (kind := kind_of(path)) is PICKLE:
+            told.append(f"{each} {kind.sentence(str(path))}")
+    return told
 
 
 def variant_note(artifact: Path, options: LoadOptions) -> str:

@@ -33,9 +33,11 @@ from edge_runtime.scheduling.scheduled_model import LatencyModel, ScheduledModel
 from edge_runtime.serving.declared_steps import declared_steps, read_labels, told_preset
 from edge_runtime.serving.load_plans import (
     CODE,
+    LoadPlan,
     LoadPlans,
     PassedOver,
     ServingLimits,
+    left_out,
     variant_note,
     why_not_loaded,
     worth_telling,
@@ -117,8 +119,10 @@ class VersionLoader:
         labels = labels_of(folder, version)
         passed: list[PassedOver] = []
         failed: type[LoadFailed] = LoadFailed
-        for plan in self._plans.choose(settings, version, passed):
+        tried: list[LoadPlan] = []
+        for plan in self._ways(settings, version, passed, tried):
             choice, artifact = plan.choice, plan.artifact
+            tried.append(plan)
             try:
                 options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
                 options = _as_configured(options, plan.backend, folder.triton)
@@ -137,7 +141,7 @@ class VersionLoader:
                 instance.close()
                 if not isinstance(error, BackendError):
                     raise
-                passed.append(PassedOver(choice, error.message))
+                passed.append(PassedOver(choice, error.message, is_of_file=not isinstance(error, BackendUnavailable)))
                 continue
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
             log.debug(
@@ -145,6 +149,7 @@ class VersionLoader:
                 extra={"model": folder.name, "backend": plan.backend, "passed_over": "; ".join(map(str, passed))},
             )
             told = worth_telling(passed, instance.device)
+            told += left_out(version, plan, tried)
             if folder.triton is not None:
                 servable.triton, servable.labels = folder.triton, labels
                 told.extend(
@@ -164,6 +169,18 @@ class VersionLoader:
             note = "; ".join(filter(None, told))
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         raise failed("; ".join(why_not_loaded(passed, version)))
+
+    def _ways(
+        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver], tried: list[LoadPlan]
+    ) -> Iterator[LoadPlan]:
+        """Yield the ways to load a version, best first; after the last that was tried, those of its other files."""
+        yield from self._plans.choose(settings, version, passed)
+        if not any(each.is_of_file for each in passed):
+            return
+        try:
+            yield from self._plans.instead(settings, version, tuple(tried))
+        except LoadFailed as error:
+            raise type(error)("; ".join([*why_not_loaded(passed, version), error.message])) from error
 
     def _choose_place(
         self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions

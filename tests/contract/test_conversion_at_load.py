@@ -85,6 +85,43 @@ def test_a_file_is_converted_and_served_and_a_restart_does_not_convert_it_again(
         assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 3))
 
 
+def test_where_a_versions_first_file_fails_its_next_is_served_and_its_state_names_both(tmp_path):
+    source = put_source(tmp_path, "adding", 3)
+    (source.parent / "model.onnx").write_bytes(b"no model")
+    (source.parent / "model.pkl").write_bytes(b"\x80\x04.")
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        finish(rt, tmp_path)
+        assert (states(rt), answer_of(rt)) == ({1: "ready"}, (1, 3))
+        reason = str(entry(rt)["reason"])
+    assert "model.onnx failed, and model.json is served instead" in reason
+    assert "onnxruntime: model.onnx is not a sound ONNX file" in reason
+    assert "model.pkl is a pickle" in reason
+
+
+def test_where_no_file_of_a_version_can_be_served_its_state_has_the_reason_of_each(tmp_path):
+    source = put_source(tmp_path, "differing")
+    (source.parent / "model.onnx").write_bytes(b"no model")
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        assert rt.core.builds.wait(key_of(tmp_path), threading.Event())
+        settle(rt)
+        assert states(rt) == {1: "failed"}
+        reason = str(entry(rt)["reason"])
+    assert "model.onnx is not a sound ONNX file" in reason
+    assert "model.json, which is tried next: " in reason
+    assert "answers otherwise than its source" in reason
+
+
+def test_files_that_cannot_be_served_are_all_named_with_their_reasons(tmp_path):
+    folder = tmp_path / "models" / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "iris.pkl").write_bytes(b"\x80\x04.")
+    (folder / "iris.ckpt").write_bytes(b"\x80\x04.")
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        reason = str(entry(rt)["reason"])
+    assert "iris.pkl is a pickle" in reason
+    assert "iris.ckpt " in reason
+
+
 def test_the_state_folder_may_be_named_from_where_the_daemon_was_started(tmp_path, monkeypatch):
     put_source(tmp_path, "adding", 3)
     monkeypatch.chdir(tmp_path)

@@ -271,11 +271,12 @@ def test_a_model_whose_first_backend_is_there_and_cannot_load_it_says_so(tmp_pat
     assert "no such device" in note.lower()
 
 
-def test_a_failed_load_tells_of_the_library_that_tried_before_the_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_failed_load_tells_of_the_library_that_tried_and_of_none_that_is_not_there(tmp_path: Path) -> None:
     folder = model(tmp_path)
     (tmp_path / "mlp" / "1" / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(LoadFailed, match=r"^onnxruntime: .*; openvino: openvino is not installed"):
+    with pytest.raises(LoadFailed, match=r"^onnxruntime: model\.onnx is not a sound ONNX file") as failed:
         loader(make_backend=without_openvino).load(folder, folder.versions[1])
+    assert "not installed" not in failed.value.message
 
 
 def test_a_backend_that_a_model_asks_for_by_name_and_that_is_not_there_fails_it(tmp_path: Path) -> None:
