@@ -61,11 +61,17 @@ class Service:
     ) -> list[tuple[bytes, bytes]]:
         """Answer a batch: for each request what the handler returned, and its status and headers in JSON.
 
-        call: asks another served model. Raises what the handler raises, and ValueError: its answer is no list of as
-        many items.
+        In a pipeline, an error of the handler before is passed on. call: asks another served model. Raises what the
+        handler raises, and ValueError: its answer is no list of as many items.
         """
         from edge_runtime.backends.torchserve_handlers import PredictionException, RequestProcessor
 
+        failed = [_is_error(each) for each in requests]
+        if any(failed):
+            left = [at for at, is_over in enumerate(failed) if not is_over]
+            own = self.predict([bodies[at] for at in left], [requests[at] for at in left], call) if left else []
+            answers = {**dict(enumerate(zip(bodies, requests, strict=True))), **dict(zip(left, own, strict=True))}
+            return list(answers.values())
         context = self._context
         read = [_request(body, request) for body, request in zip(bodies, requests, strict=True)]
         data = [row for row, _ in read]
@@ -76,8 +82,8 @@ class Service:
         try:
             found = self._entry(data, context)
         except PredictionException as error:
-            failed = json.dumps({"status": int(error.error_code), "is_error": True}).encode()
-            return [(error.message.encode(), failed)] * len(data)
+            said = json.dumps({"status": int(error.error_code), "is_error": True}).encode()
+            return [(error.message.encode(), said)] * len(data)
         finally:
             if context.network is not None:
                 context.network.call = None
@@ -160,6 +166,11 @@ def _entry(handler: str, archive: Path) -> tuple[Callable[[Any, Any], Any], Call
         raise LookupError(f"{stem}.py: wanted a function handle(data, context) or one class with handle, got {classes}")
     service = found[0]()
     return service.handle, service.initialize
+
+
+def _is_error(request: bytes) -> bool:
+    """Whether a request is the answer of a handler that failed, which a pipeline gave to the next one."""
+    return b'"is_error"' in request and json.loads(request).get("is_error") is True
 
 
 def _request(body: bytes, request: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -31,6 +31,7 @@ _PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
     (re.compile(path), calls)
     for path, calls in (
         # curl -T sends PUT
+        (r"/(?P<torchserve>wfpredict)/(?P<name>[^/]+)", {"POST": INFER, "PUT": INFER}),
         (r"/(?P<torchserve>predictions)/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"POST": INFER, "PUT": INFER}),
         (r"/(?P<torchserve>v1)/models/(?P<name>[^/:]+):predict", {"POST": INFER}),
         (r"/v1/models/(?P<name>[^/:]+)", {"GET": V1_READY}),

@@ -20,7 +20,7 @@ from tests.contract.running_daemon import floats, running_daemon
 from tests.contract.test_http import expected
 from tests.contract.test_pictures import picture
 from tests.models import onnx_models
-from tests.models.torchserve_archives import manifest, put_archive, put_folder, put_tar
+from tests.models.torchserve_archives import manifest, put_archive, put_folder, put_tar, put_workflow
 
 NAMES = json.dumps({"0": ["n01", "red"], "1": "green", "2": ["n03", "blue"]})
 
@@ -276,6 +276,70 @@ def test_an_explanation_is_told_to_be_left_out(run, tmp_path):
     files = {"scorer.py": text, "mlp.onnx": artifact(tmp_path, onnx_models.mlp)}
     archive = put_archive(tmp_path, "scorer", files, handler="scorer.py", serializedFile="mlp.onnx")
     assert "never called" in dict(run(archive)["models"]["scorer"]["told"])["get_insights"]
+
+
+# ---- workflows ------------------------------------------------------------------------------------------------------
+
+UPPER = """
+from ts.utils.util import PredictionException
+
+def handle(data, context):
+    if data is None:
+        return None
+    texts = [row.get("data") or row.get("body") for row in data]
+    texts = [each if isinstance(each, str) else each.decode() for each in texts]
+    if "refuse" in texts:
+        raise PredictionException("refused", 507)
+    return [f"{text.upper()}{context.model_name[-1]}" for text in texts]
+"""
+
+CHAIN = "models:\n  max-workers: 4\n  a:\n    url: upper1.mar\n  b:\n    url: upper2.mar\ndag:\n  a: [b]\n"
+
+
+def test_a_workflow_that_is_a_chain_of_models_is_a_pipeline(run, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    for name in ("upper1", "upper2"):
+        put_archive(store, name, {"entry.py": UPPER}, handler="entry.py")
+    report = run(put_workflow(store, "both", CHAIN))
+    assert [each["state"] for each in report["models"].values()] == ["taken"] * 3
+    with served(tmp_path) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+        kind = {"content_type": "text/plain"}
+        assert http.ask("POST", "/wfpredict/both", b"word", **kind).body == b"WORD12"
+        assert http.ask("POST", "/predictions/both", b"word", **kind).body == b"WORD12"
+        refused = http.ask("POST", "/wfpredict/both", b"refuse", **kind)
+        assert (refused.status, refused.fields["message"]) == (507, "refused")
+        many = http.ask("POST", "/v1/models/both:predict", b'{"instances": [{"data": "a"}, {"data": "b"}]}')
+        assert many.fields == {"predictions": ["A12", "B12"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (CHAIN.replace("a: [b]", "prepare: [a]\n  a: [b]"), "prepare is a function of the workflow's own handler"),
+        (CHAIN.replace("a: [b]", "a: [b, b]"), "leads to 2 nodes"),
+        (CHAIN.replace("a: [b]", "a: [b]\n  b: [a]"), "no chain"),
+        (CHAIN.replace("a: [b]", "a: [a]"), "no chain"),
+        (CHAIN.replace("upper2.mar", "https://example.com/upper2.mar"), "nothing is fetched"),
+        (CHAIN.replace("upper2.mar", "../upper2.mar"), "is not beside the workflow"),
+        (CHAIN.replace("upper2.mar", "absent.mar"), "is not there"),
+        (CHAIN.replace("upper2.mar", "picture.mar"), "is served without its handler"),
+        ("models: 3\ndag: {}\n", "wanted the tables models and dag"),
+        ("[]", "workflow.yaml"),
+        ("a: &a [*a]", "alias"),
+    ],
+)
+def test_a_workflow_that_is_no_chain_of_models_says_why(run, tmp_path, spec, reason):
+    store = tmp_path / "store"
+    store.mkdir()
+    put_archive(store, "upper1", {"entry.py": UPPER}, handler="entry.py")
+    put_archive(store, "upper2", {"entry.py": UPPER}, handler="entry.py")
+    put_archive(store, "picture", {"net.onnx": artifact(tmp_path, onnx_models.colours)}, serializedFile="net.onnx")
+    put_workflow(store, "both", spec)
+    models = run(store, status=1)["models"]
+    assert models["both"]["state"] == "refused"
+    assert reason in models["both"]["reason"]
+    assert models["upper1"]["state"] == "taken"
 
 
 # ---- hostile archives -----------------------------------------------------------------------------------------------

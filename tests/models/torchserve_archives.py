@@ -28,6 +28,17 @@ def put_archive(folder: Path, name: str, files: Mapping[str, bytes | str], versi
     return path
 
 
+def put_workflow(folder: Path, name: str, spec: str, **files: str) -> Path:
+    """Write `<folder>/<name>.war`, as torch-workflow-archiver does."""
+    path = folder / f"{name}.war"
+    workflow = {"workflowName": name, "specFile": "workflow.yaml"}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+        for member, content in {"workflow.yaml": spec, **files}.items():
+            opened.writestr(member, content)
+        opened.writestr("WAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "workflow": workflow}))
+    return path
+
+
 def put_tar(folder: Path, name: str, files: Mapping[str, bytes | str], **fields: str) -> Path:
     """Write `<folder>/<name>.tar.gz`, as `--archive-format tgz` does: all below a folder of the model's name."""
     path = folder / f"{name}.tar.gz"

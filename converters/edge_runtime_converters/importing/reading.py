@@ -21,7 +21,7 @@ from edge_runtime_converters.importing.plan import ImportPlan
 from edge_runtime_converters.importing.source_folder import SourceFolder
 
 READERS = {
-    "torchserve": "a TorchServe model archive (.mar), or a model store of them",
+    "torchserve": "a TorchServe model archive (.mar), a workflow (.war), or a model store of them",
     "mlflow_models": "an MLflow model's folder (with MLmodel)",
     "bentos": "a BentoML model, bento, model store, or archive of one (.bentomodel, .bento)",
     "model_server": "OpenVINO Model Server's config.json, or the folder that holds it",

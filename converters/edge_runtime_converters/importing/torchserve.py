@@ -37,10 +37,12 @@ from edge_runtime_converters.importing.plan import (
     settings_piece,
 )
 from edge_runtime_converters.importing.source_folder import MAX_ENTRIES, SourceFolder
+from edge_runtime_converters.importing.torchserve_workflows import planned_workflow
 from edge_runtime_converters.libraries import reason_of
 from edge_runtime_converters.options import parse_shapes
 
 ARCHIVE, STORE = "a TorchServe model archive", "a TorchServe model store"
+WORKFLOW = "a TorchServe workflow"
 SYSTEM = "TorchServe"
 
 PROPERTIES_FILE = "config.properties"
@@ -55,7 +57,7 @@ MAX_NOTES = 100
 PICTURE_SHAPE = f"-1,3,{PICTURE_SIDE},{PICTURE_SIDE}"
 """What TorchServe's handlers of pictures make of any picture."""
 
-_MAR, _TAR = ".mar", (".tar.gz", ".tgz")
+_MAR, _WAR, _TAR = ".mar", ".war", (".tar.gz", ".tgz")
 _LINE = re.compile(r"\s*([^=:\s]+)\s*[=:]?\s*(.*)", re.DOTALL)
 
 _BATCH_KEYS = ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers", "responseTimeout")
@@ -136,6 +138,9 @@ class HandlerFile(NamedTuple):
 def read(source: SourceFolder) -> ImportPlan | None:
     """Return the models of an archive or a store; None: it is neither."""
     if source.file is not None and source.file.name != PROPERTIES_FILE:
+        if source.file.name.endswith(_WAR):
+            archives = [path for path in source.files() if path.name.endswith(_MAR)]
+            return _planned(source, WORKFLOW, archives, {}, [source.file])
         if not _is_archive(source.file):
             return None
         return _planned(source, ARCHIVE, [source.file], _properties(source, source.root / PROPERTIES_FILE))
@@ -147,8 +152,9 @@ def read(source: SourceFolder) -> ImportPlan | None:
     for folder in _store_folders(source, properties):
         archives = [path for path in source.files(folder) if path.name.endswith(_MAR)]
         archives += [path for path in source.folders(folder) if (path / MANIFEST_FILE).is_file()]
-        if archives:
-            return _planned(source, STORE, archives, properties)
+        workflows = [path for path in source.files(folder) if path.name.endswith(_WAR)]
+        if archives or workflows:
+            return _planned(source, STORE, archives, properties, workflows)
     return None
 
 
@@ -193,7 +199,14 @@ def _properties(source: SourceFolder, path: Path) -> dict[str, str]:
     return found
 
 
-def _planned(source: SourceFolder, system: str, archives: Sequence[Path], properties: Mapping[str, str]) -> ImportPlan:
+def _planned(
+    source: SourceFolder,
+    system: str,
+    archives: Sequence[Path],
+    properties: Mapping[str, str],
+    workflows: Sequence[Path] = (),
+) -> ImportPlan:
+    handlers: dict[str, str] = {}
     names, settings = _listed(properties)
     versions: list[ArchivedVersion] = []
     models: list[PlannedModel] = []
@@ -203,17 +216,25 @@ def _planned(source: SourceFolder, system: str, archives: Sequence[Path], proper
         was = f"{archive.name} of {SYSTEM}"
         try:
             renamed = (names or {}).get(archive.name, "") or (names or {}).get(archive.stem, "")
-            versions.append(_version(source, archive, renamed, settings.get(archive.name, {}), properties))
+            version = _version(source, archive, renamed, settings.get(archive.name, {}), properties)
+            versions.append(version)
+            if any(piece.place.endswith(SETTINGS_FILE) for piece in version.pieces):
+                handlers[archive.name] = version.name
         except ConversionFailed as error:
             models.append(refusal(_fallback_name(archive), was, error.message))
     for name in dict.fromkeys(each.name for each in versions):
         models += _models(name, [each for each in versions if each.name == name])
+    for workflow in workflows:
+        try:
+            models.append(planned_workflow(_opened(source, workflow), handlers))
+        except ConversionFailed as error:
+            models.append(refusal(_fallback_name(workflow), f"{workflow.name} of {SYSTEM}", error.message))
     return ImportPlan(system, tuple(models), tuple(_notes(properties, names, archives)))
 
 
 def _fallback_name(archive: Path) -> str:
     try:
-        return model_name(archive.name.removesuffix(_MAR))
+        return model_name(archive.name.removesuffix(_MAR).removesuffix(_WAR))
     except ConversionFailed:
         return "archive"
 
@@ -374,8 +395,8 @@ def _opened(source: SourceFolder, archive: Path) -> SourceFolder:
     """An archive's files. Raises ConversionFailed."""
     if archive.is_dir():
         return SourceFolder(archive.resolve(), source.work, shapes=source.shapes)
-    if archive.name.endswith(_MAR) and not zipfile.is_zipfile(archive):
-        raise ConversionFailed(f"{archive.name}: is no archive (a .mar is a zip); copy it again")
+    if archive.name.endswith((_MAR, _WAR)) and not zipfile.is_zipfile(archive):
+        raise ConversionFailed(f"{archive.name}: is no archive (.mar and .war are zips); copy it again")
     opened = source.unpack(archive)
     if (opened.root / MANIFEST_FILE).is_file():
         return opened
