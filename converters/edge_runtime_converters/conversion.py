@@ -289,7 +289,8 @@ class _Conversion:
         if self._options.labels:
             raise ConversionFailed("labels are given without their inputs; give those with --data")
         if hasattr(reference, "made_up") and (texts := reference.made_up()):
-            return texts, f"{sum(map(rows_of, texts))} made-up texts"
+            what = "texts" if [*texts[0]] == ["text"] else "rows"
+            return texts, f"{sum(map(rows_of, texts))} made-up {what}"
         runs = made_up_runs(spec, self._shapes, is_tabular=self._format in TABULAR)
         if self._format not in TABULAR:
             return runs, f"{sum(map(rows_of, runs))} made-up rows"

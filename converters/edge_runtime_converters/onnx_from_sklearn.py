@@ -1,14 +1,17 @@
 """scikit-learn (a skops file, or a model in memory) to ONNX, by skl2onnx.
 
 Owns: the calls of skl2onnx (labels and probabilities as plain tensors, no maps; the names of classes in the metadata),
-what its trees leave out (the side of a missing value, of a threshold in double), and the check that a file's trees are
-sound before anything walks them.
+and what its trees leave out (the side of a missing value, of a threshold in double). What a file may hold is
+skops_files.py's, columns are sklearn_columns.py's.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,14 @@ import numpy as np
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.tensors import Array
+from edge_runtime_converters.boosted_steps import register_boosters
 from edge_runtime_converters.forest import INPUT, NAMES, OPSETS, float32_below
 from edge_runtime_converters.libraries import failing_as, import_library
 from edge_runtime_converters.options import Shapes
 from edge_runtime_converters.original import Original, rows_first
 from edge_runtime_converters.output_files import whole
+from edge_runtime_converters.sklearn_columns import Columns, first_step, split_columns
+from edge_runtime_converters.skops_files import load_skops, parts_of_model, vars_of
 
 EXTRA = "convert-sklearn"
 
@@ -41,27 +47,36 @@ _TREE_MODELS = {
     ),
 }  # fmt: skip
 
-_TREE = "sklearn.tree._tree.Tree"
-"""skops does not trust it because scikit-learn walks its indices unchecked; they are checked here."""
-_LEAF = -1
+_COLUMN = "edge_runtime_column_"
+"""Begins what an input is called until the graph is written."""
+
+_BY_THRESHOLD = frozenset((
+    *(name for names in _TREE_MODELS.values() for name in names), "GradientBoostingClassifier",
+    "GradientBoostingRegressor", "XGBClassifier", "XGBRegressor", "LGBMClassifier", "LGBMRegressor",
+))  # fmt: skip
+
+_WAY_OUT = "serve it by a model.py with scikit-learn instead (docs/python-models.md)"
 
 
 class SklearnModel:
     """A fitted estimator. An `Original`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, columns: Columns | None = None) -> None:
         self.described = f"scikit-learn {import_library('sklearn', EXTRA).__version__}"
         self._model = model
+        self.columns = columns
+        """Those of the inputs; None for one input of features of one kind."""
         self._calls = list(_calls(model))
         self.ranks: list[int] = []
         """Axes of the converted model's outputs, once it is there."""
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs in the converted model's order. Raises ConversionFailed."""
-        (features,) = inputs.values()
-        if features.dtype == object:
+        features = self.columns.rows(inputs) if self.columns is not None else next(iter(inputs.values()))
+        if self.columns is None and features.dtype == object:
             features = np.array([_text(word) for word in features.reshape(-1)], object)
-        with failing_as("scikit-learn cannot run it"):
+        with failing_as("scikit-learn cannot run it"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")  # by place is meant
             found = [np.asarray(call(features)) for call in self._calls]
         if len(found) == 1:
             return rows_first(found)
@@ -75,7 +90,9 @@ class SklearnModel:
         return [_words(label) if label.dtype.kind in "US" else label, *rows_first([scores])]
 
     def made_up(self) -> list[Mapping[str, Array]]:
-        """Texts of words that the model knows, as runs; none for a model of numbers, which any numbers do for."""
+        """Texts that the model knows, or rows with them, as runs; none for a model of numbers, which any do for."""
+        if self.columns is not None:
+            return self.columns.made_up()
         vectorizer = _vectorizer(self._model)
         if vectorizer is None:
             return []
@@ -105,59 +122,52 @@ def _words(label: Array) -> Array:
 def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     """Write a skops file as ONNX; returns the source, loaded. shapes: unused, the model knows its features.
 
-    Loads only types that skops knows to be harmless. Raises ConversionFailed.
+    Raises ConversionFailed: among others, the file holds what could run code.
     """
-    skops = import_library("skops.io", EXTRA)
-    import_library("sklearn", EXTRA)
-    with failing_as(f"{source}: skops cannot read it"):
-        strange = [name for name in skops.get_untrusted_types(file=source) if name != _TREE]
-        if strange:
-            raise ConversionFailed(
-                f"{source}: holds {', '.join(strange)[:300]}, which could run code; nothing was loaded. Convert it "
-                "in the program that has it: edge_runtime_converters.onnx_from_sklearn.convert_model(model, target)"
-            )
-        model = skops.load(source, trusted=[_TREE])
-    for tree, features in _trees(model):
-        _check_tree(tree, features, source)
-    return convert_model(model, target)
+    return convert_model(load_skops(source), target)
 
 
 def convert_model(model: Any, target: str | Path) -> Original:
     """Write a fitted estimator or pipeline in memory as ONNX; returns the source.
 
-    One input, `features` FP32 [rows, n]. A classifier's outputs are its label, and its probabilities or, without those,
+    One input, `features` FP32 [rows, n]; `text` where it begins with a vectorizer; one input a column, FP32 or BYTES
+    [rows, 1], where its columns differ. A classifier's outputs are its label, and its probabilities or, without those,
     its decision function, with a column for each class, also of two. Raises ConversionFailed.
     """
     converter = import_library("skl2onnx", EXTRA)
-    types = import_library("skl2onnx.common.data_types", EXTRA)
+    register_boosters()
+    split = split_columns(model)
+    model, columns = split or (model, None)
     vectorizer = _vectorizer(model)
-    count = getattr(model, "n_features_in_", None)
-    if vectorizer is not None:
-        inputs = [(TEXT_INPUT, types.StringTensorType([None, 1]))]
-    elif isinstance(count, int) and count >= 1:
-        inputs = [(INPUT, types.FloatTensorType([None, count]))]
-    else:
-        raise ConversionFailed(f"{type(model).__name__} does not say how many features it takes; wanted a fitted model")
+    inputs = _inputs(model, columns, vectorizer)
     classes = getattr(model, "classes_", None)
     if isinstance(classes, list) and _is_classifier(model):
         raise ConversionFailed(
             f"{type(model).__name__} answers {len(classes)} labels a row, each with classes of its own, and one tensor "
             "of probabilities cannot hold them; convert a classifier for each, and serve them beside each other"
         )
-    original = SklearnModel(model)
-    with failing_as(f"{type(model).__name__}: skl2onnx cannot write it"), whole(Path(target)) as output:
+    original = SklearnModel(model, columns)
+    failure = f"{type(model).__name__}: skl2onnx cannot write it; replace the step that it names, or {_WAY_OUT}"
+    with failing_as(failure), whole(Path(target)) as output, _as_skl2onnx_wants(model) as written:
         converters = _tree_converters()
+        if any(type(each).__name__ in _BY_THRESHOLD for each in parts_of_model(model)):
+            converters[import_library("sklearn.preprocessing", EXTRA).StandardScaler] = _scaled
         for options in _options(model):
             try:
                 made = converter.convert_sklearn(
-                    model, initial_types=inputs, options={**options, **_text_options(vectorizer)}, target_opset=OPSETS,
-                    custom_conversion_functions=converters,
+                    written, initial_types=inputs, options={**options, **_text_options(vectorizer)},
+                    target_opset=OPSETS, custom_conversion_functions=converters,
                 )  # fmt: skip
             except NameError:
                 if not options:
                     raise
             else:
                 break
+        if any(node.op_type == "Solve" for node in made.graph.node):
+            raise ConversionFailed(f"{type(model).__name__} solves equations, and ONNX Runtime cannot; {_WAY_OUT}")
+        if columns is not None:
+            _name_inputs(made.graph, columns.names)
+            original.columns = replace(columns, names=tuple(each.name for each in made.graph.input))
         if isinstance(classes, np.ndarray) and classes.ndim == 1 and _is_classifier(model):
             made.metadata_props.add(key=NAMES, value=repr([str(name) for name in classes]))
         output.write_bytes(made.SerializeToString())
@@ -165,11 +175,60 @@ def convert_model(model: Any, target: str | Path) -> Original:
     return original
 
 
+def _inputs(model: Any, columns: Columns | None, vectorizer: Any) -> list[tuple[str, Any]]:
+    types = import_library("skl2onnx.common.data_types", EXTRA)
+    if columns is not None:
+        width = 1 if len(columns.names) == len(columns.are_text) else len(columns.are_text)
+        kinds = [types.StringTensorType if is_text else types.FloatTensorType for is_text in columns.are_text]
+        return [(f"{_COLUMN}{place}", kind([None, width])) for place, kind in enumerate(kinds[: len(columns.names)])]
+    count = getattr(model, "n_features_in_", None)
+    if vectorizer is not None:
+        return [(TEXT_INPUT, types.StringTensorType([None, 1]))]
+    if isinstance(count, int) and count >= 1:
+        return [(INPUT, types.FloatTensorType([None, count]))]
+    raise ConversionFailed(f"{type(model).__name__} does not say how many features it takes; wanted a fitted model")
+
+
+def _name_inputs(graph: Any, names: Sequence[str]) -> None:
+    """Give inputs the names of their columns, as they are: skl2onnx changes blanks, and names that it uses itself.
+
+    A column that is called as an output (`label`) is `label_column`.
+    """
+    outputs = {each.name for each in graph.output}
+    renamed = {each: f"{each}.inner" for node in graph.node for each in node.output if each in names}
+    renamed.update({each.name: f"{each.name}.inner" for each in graph.initializer if each.name in names})
+    renamed = {name: inner for name, inner in renamed.items() if name not in outputs}
+    for place, name in enumerate(names):
+        renamed[f"{_COLUMN}{place}"] = f"{name}_column" if name in outputs else name
+    for node in graph.node:
+        for values in (node.input, node.output):
+            for place, name in enumerate(values):
+                values[place] = renamed.get(name, name)
+    for value in (*graph.input, *graph.initializer):
+        value.name = renamed.get(value.name, value.name)
+
+
+@contextmanager
+def _as_skl2onnx_wants(model: Any) -> Iterator[Any]:
+    """The model as skl2onnx writes it right, with settings changed meanwhile that change no prediction."""
+    voting = [each for each in parts_of_model(model) if vars_of(each).get("flatten_transform")]
+    for each in voting:
+        each.flatten_transform = False
+    try:
+        if type(model).__module__.startswith("sklearn.gaussian_process"):
+            # Its weights are large and cancel each other: float32 leaves no digit of their sum.
+            cast = import_library("skl2onnx.sklapi", EXTRA).CastTransformer(dtype=np.float64)
+            yield import_library("sklearn.pipeline", EXTRA).Pipeline([("cast", cast), ("model", model)])
+        else:
+            yield model
+    finally:
+        for each in voting:
+            each.flatten_transform = True
+
+
 def _vectorizer(model: Any) -> Any:
     """The first step, where it makes numbers of the words of a text; None for every other model."""
-    first = model
-    while getattr(first, "steps", None):
-        first = first.steps[0][1]
+    first = first_step(model)
     return first if hasattr(first, "vocabulary_") and hasattr(first, "token_pattern") else None
 
 
@@ -196,6 +255,34 @@ def _tree_converters() -> dict[type, Any]:
             if kind in names:
                 found[kind] = _mended(registry.get_converter(names[kind]))
     return found
+
+
+def _scaled(scope: Any, operator: Any, container: Any) -> None:
+    """Write a StandardScaler with scikit-learn's own roundings.
+
+    Thresholds of trees behind it are often rows of the training data, where one bit decides. skl2onnx multiplies by the
+    inverse.
+    """
+    types = import_library("skl2onnx.common.data_types", EXTRA)
+    kind = types.guess_proto_type(types.guess_tensor_type(operator.inputs[0].type))  # whole numbers become floats
+
+    def add(name: str, *inputs: str, **words: Any) -> str:
+        made: str = scope.get_unique_variable_name("scaled")
+        container.add_node(
+            name, list(inputs), made, name=scope.get_unique_operator_name(name), op_version=13, **words
+        )  # fmt: skip
+        return made
+
+    scaler, value = operator.raw_operator, add("Cast", operator.inputs[0].full_name, to=kind)
+    steps = [("Sub", scaler.mean_ if scaler.with_mean else None), ("Div", scaler.scale_ if scaler.with_std else None)]
+    for name, numbers in steps:
+        if numbers is not None:
+            constant = scope.get_unique_variable_name(name)
+            container.add_initializer(constant, kind, [len(numbers)], numbers.tolist())
+            value = add(name, value, constant)
+    container.add_node(
+        "Identity", value, operator.outputs[0].full_name, name=scope.get_unique_operator_name("Identity"), op_version=13
+    )
 
 
 def _mended(converter: Any) -> Any:
@@ -310,42 +397,6 @@ def _calls(model: Any) -> Iterator[Any]:
             f"{type(model).__name__} neither classifies, estimates, finds outliers, clusters nor transforms; wanted "
             "one of these"
         )
-
-
-def _trees(root: Any) -> Iterator[tuple[Any, int]]:
-    """Every tree in a model, with its number of features."""
-    waiting, seen = [root], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value).__name__ == "Tree" and hasattr(value, "children_left"):
-            yield value, int(value.n_features)
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, (list, tuple, set)):
-            waiting += value
-        elif isinstance(value, np.ndarray):
-            waiting += list(value.flat) if value.dtype == object else []
-        elif hasattr(value, "__dict__"):
-            waiting += vars(value).values()
-
-
-def _check_tree(tree: Any, features: int, source: Path) -> None:
-    """Raise ConversionFailed unless children exist and follow their parent, and features exist: then walks end."""
-    left, right, feature = tree.children_left, tree.children_right, tree.feature
-    places = np.arange(len(left))
-    is_leaf = left == _LEAF
-    inner = ~is_leaf
-    sound = (
-        len(left) > 0
-        and bool((right[is_leaf] == _LEAF).all())
-        and all(bool(((child > places) & (child < len(left)))[inner].all()) for child in (left, right))
-        and bool(((feature >= 0) & (feature < features))[inner].all())
-    )
-    if not sound:
-        raise ConversionFailed(f"{source}: a tree in it leads out of itself; the file is damaged or hostile")
 
 
 if __name__ == "__main__":

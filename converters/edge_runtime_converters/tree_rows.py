@@ -106,8 +106,16 @@ def _thresholds(node: Any) -> Iterator[tuple[int, Floats]]:
 
 
 def _ranges(graph: Any, name: str, columns: int) -> tuple[Floats, Floats] | None:
-    """Middle and spread of each column, where a Scaler takes the input; None for every other model."""
+    """Middle and spread of each column, where a Scaler or a Sub and a Div take the input; None for other models."""
+    constants = {each.name: np.array(each.float_data, np.float32) for each in graph.initializer}
+    divisors = {node.input[0]: node.input[1] for node in graph.node if node.op_type == "Div"}
+    direct = {name}
     for node in graph.node:
+        if node.op_type == "Cast" and node.input[0] in direct:
+            direct.update(node.output)
+        if node.op_type == "Sub" and node.input[0] in direct and len(constants.get(node.input[1], ())) == columns:
+            spread = constants.get(divisors.get(node.output[0], ""), np.ones(columns, np.float32))
+            return constants[node.input[1]], spread
         if node.op_type == "Scaler" and node.input[0] == name:
             attributes = {each.name: np.array(each.floats, np.float32) for each in node.attribute}
             middle, scale = attributes["offset"], attributes["scale"]

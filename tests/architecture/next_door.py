@@ -40,6 +40,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.tuning.samples": "the inputs that a tune asks with",
     "edge_runtime.update.observation": "the rule that judges a candidate; rollout has the order of steps",
     "edge_runtime.update.rollout": "one release; updater has one check of all",
+    "edge_runtime_converters.boosted_steps": "two libraries' models as steps of a third's, which is read without them",
     "edge_runtime_converters.f16_from_onnx": PROGRAM,
     "edge_runtime_converters.importing.onnx_interface": "a child process runs it: who writes models reads no graph",
     "edge_runtime_converters.importing.optimum_exports": "a reader, found by its name as the others are",
@@ -47,6 +48,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime_converters.int8_from_onnx": PROGRAM,
     "edge_runtime_converters.onnx_from_keras": PROGRAM,
     "edge_runtime_converters.ort_from_onnx": PROGRAM,
+    "edge_runtime_converters.sklearn_columns": "what a model of columns is asked with, apart from how it is written",
+    "edge_runtime_converters.skops_files": "the rule for what a file may restore, read as a whole by who attacks it",
     "edge_runtime_converters.tensorrt_from_onnx": PROGRAM,
     "edge_runtime_converters.tree_rows": "which rows reach both sides of a tree's splits",
 }
