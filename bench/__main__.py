@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures = Figures()
-    started, failed = time.time(), []
+    started, failed = time.monotonic(), []
     generator = find_generator(options.load_generator)
     say(f"load generator: {generator.kind}")
     for name in options.only:
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
         figures.add(f"others.{name}", share)
         if share > BUSY_SHARE:
             figures.note(name, f"other work took {share:.0%} of the machine meanwhile: doubtful")
-    about = _about(options, generator.kind, time.time() - started)
+    about = _about(options, generator.kind, time.monotonic() - started)
     print(_heading(about))
     print(table(figures))
     for figure in ("generator.share", "images.generator.share"):

@@ -186,7 +186,7 @@ def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, scr
     assert tune.space is not None
     summary = summarise(tune.space, tune.results)
     written: list[Path] = []
-    is_written = summary.choice is not None and not summary.is_worse and (arguments.write_anyway or not summary.doubt())
+    is_written = summary.may_be_written(anyway=arguments.write_anyway)
     try:
         if summary.choice is not None and is_written and not arguments.dry_run:
             about = {"device": _device_text(tune), "data": _data_text(tune), "date": _today()}

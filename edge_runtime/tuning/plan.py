@@ -16,10 +16,13 @@ from edge_runtime.tuning.candidates import PLAIN, Candidate, Way, row_layouts, t
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.race import (
     MIN_ROUNDS,
+    SETTLED,
+    TIE,
     Lead,
     difference,
     equals_of,
     find_lead,
+    judge,
     log_rates,
     may_reach,
     next_slice,
@@ -46,6 +49,14 @@ next one in the same direction, because the look was wrong then."""
 
 PRECISION = 1.05
 """A rate search ends when the lowest rate that failed is this near the highest that did not: noise is as large."""
+
+OUTDOES = (1 + TIE) * PRECISION
+"""One rate at the objective contradicts another above this ratio: a search ends within PRECISION, and within TIE
+candidates are equal."""
+
+MAX_FULL_TAKES = 5
+"""Most measurements at the objective of what the race is sure of and another one outdoes there. Other work only ever
+lowers a rate, so the highest counts."""
 
 MAX_PROBES = 12
 """Enough to come down from the first guess to a hundredth of it and to close in from there."""
@@ -100,11 +111,15 @@ def next_step(space: Space, known: TuneResults, *, is_hurried: bool = False) -> 
 
 def is_settled(space: Space, known: TuneResults) -> bool:
     """Whether all that could lead took part in the race, and its answer is sure enough."""
-    return _way_step(space, known) is None and _race_step(space, known) is None
+    is_over = _way_step(space, known) is None and _race_step(space, known) is None
+    return is_over and confidence(space, known) >= SETTLED
 
 
 def confidence(space: Space, known: TuneResults) -> float:
-    """The probability, at least, that nothing is more than TIE quicker than the leader; 0 before all have joined."""
+    """The probability, at least, that nothing is more than TIE quicker than the choice; 0 before all have joined.
+
+    Before there is a choice, it is that of the leader.
+    """
     if _way_step(space, known) is not None:
         return 0.0
     for entrants, rounds in _races(space, known):
@@ -113,7 +128,9 @@ def confidence(space: Space, known: TuneResults) -> float:
             rounds is not None and next_slice(running, slices_of(known), rounds=rounds) is not None
         ):
             return 0.0
-    return eligible_lead(space, known).confidence
+    choice = choose(space, known)
+    leader = eligible_lead(space, known).leader if choice is None else choice.candidate
+    return 0.0 if leader is None else _confidence_in(space, known, leader)
 
 
 def is_eligible(result: WayResult | None, drop: float) -> bool:
@@ -179,7 +196,8 @@ def _races(space: Space, known: TuneResults) -> Iterator[tuple[list[Candidate], 
         bases = [e for e in best if e is not None and (e == by_then.leader or may_reach(e, by_then, ROWS_GAIN))]
         rows = [Candidate(each.way, layout) for each in bases for layout in row_layouts(each.layout, space.max_rows)]
         entrants = _working([*entrants, *rows], known)
-    yield entrants, None
+    # What joined before a later slice said otherwise stays in doubt, and so in the race.
+    yield _working([*entrants, *_raced(space, known)], known), None
 
 
 def _working(candidates: Sequence[Candidate], known: TuneResults) -> list[Candidate]:
@@ -196,7 +214,11 @@ def _lead_at(entrants: Sequence[Candidate], known: TuneResults) -> Lead:
 
 
 def _final_step(space: Space, known: TuneResults) -> TuneStep | None:
-    return _first_full([*_finalists(space, known), *_now(space, known)], known)
+    found = _first_full([*_finalists(space, known), *_now(space, known)], known)
+    sure = overruled(space, known) if found is None else None
+    if sure is None or sure.takes >= MAX_FULL_TAKES:
+        return found
+    return TuneStep("full", sure.candidate)
 
 
 def _hurried_step(space: Space, known: TuneResults) -> TuneStep | None:
@@ -312,7 +334,7 @@ def slices_of(known: TuneResults) -> dict[Candidate, tuple[Slice, ...]]:
 
 def eligible_lead(space: Space, known: TuneResults) -> Lead:
     """The race's lead among the candidates that may be chosen."""
-    return find_lead([each for each in known.quick if _may_be_measured(space, known, each)], slices_of(known))
+    return find_lead(_raced(space, known), slices_of(known))
 
 
 def ranked(space: Space, known: TuneResults) -> list[Candidate]:
@@ -322,11 +344,12 @@ def ranked(space: Space, known: TuneResults) -> list[Candidate]:
     then takes least memory.
     """
     found = eligible_lead(space, known)
-    equal = sorted(equals_of(found), key=lambda each: _cost(space, each, known))
+    rivals = _raced(space, known)
+    sure = [e for e in equals_of(found) if e == found.leader or judge(e, rivals, slices_of(known)).is_settled]
+    equal = sorted(sure, key=lambda each: _cost(space, each, known))
     behind = {one: -math.inf if each is None else each.mean for one, each in found.behind.items()}
     others = sorted((each for each in behind if each not in equal), key=lambda each: -behind[each])
-    usable = [each for each in known.quick if _may_be_measured(space, known, each)]
-    looks = sorted((e for e in usable if not known.quick[e].slices), key=lambda e: -known.quick[e].first_rate)
+    looks = sorted((e for e in rivals if not known.quick[e].slices), key=lambda e: -known.quick[e].first_rate)
     return [*equal[:1], *(each for each in (found.leader,) if each is not None and each not in equal[:1]),
             *(each for each in equal[1:] if each != found.leader), *others, *looks]  # fmt: skip
 
@@ -334,18 +357,57 @@ def ranked(space: Space, known: TuneResults) -> list[Candidate]:
 def choose(space: Space, known: TuneResults) -> FullMeasurement | None:
     """The best of the race that keeps the objective; None where none does.
 
-    Where it did not meet what serves now, that stays if it is quicker at the objective.
+    Where the race is not sure of it, or another one is quicker at the objective, the quickest there: a choice is never
+    what the rates beside it contradict. Where the best did not meet what serves now, that stays if it is quicker at the
+    objective.
     """
-    found = [known.full[each] for each in ranked(space, known) if each in known.full]
-    usable = [each for each in found if not each.reason and each.rate > 0]
-    highest = max((each.rate for each in usable), default=0.0)
-    best = next((each for each in usable if each.rate >= highest * VETO), None)
+    usable = _usable(space, known)
+    highest = max(usable, key=lambda each: each.rate, default=None)
+    if highest is None:
+        return None
+    best = _best_of_race(usable)
+    if highest.rate > best.rate * OUTDOES or _confidence_in(space, known, best.candidate) < SETTLED:
+        return highest
     now = next((each for each in usable if each.candidate == space.now), None)
-    if best is None or now is None or now.rate <= best.rate:
+    if now is None or now.rate <= best.rate:
         return best
     rates = log_rates({each: known.quick[each].slices for each in (best.candidate, now.candidate)})
     met = difference(rates.get(best.candidate, {}), rates.get(now.candidate, {}))
     return now if met is None else best
+
+
+def overruled(space: Space, known: TuneResults) -> FullMeasurement | None:
+    """The candidate that the race is sure of and that another one outdoes at the objective; None where they agree."""
+    usable = _usable(space, known)
+    best = _best_of_race(usable) if usable else None
+    if best is None or max(each.rate for each in usable) <= best.rate * OUTDOES:
+        return None
+    return best if _confidence_in(space, known, best.candidate) >= SETTLED else None
+
+
+def _best_of_race(usable: Sequence[FullMeasurement]) -> FullMeasurement:
+    highest = max(each.rate for each in usable)
+    return next(each for each in usable if each.rate >= highest * VETO)
+
+
+def _confidence_in(space: Space, known: TuneResults, one: Candidate) -> float:
+    """The probability, at least, that nothing that met a candidate is more than TIE quicker."""
+    usable = _usable(space, known)
+    highest = max((each.rate for each in usable), default=0.0)
+    # What misses the objective, or has a tail that the race does not see, serves no more than the choice.
+    beside = {each.candidate for each in usable if each.rate >= highest * VETO}
+    rivals = [each for each in _raced(space, known) if each not in known.full or each in beside]
+    return judge(one, rivals, slices_of(known)).confidence
+
+
+def _raced(space: Space, known: TuneResults) -> list[Candidate]:
+    return [each for each in known.quick if _may_be_measured(space, known, each)]
+
+
+def _usable(space: Space, known: TuneResults) -> list[FullMeasurement]:
+    """What was measured at the objective, keeps it and may be chosen; by the race, best first."""
+    found = [known.full[each] for each in ranked(space, known) if each in known.full]
+    return [each for each in found if not each.reason and each.rate > 0]
 
 
 def _merits_of(full: FullMeasurement, known: TuneResults) -> Merits:

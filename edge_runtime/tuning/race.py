@@ -152,9 +152,13 @@ def find_lead(entrants: Sequence[Candidate], slices: RaceSlices) -> Lead:
         found = None if leader is None else difference(rates[each], rates[leader])
         if leader is None or (found is not None and found.mean > 0):
             leader = each
-    if leader is None:
-        return Lead(None)
-    found_of = {each: difference(rates.get(each, {}), rates[leader]) for each in entrants if each != leader}
+    return Lead(None) if leader is None else judge(leader, entrants, slices)
+
+
+def judge(leader: Candidate, entrants: Sequence[Candidate], slices: RaceSlices) -> Lead:
+    """Doubt the others beside a candidate, as if it led."""
+    rates = log_rates({each: slices.get(each, ()) for each in (leader, *entrants)})
+    found_of = {each: difference(rates.get(each, {}), rates.get(leader, {})) for each in entrants if each != leader}
     doubts = {each: _doubt(found, len(slices.get(each, ()))) for each, found in found_of.items()}
     return Lead(leader, found_of, doubts)
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from edge_runtime.tuning.candidates import PLAIN, Candidate
 from edge_runtime.tuning.options import Objective
-from edge_runtime.tuning.plan import Space, choose, confidence, front_of, is_eligible, is_settled, slices_of
+from edge_runtime.tuning.plan import (
+    Space,
+    choose,
+    confidence,
+    front_of,
+    is_eligible,
+    is_settled,
+    overruled,
+    slices_of,
+)
 from edge_runtime.tuning.race import TIE, Difference, difference, log_rates
 from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, TuneResults, WayResult
 
@@ -48,6 +57,7 @@ class Summary:
     is_now_unknown: the time was over before it was looked at.
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
     unjudged: why agreement tells nothing on these inputs, and what became of the other precisions; "" where it does.
+    overruled: the candidate that the race is sure of, where the choice serves more at the objective.
     """
 
     rows: tuple[Row, ...]
@@ -60,6 +70,13 @@ class Summary:
     is_now_unknown: bool = False
     left_out: tuple[str, ...] = ()
     unjudged: str = ""
+    overruled: FullMeasurement | None = None
+
+    def may_be_written(self, *, anyway: bool) -> bool:
+        """Whether the choice goes into `model.toml`. anyway: also where the search is not settled."""
+        if self.choice is None or self.is_worse:
+            return False
+        return anyway or not self.doubt()
 
     @property
     def is_worse(self) -> bool:
@@ -73,6 +90,12 @@ class Summary:
                 "what model.toml says now was not looked at yet: nothing is written; the same command goes on from here"
                 if self.is_now_unknown
                 else "what model.toml says now serves more: nothing is written"
+            )
+        if self.overruled is not None and self.choice is not None:
+            return (
+                f"by turns another one serves most, at the objective the choice does ({self.choice.rate:,.1f} "
+                f"requests/s to {self.overruled.rate:,.1f}): nothing is written; tune again with --fresh while the "
+                "device does less other work, or write it with --write-anyway"
             )
         if not self.is_settled:
             return (
@@ -134,6 +157,7 @@ def summarise(space: Space, known: TuneResults) -> Summary:
         is_now_unknown=_is_now_unknown(space, known),
         left_out=_left_out(space, known, choice),
         unjudged=unjudged_text(known, space.drop),
+        overruled=overruled(space, known),
     )
 
 

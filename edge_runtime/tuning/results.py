@@ -140,7 +140,8 @@ class RateProbe(Struct, frozen=True):
 class FullMeasurement(Struct, frozen=True):
     """The highest rate at which a candidate keeps the objective; 0 where it never does. probes: all, in order.
 
-    is_cut: the tune's time ended before the search did, so the rate may be higher.
+    is_cut: the tune's time ended before the search did, so the rate may be higher. takes: how often it was measured;
+    the highest rate counts.
     """
 
     candidate: Candidate
@@ -151,6 +152,15 @@ class FullMeasurement(Struct, frozen=True):
     memory_bytes: int = 0
     probes: tuple[RateProbe, ...] = ()
     is_cut: bool = False
+    takes: int = 1
+
+
+def with_full(before: FullMeasurement | None, taken: FullMeasurement) -> FullMeasurement:
+    """The better of two measurements of a candidate, with the takes of both."""
+    if before is None:
+        return taken
+    better = max(before, taken, key=lambda each: (not each.reason, each.rate))
+    return msgspec.structs.replace(better, takes=before.takes + taken.takes)
 
 
 class TuneResults(Struct, frozen=True):

@@ -44,7 +44,15 @@ from edge_runtime.tuning.measurement import frames_of, look_first, measure_fully
 from edge_runtime.tuning.options import TunedDevice, TuneOptions
 from edge_runtime.tuning.plan import Space, TuneStep, has_answer, is_settled, next_step
 from edge_runtime.tuning.race import with_slice
-from edge_runtime.tuning.results import FullMeasurement, KeptResults, QuickLook, TuneResults, WayResult, digest_of
+from edge_runtime.tuning.results import (
+    FullMeasurement,
+    KeptResults,
+    QuickLook,
+    TuneResults,
+    WayResult,
+    digest_of,
+    with_full,
+)
 from edge_runtime.tuning.samples import Samples, make_samples, read_samples
 from edge_runtime.tuning.trial import WayFinding, WayTrials, write_arrays
 from edge_runtime.typed_toml import parse_toml
@@ -287,7 +295,11 @@ class Tune:
             # A full result of an earlier tune is an answer, whatever this tune measures first.
             if (full := self._read(FullMeasurement, way, candidate.key)) is not None:
                 known.full[candidate] = full
-        elif step.kind == "full" and (full := self._read(FullMeasurement, way, candidate.key)) is not None:
+        elif (
+            step.kind == "full"
+            and candidate not in known.full
+            and (full := self._read(FullMeasurement, way, candidate.key)) is not None
+        ):
             known.full[candidate] = full
         else:
             return False
@@ -312,7 +324,7 @@ class Tune:
             self._keep(look, way, candidate.key)
         else:
             self._show(f"measuring {_told(way)}", candidate.layout.key, share)
-            known.full[candidate] = full = self._measure_fully(candidate)
+            known.full[candidate] = full = with_full(known.full.get(candidate), self._measure_fully(candidate))
             if not full.is_cut:
                 self._keep(full, way, candidate.key)
 

@@ -24,7 +24,9 @@ from edge_runtime.tuning.candidates import (
 from edge_runtime.tuning.options import Objective, parse_duration, parse_objective, parse_share
 from edge_runtime.tuning.plan import (
     FINALISTS,
+    MAX_FULL_TAKES,
     MAX_PROBES,
+    OUTDOES,
     PRECISION,
     Merits,
     RateSearch,
@@ -39,7 +41,8 @@ from edge_runtime.tuning.plan import (
     pareto_front,
 )
 from edge_runtime.tuning.race import MIN_ROUNDS, SETTLED, with_slice
-from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, Slice, TuneResults, WayResult
+from edge_runtime.tuning.report import summarise
+from edge_runtime.tuning.results import Accuracy, FullMeasurement, QuickLook, Slice, TuneResults, WayResult, with_full
 
 ORT, VINO = BackendChoice(name="onnxruntime", device="CPU"), BackendChoice(name="openvino", device="CPU")
 BOTH = {"onnxruntime": Offer(True, frozenset(("int8",))), "openvino": Offer(True, frozenset(("int8",)))}
@@ -348,12 +351,14 @@ def test_of_equals_the_one_that_says_least_wins() -> None:
     assert choose(space(), known_of(said, unsaid)) == unsaid
 
 
-def test_the_race_decides_over_one_noisy_measurement_at_the_objective_unless_it_has_a_long_tail() -> None:
+def test_no_race_decides_over_a_rate_at_the_objective_that_contradicts_it() -> None:
     first, second = FullMeasurement(Candidate(WAYS[1]), "", 80.0), FullMeasurement(Candidate(WAYS[2]), "", 100.0)
     rates = {first.candidate: 200.0, second.candidate: 150.0}
-    assert choose(space(), known_of(first, second, rates=rates)) == first
-    tailed = FullMeasurement(first.candidate, "", 50.0)
-    assert choose(space(), known_of(tailed, second, rates=rates)) == second
+    for rate, chosen in ((100.0, first), (93.0, first), (92.0, second), (80.0, second), (50.0, second)):
+        measured = msgspec.structs.replace(first, rate=rate)
+        found = choose(space(), known_of(measured, second, rates=rates))
+        assert found is not None
+        assert found.candidate == chosen.candidate
 
 
 def test_a_search_cut_short_measures_the_leader_of_its_race_though_others_were_measured_before() -> None:
@@ -363,14 +368,84 @@ def test_a_search_cut_short_measures_the_leader_of_its_race_though_others_were_m
     assert next_step(space(), known, is_hurried=True) == TuneStep("full", leader.candidate)
 
 
-def test_without_a_race_what_serves_now_stays_where_it_is_quicker_at_the_objective() -> None:
+def test_without_a_race_the_quickest_at_the_objective_is_chosen() -> None:
     first, now = FullMeasurement(Candidate(WAYS[1]), "", 80.0), FullMeasurement(Candidate(WAYS[2]), "", 90.0)
     here = Space(WAYS, 4, 64, SLO, 0.005, now.candidate)
     known = known_of(first, now)
     for each, rate in ((first.candidate, 300.0), (now.candidate, 200.0)):
         known.quick[each] = QuickLook(each, "", 0.001, rate)
     assert choose(here, known) == now
-    assert choose(space(), known) == first
+    assert choose(space(), known) == now
+    known.full[first.candidate] = msgspec.structs.replace(first, rate=100.0)
+    assert choose(space(), known) == known.full[first.candidate]
+
+
+RATES = st.floats(0.1, 1e4)
+SLICED = st.lists(st.tuples(RATES, st.floats(0.0, 0.9)), max_size=12)
+MEASURED_RATES = st.one_of(st.none(), st.just(0.0), RATES)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(SLICED, MEASURED_RATES, st.booleans()), min_size=len(WAYS), max_size=len(WAYS)),
+    st.sampled_from([0.0, 0.005, 1.0]), st.booleans(), st.integers(0, len(WAYS) - 1),
+)  # fmt: skip
+def test_whatever_was_measured_no_choice_is_written_that_its_table_contradicts_or_that_is_unsure(
+    measured: list[tuple[list[tuple[float, float]], float | None, bool]], drop: float, anyway: bool, now: int
+) -> None:
+    known = TuneResults({}, {}, {})
+    for way, (slices, rate, is_exact) in zip(WAYS, measured, strict=True):
+        candidate = Candidate(way)
+        loss = exact() if way.precision == PLAIN or is_exact else exact(0.2)
+        known.ways[way] = WayResult(way, "", way.precision or "f32", "", loss)
+        taken = tuple(Slice(number, each, 0.0, others) for number, (each, others) in enumerate(slices, 1))
+        known.quick[candidate] = QuickLook(candidate, "", 0.001, 1.0, slices=taken)
+        if rate is not None:
+            known.full[candidate] = FullMeasurement(candidate, "", rate, 0.001, 0.01, 1)
+    here = Space(WAYS, 1, 1, SLO, drop, Candidate(WAYS[now]))
+    summary = summarise(here, known)
+    if not summary.may_be_written(anyway=anyway):
+        assert summary.choice is None or summary.doubt()
+        return
+    choice = summary.choice
+    assert choice is not None
+    assert is_eligible(known.ways[choice.candidate.way], drop)
+    others = [each.rate for each in known.full.values() if is_eligible(known.ways[each.candidate.way], drop)]
+    assert choice.rate * OUTDOES >= max(others)
+    assert anyway or summary.confidence >= SETTLED
+
+
+def test_int8_that_serves_less_than_f32_in_its_own_table_is_not_chosen_by_a_race_that_is_not_sure() -> None:
+    f32, int8 = FullMeasurement(Candidate(WAYS[0]), "", 580.0), FullMeasurement(Candidate(WAYS[1]), "", 513.0)
+    known = known_of(f32, int8, rates={f32.candidate: 500.0, int8.candidate: 900.0})
+    for each, look in known.quick.items():
+        known.quick[each] = msgspec.structs.replace(look, slices=look.slices[:2])
+    here = Space((WAYS[0], WAYS[1]), 1, 1, SLO, 1.0)
+    summary = summarise(here, known)
+    assert (summary.choice, summary.confidence) == (f32, 0.0)
+    assert not summary.may_be_written(anyway=False)
+
+
+def test_a_choice_below_another_at_the_objective_is_measured_again_and_not_written_while_it_stays_below() -> None:
+    f32, int8 = FullMeasurement(Candidate(WAYS[0]), "", 580.0), FullMeasurement(Candidate(WAYS[1]), "", 513.0)
+    known = known_of(f32, int8, rates={f32.candidate: 500.0, int8.candidate: 900.0})
+    here = Space((WAYS[0], WAYS[1]), 1, 1, SLO, 1.0)
+    for layout in thread_layouts(1):
+        for way in here.ways:
+            known.quick.setdefault(Candidate(way, layout), QuickLook(Candidate(way, layout), "was not loaded"))
+    assert (choose(here, known), is_settled(here, known)) == (f32, False)
+    for takes in range(1, MAX_FULL_TAKES):
+        assert next_step(here, known) == TuneStep("full", int8.candidate)
+        known.full[int8.candidate] = with_full(known.full[int8.candidate], int8)
+        assert known.full[int8.candidate].takes == takes + 1
+    assert next_step(here, known) is None
+    summary = summarise(here, known)
+    assert (summary.choice, summary.overruled) == (f32, known.full[int8.candidate])
+    assert not summary.may_be_written(anyway=False)
+    assert "(580.0 requests/s to 513.0): nothing is written" in summary.doubt()
+    quicker = msgspec.structs.replace(int8, rate=900.0)
+    known.full[int8.candidate] = with_full(int8, quicker)
+    assert summarise(here, known).may_be_written(anyway=False)
 
 
 def test_nothing_is_chosen_where_nothing_keeps_the_objective() -> None:
