@@ -183,13 +183,17 @@ def _open(region: str, key: str) -> int:
     Raises DecodeFailed, RegionNotOpened.
     """
     name = key.removeprefix("/")
-    is_name = name and "/" not in name and "\0" not in name and name not in {".", ".."}
+    try:
+        nbytes = len(os.fsencode(name))
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON may have
+        nbytes = 0
+    is_name = 0 < nbytes <= MAX_KEY_BYTES and "/" not in name and "\0" not in name and name not in {".", ".."}
     what = f"cannot register shared memory region {short(region)}"
     if prefix := next((each for each in REFUSED_KEYS if name.startswith(each)), ""):
         raise DecodeFailed(
             f"{what} with key {short(key)} as the key contains the reserved prefix '{prefix}'; choose another one"
         )
-    if not is_name or len(os.fsencode(name)) > MAX_KEY_BYTES:
+    if not is_name:
         raise DecodeFailed(f"{what} - invalid shm key {short(key)}; wanted the name of POSIX memory, such as /frames")
     try:
         return os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
