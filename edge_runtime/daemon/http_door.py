@@ -54,6 +54,7 @@ class HttpDoor:
             clock=core.clock,
             metrics=core.metrics,
             max_body_bytes=settings.max_body_bytes,
+            inflated_bytes=max(core.config.limits.message_bytes, settings.max_body_bytes),
             torchserve=TorchServe(protocol, core.table) if settings.torchserve else None,
         )
         self._transport: HttpTransport | None = None

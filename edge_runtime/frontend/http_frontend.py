@@ -10,6 +10,7 @@ Invariant: a request ends as exactly one response, or with its connection.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -81,6 +82,9 @@ LATE_S = 0.002
 MAX_PREPARED_BYTES = 256 << 20
 """Most bytes of bodies that wait to be read beside the door's thread."""
 
+STOP_LOOK_S = 0.25
+"""How long a stop goes unnoticed by the thread that inflates bodies and waits for room."""
+
 _ID_BEGIN = b'{"id":"'
 
 _FIRST_PRINTED = 0x20
@@ -100,9 +104,13 @@ class HttpFrontend:
         clock: Clock,
         metrics: Metrics,
         max_body_bytes: int,
+        inflated_bytes: int,
         torchserve: TorchServe | None = None,
     ) -> None:
-        """frontend: with the encoding BINARY. torchserve: answers TorchServe's paths, None: they are none of ours."""
+        """frontend: with the encoding BINARY. torchserve: answers TorchServe's paths, None: they are none of ours.
+
+        inflated_bytes: of all bodies that were inflated and are not admitted yet.
+        """
         self._frontend = frontend
         self._protocol = protocol
         self._table = table
@@ -112,6 +120,9 @@ class HttpFrontend:
         self._max_body_bytes = max_body_bytes
         self._torchserve = torchserve
         self._preparing_bytes = 0
+        self._inflated = threading.Condition()
+        self._inflated_bytes = 0
+        self._most_inflated_bytes = inflated_bytes
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="edge-http-body")
         self._transport: HttpTransport
         self._endpoint: HttpEndpoint
@@ -256,18 +267,46 @@ class HttpFrontend:
 
     def _prepare(self, request: HttpRequest, call: HttpCall, nbytes: int) -> None:
         """Inflate and read a body. Thread: edge-http-body."""
+        inflated_bytes = 0 if call.inflates is None else self._await_room()
         try:
             body, fields, error = _read(request, call, self._max_body_bytes)
         except Exception as bug:  # noqa: BLE001 (its client's answer; failure_of logs it)
             body, fields, error = b"", {}, failure_of(bug, "a body could not be read")
-        self._transport.call(partial(self._prepared, request, call, nbytes, (body, fields, error)))
+        if error is not None:
+            self._free_inflated(inflated_bytes)
+            inflated_bytes = 0
+        sizes = nbytes, inflated_bytes
+        self._transport.call(partial(self._prepared, request, call, sizes, (body, fields, error)))
+
+    def _await_room(self) -> int:
+        """Wait until one more body may be inflated, and return what it may take of the bound."""
+        nbytes = self._max_body_bytes
+        with self._inflated:
+            # The transport's thread makes room as it answers, and no longer once it has stopped.
+            while self._inflated_bytes + nbytes > self._most_inflated_bytes and not self._transport.is_stopping:
+                self._inflated.wait(STOP_LOOK_S)
+            self._inflated_bytes += nbytes
+        return nbytes
+
+    def _free_inflated(self, nbytes: int) -> None:
+        if nbytes:
+            with self._inflated:
+                self._inflated_bytes -= nbytes
+                self._inflated.notify()
 
     def _prepared(
-        self, request: HttpRequest, call: HttpCall, nbytes: int, read: tuple[Any, Any, EdgeRuntimeError | None]
+        self,
+        request: HttpRequest,
+        call: HttpCall,
+        sizes: tuple[int, int],
+        read: tuple[Any, Any, EdgeRuntimeError | None],
     ) -> None:
-        self._preparing_bytes -= nbytes
-        if request.connection.is_open:
-            self._answer(request, call, *read)
+        self._preparing_bytes -= sizes[0]
+        try:
+            if request.connection.is_open:
+                self._answer(request, call, *read)
+        finally:
+            self._free_inflated(sizes[1])
 
     def _answer(
         self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
@@ -432,14 +471,19 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
         if call.ignores_body or (not len(body) and call.name != INFER):
             return b"", {}, None
+        most = _json_bound(request, call, max_bytes)
+        if len(body) > most:
+            raise json_codec.too_long(len(body), most)
         text = bytes(body)
-        fields = json_codec.loads(text, _json_bound(request, call, max_bytes))
+        fields = json_codec.loads(text, most)
         if "generate" in call.values:
             json_codec.refuse_doubled_keys(text, fields)
         pictures = json_codec.pictures_of(fields) if may_be_picture else None
         return b"" if pictures is None else pictures, fields, None
     except EdgeRuntimeError as error:
-        return b"", {}, error
+        # Where it was raised names the body, inflated: it would last until the refusal is sent.
+        error.__context__ = None
+        return b"", {}, error.with_traceback(None)
 
 
 def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Pictures, Mapping[str, Any]]:

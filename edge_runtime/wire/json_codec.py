@@ -206,11 +206,16 @@ def refuse_doubled_keys(frame: bytes, fields: Mapping[str, Any]) -> None:
         seen.add(key)
 
 
+def too_long(nbytes: int, max_bytes: int) -> DecodeFailed:
+    """Return the error for JSON of more than `max_bytes`."""
+    advice = "send large tensors in binary form, outside the JSON"
+    return DecodeFailed(f"the JSON request is {nbytes} bytes; at most {max_bytes} are read; {advice}")
+
+
 def load_value(frame: bytes, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Any value of JSON text, as `loads` reads it. Raises DecodeFailed."""
     if len(frame) > max_bytes:
-        advice = "send large tensors in binary form, outside the JSON"
-        raise DecodeFailed(f"the JSON request is {len(frame)} bytes; at most {max_bytes} are read; {advice}")
+        raise too_long(len(frame), max_bytes)
     try:
         return orjson.loads(frame)
     except orjson.JSONDecodeError:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request
 from tests.contract.running_daemon import floats, put_model
-from tests.fakes.daemon_process import DaemonProcess
+from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess
 from tests.models import onnx_models
 
 INFER = "/v2/models/mlp/infer"
@@ -22,6 +22,8 @@ BODY_TIMEOUT_S = 2.0
 """More than a busy machine needs for the bodies here that come whole."""
 MAX_BODY_BYTES = 8 << 20
 MANY = 600
+INFLATED_BYTES = 16 << 20
+"""Of bodies under inflation: two of the largest."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,11 @@ endpoint = "127.0.0.1:0"
 max_body_bytes = {MAX_BODY_BYTES}
 body_timeout_s = {BODY_TIMEOUT_S}
 max_connections = 256
+control = true
+[shared_memory]
+client_named = true
+[limits]
+message_bytes = {INFLATED_BYTES}
 """
     with DaemonProcess(folder, config=config) as daemon:
         daemon.wait_ready()
@@ -171,6 +178,65 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(daemon, stranger, coding):
 
     assert answer.status == 413
     assert daemon.resident_bytes() - before < 64 << 20
+
+
+@pytest.mark.parametrize("is_json", [pytest.param(True, id="JSON"), pytest.param(False, id="binary")])
+def test_many_bodies_that_inflate_share_one_budget(daemon, url, honest, is_json):
+    size = MAX_BODY_BYTES // 64 * 60
+    tensor = {"name": "x", "datatype": "FP32", "shape": [size // 64, 16], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    text, headers = (b'{"inputs":[' + b"0," * (size // 2) + b"0]}", {}) if is_json else (head + bytes(size), {})
+    if not is_json:
+        headers["inference_header_content_length"] = len(head)
+    whole = request("POST", INFER, gzip.compress(text, 1), content_encoding="gzip", **headers)
+    before, peak = daemon.resident_bytes(), 0
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(RawHttp(url)) for _ in range(16)]
+        for each in strangers:
+            each.send(whole * 4)
+        for each in strangers:
+            for _ in range(4):
+                assert each.response().code in {"decode_failed", "tensor_mismatch", "queue_full"}
+                peak = max(peak, daemon.resident_bytes())
+            assert is_answered(honest)
+    # Twice the budget: a body is copied where it is read, and free memory is returned late.
+    assert peak - before < 2 * INFLATED_BYTES + GROWTH_BYTES
+
+
+NO_UNICODE = ("\ud800", "x\udfff", "\udc80", "\0", "\ud83d\ude00\ud83d")
+"""Text that JSON may have and no file, and no UTF-8, can: halves of surrogate pairs, and a NUL."""
+
+
+def calls_with(odd: str):
+    """Every call of the protocol with this text in each place that a client fills in."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}
+    region = {"shared_memory_region": odd, "shared_memory_byte_size": 64}
+    yield "/v2/systemsharedmemory/region/r/register", {"key": odd, "offset": 0, "byte_size": 64}
+    yield "/v2/cudasharedmemory/region/r/register", {"raw_handle": {"b64": odd}, "device_id": 0, "byte_size": 64}
+    for key in tensor:
+        yield INFER, {"inputs": [{**tensor, key: odd}]}
+    for parameters in ({odd: odd}, region):
+        yield INFER, {"inputs": [{**tensor, "parameters": parameters}]}
+        yield INFER, {"inputs": [tensor], "outputs": [{"name": odd, "parameters": parameters}]}
+        yield INFER, {"inputs": [tensor], "parameters": parameters}
+    yield INFER, {"inputs": [tensor], "id": odd}
+    yield INFER, {"picture": odd}
+    yield "/v2/models/text/infer", {"inputs": [{**tensor, "datatype": "BYTES", "shape": [1, 2], "data": [odd, odd]}]}
+    yield "/v2/models/text/generate", {"x": odd, odd: odd, "id": odd}
+    yield "/v2/repository/index", {odd: odd, "ready": odd}
+    yield "/v2/repository/models/mlp/load", {"parameters": {"config": odd, odd: odd}}
+    yield "/v2/repository/models/mlp/load", {"parameters": {"config": "{}", f"file:1/{odd}": odd}}
+    yield "/v2/repository/models/none/unload", {"parameters": {"unload_dependents": odd, odd: odd}}
+    yield "/v2/trace/setting", {odd: odd, "trace_level": odd, "trace_file": odd}
+    yield "/v2/logging", {"log_file": odd, "log_format": odd, odd: odd}
+
+
+@pytest.mark.parametrize("odd", NO_UNICODE, ids=ascii)
+def test_text_that_is_no_unicode_is_refused_or_answered_and_never_a_bug(daemon, stranger, odd):
+    for path, fields in calls_with(odd):
+        answer = stranger.ask("POST", path, json.dumps(fields).encode())
+        assert answer.status == 200 or answer.code != "internal", (path, fields, answer)
+    assert not [line for line in daemon.log() if "Traceback" in json.dumps(line)]
 
 
 @pytest.mark.parametrize(
