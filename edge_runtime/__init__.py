@@ -1,10 +1,20 @@
-"""edge-runtime: an inference daemon for devices.
+"""Ask models of an edge-runtime daemon, or serve a folder of models inside this process.
 
-One page map, lowest level first (a module imports its own package and lower levels, never a neighbour):
-errors, tensors, messages, model_spec, clock: nouns | config, profiles, telemetry | backends, repository, scheduling,
-wire, transports | serving, client | frontend, update, publish | fleet | daemon | tuning
-| cli.
-docs/architecture.md has the rest.
+    from edge_runtime import Client
+
+    with Client("ipc:///run/edge-runtime/infer.sock") as client:
+        answer = client.infer("digits", {"image": image}, timeout_ms=20)  # numpy in, numpy out
+        print(answer["digit"])
+
+Client       asks over ZeroMQ, on this machine or over TCP; threads may share it
+AsyncClient  the same for asyncio
+OipClient    asks over HTTP or gRPC: this daemon, Triton, KServe and others of the Open Inference Protocol
+MqttClient   asks devices through a broker
+Runtime      serves a folder of models in this process, without a daemon
+
+Each class is imported when it is first used; help(edge_runtime.Client) tells what it does. Errors are in
+edge_runtime.errors: RequestError (mend the request), Refused (not now), BackendError (the device's fault). The daemon's
+command line is `edge-runtime --help`, its handbook docs/clients.md. How the code is cut is in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -38,3 +48,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations"})

@@ -87,6 +87,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 def _checked(config: Config) -> Config:
     """Return the configuration. Raises ConfigError when it has nothing to serve."""
     folder = config.models_folder
+    if folder is not None and Path(folder).is_file():
+        path = Path(folder)
+        raise ConfigError(
+            f"models: {str(path)!r} is a file, wanted a folder of models; to serve this file alone: "
+            f"--model {path.stem or 'NAME'}={path}"
+        )
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(
             f"models: there is no folder {str(Path(folder).absolute())!r}; name one with --models DIR, "

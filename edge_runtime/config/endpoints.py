@@ -18,6 +18,18 @@ ENDPOINT_VARIABLE = "EDGE_RUNTIME_ENDPOINT"
 INFER_SOCKET = "infer.sock"
 CONTROL_SOCKET = "control.sock"
 
+ENDPOINT_FORMS = (
+    "ipc:///path/to/socket, tcp://host:port, http[s]://host[:port], grpc[s]://host[:port] or "
+    "mqtt[s]://[user@]broker[:port]/DEVICE"
+)
+"""What a verb's --connect takes; each client class takes those of its protocol."""
+
+OTHER_CLIENTS = {
+    **dict.fromkeys(("http", "https", "grpc", "grpcs", "http+unix", "grpc+unix"), "OipClient"),
+    **dict.fromkeys(("mqtt", "mqtts"), "MqttClient"),
+}
+"""The client class of each scheme that is none of ZeroMQ's."""
+
 MAX_IPC_PATH_BYTES = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
 
@@ -113,7 +125,7 @@ def client_endpoint(asked: str | None = None) -> str:
     """
     endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
     if endpoint and "/" not in endpoint:
-        raise ConfigError(f"endpoint {endpoint!r}: wanted ipc:///path/to/socket, tcp://host:port, or a path with a /")
+        raise ConfigError(f"endpoint {endpoint!r}: wanted a path with a /, or {ENDPOINT_FORMS}")
     if endpoint:
         return f"ipc://{Path(endpoint).absolute()}" if "://" not in endpoint else endpoint
     folders = list(_folders())
@@ -155,8 +167,13 @@ def no_daemon_advice(endpoint: str) -> str:
 def check_endpoint(endpoint: str) -> str:
     """Return the endpoint if ZeroMQ can take it. Raises ConfigError: no such transport, no port, path too long."""
     transport, found, rest = endpoint.partition("://")
+    if transport in OTHER_CLIENTS and found:
+        raise ConfigError(
+            f"endpoint {endpoint!r} is no ZeroMQ endpoint, which is ipc:///path/to/socket or tcp://host:port; "
+            f"edge_runtime.{OTHER_CLIENTS[transport]} asks there, and the verbs do with --connect"
+        )
     if not found or transport not in ("ipc", "tcp") or not rest:
-        raise ConfigError(f"endpoint {endpoint!r}: wanted ipc:///path/to/socket or tcp://host:port")
+        raise ConfigError(f"endpoint {endpoint!r}: wanted {ENDPOINT_FORMS}")
     if transport == "tcp" and not rest.rpartition(":")[2].isdigit() and not rest.endswith(":*"):
         raise ConfigError(f"endpoint {endpoint!r}: got no port; wanted tcp://host:port")
     length = len(os.fsencode(rest))

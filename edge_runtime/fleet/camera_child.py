@@ -124,7 +124,7 @@ class _Newest:
                 if frames:
                     return _pixels(frames[-1], form)
             except Exception as error:  # noqa: BLE001 (one broken picture; the next may be whole)
-                why = f"; the last could not be decoded: {_reason_of(error)}"
+                why = f"; the last could not be decoded: {_reason_of(error, self._silence_s)}"
         raise _CameraError(f"no picture came for {self._silence_s:g} s{why}")
 
 
@@ -145,7 +145,7 @@ def _read(task: CameraTask, newest: _Newest) -> None:
     except ImportError:
         newest.end(f"cameras need PyAV; {install_advice('camera')}")
     except Exception as error:  # noqa: BLE001 (anything that a stream makes a library raise)
-        newest.end(_reason_of(error))
+        newest.end(_reason_of(error, task.silence_s))
 
 
 def _follow(task: CameraTask, newest: _Newest) -> bool:
@@ -192,8 +192,10 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
         return count > 0
 
 
-def _reason_of(error: Exception) -> str:
+def _reason_of(error: Exception, silence_s: float) -> str:
     """A library's error in its own words, without the address, which may hold a password."""
+    if type(error).__name__ == "ExitError":  # "Immediate exit requested": what FFmpeg calls PyAV's time limit
+        return f"no picture came for {silence_s:g} s"
     if isinstance(error, _CameraError):
         return str(error)
     said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -155,7 +155,13 @@ def _find(head: HttpHead, call: HttpCall) -> None:
             call.encoding = READINESS
         call.values = {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
         return
-    raise BadMessage(f"there is no {head.path[:200]!r} here; the protocol's paths begin with /v2", 404)
+    wanted = "the protocol's paths begin with /v2"
+    if head.path.startswith("/v2/"):
+        wanted = (
+            "below /v2 there are health/live, health/ready, repository/index (POST; it lists the models), "
+            "models/stats, and models/NAME[/versions/N] with its ready, config, stats, infer and generate"
+        )
+    raise BadMessage(f"there is no {head.path[:200]!r} here; {wanted}", 404)
 
 
 def read_headers(head: HttpHead, call: HttpCall) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -175,7 +176,15 @@ def test_a_camera_that_says_nothing_is_lost():
     with MjpegCamera(jpeg("red")) as server, Watched(server.url, silence_s=0.5) as watched:
         watched.frame()
         server.is_silent = True
-        assert watched.wait_reason()
+        assert "exit requested" not in watched.wait_reason().lower()
+
+
+def test_a_camera_that_takes_the_connection_and_answers_nothing_is_told_in_our_words():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Watched(f"http://127.0.0.1:{silent.getsockname()[1]}/live", silence_s=0.5) as watched,
+    ):
+        assert watched.wait_reason() == "no picture came for 0.5 s"
 
 
 def test_pictures_that_are_garbage_are_passed_over():

@@ -218,6 +218,14 @@ def test_an_error_has_tritons_status_and_our_code(url, path, body, status, code)
     assert (answer.status, answer.code) == (status, code)
 
 
+def test_a_path_that_is_not_there_names_those_that_are(url):
+    with RawHttp(url) as raw:
+        below, beside = raw.ask("GET", "/v2/models"), raw.ask("GET", "/models")
+    assert (below.status, beside.status) == (404, 404)
+    assert b"repository/index (POST; it lists the models)" in below.body
+    assert b"the protocol's paths begin with /v2" in beside.body
+
+
 @pytest.mark.parametrize(
     ("headers", "parameters"),
     [

@@ -661,6 +661,11 @@ def test_the_fish_completion_knows_options_and_their_values(tmp_path: Path) -> N
 def test_serve_says_what_is_wrong_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--models", f"{tmp_path}/none"]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    (tmp_path / "iris.onnx").touch()
+    assert main(["serve", "--models", f"{tmp_path}/iris.onnx"]) == 2
+    assert f"is a file, wanted a folder of models; to serve this file alone: --model iris={tmp_path}" in (
+        capsys.readouterr().err
+    )
     assert main(["serve", "--config", f"{tmp_path}/none.toml"]) == 2
     assert "none.toml" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text("modles = 'x'\n")
