@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.repository.durable import PART_SUFFIX, sync_folder
-from edge_runtime.repository.folder_lock import lock_folder, remove_unless_locked
+from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
 
 
 @contextmanager

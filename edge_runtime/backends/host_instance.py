@@ -549,8 +549,8 @@ class HostInstance:
     def _end(self, process: HostProcess) -> None:
         process.hang_up()
         if self.backend == "python":
-            process.has_ended.wait(END_GRACE_S)
-        process.end("it was unloaded")
+            process.has_ended.wait(self._hosts.grace_s(END_GRACE_S))
+        process.end("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S))
         process.close()
 
 

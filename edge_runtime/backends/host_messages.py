@@ -97,10 +97,14 @@ class Forked(Struct, frozen=True, tag="forked"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """A host ended, and all that it started. status: as of Popen, negative for a signal."""
+    """A host ended, and all that it started. status: as of Popen, negative for a signal.
+
+    reason: why its parent killed it, "" where it did not.
+    """
 
     host: int
     status: int
+    reason: str = ""
 
 
 ParentOrder = Fork | Kill

@@ -1,21 +1,30 @@
 """The prepared parent: a process that imported one backend's library, and forks hosts that share its pages.
 
-Owns: forking, killing and reaping hosts, in one thread that never blocks on a host. It never loads a model. It ends
-when the daemon closes its socket, and its hosts end with it. One that imported a converter's libraries forks
-processes that call a function once, and are hosts to it otherwise.
+Owns: forking, killing and reaping hosts, in one thread that never blocks on a host, and the temporary folder of each.
+It never loads a model. It ends when the daemon closes its socket, or dies, and its hosts end with it. One that
+imported a converter's libraries forks processes that call a function once, and are hosts to it otherwise.
+
+Each host leads a process group that nothing of it can leave (confinement.py), so one signal ends all that it started,
+however quickly that forks; what loses its parent becomes a child of this process, which reaps it. A host has ended
+when its group is empty.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,21 +50,45 @@ from edge_runtime.backends.host_messages import (
 from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.processes import processes
 
 OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 """What a host needs beside its model, however little that may take: the kernel counts the whole stack of a thread,
 8 MiB, and without it no thread starts."""
 
+FOLDER_BYTES = 256 << 20
+"""What a host's temporary folder may hold: a library's own needs are a hundredth. /tmp is memory on many devices."""
+
+FILE_BYTES = 4096
+"""What a file counts at least: an empty one takes a block of the disk's table too."""
+
+MAX_PROCESSES = 64
+"""That a host may have at once. RLIMIT_NPROC counts a user's processes, and does not hold for root."""
+
+LOOK_S = 1.0
+"""How long a host may have more than these bounds."""
+
+_LEAVE_S = 2.0
+"""What killed hosts may take to be gone before this process ends without them."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""linux/prctl.h."""
+
+_STARTING = ("python", "tensorrt")
+"""Backends whose hosts may start processes: a `model.py` may want that, and CUDA makes its devices by a program."""
+
 
 class ParentTask(Struct, frozen=True):
     """What a parent prepares: a backend's library. descriptor: of its socket to the daemon.
 
-    prepare: the function, `module:name`, that imports for calls, given `backend`; "" for hosts.
+    prepare: the function, `module:name`, that imports for calls, given `backend`; "" for hosts. folder: where it makes
+    the temporary folders of hosts; "" where there is none.
     """
 
     backend: str
     descriptor: int
     prepare: str = ""
+    folder: str = ""
 
 
 def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
@@ -66,14 +99,25 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
         import_backend(task.backend)
     gc.collect()
     gc.freeze()  # a collection in a host would otherwise write to every page that it shares
+    _outlive_the_daemon()
     with socket.socket(fileno=task.descriptor) as channel:
-        forked = _Forker(channel).serve()
+        forked = _Forker(channel, task.folder).serve()
     if forked is None:
         return
     if isinstance(forked.task, HostTask):
         serve_host(forked.task, forked.control, [socket.socket(fileno=each) for each in forked.others])
     else:
         _serve_call(forked.task, forked.control, forked.others[0])
+
+
+def _outlive_the_daemon() -> None:
+    """Stay for long enough to end all hosts when the daemon dies, which the socket tells; be the parent of orphans.
+
+    Whoever stopped this process meanwhile, the daemon's death lets it go on.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def _import_for_calls(task: ParentTask) -> None:
@@ -105,10 +149,23 @@ class _ForkedHost:
     others: list[int]
 
 
+@dataclass(slots=True)
+class _Forked:
+    """A host as its parent has it. folder: its temporary one, "" for none. status: None while it runs."""
+
+    number: int
+    folder: str = ""
+    status: int | None = None
+    reason: str = ""
+
+
 class _Forker:
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, folder: str) -> None:
         self._channel = channel
-        self._hosts: dict[int, int] = {}  # process id -> the daemon's number
+        self._folder = folder
+        self._hosts: dict[int, _Forked] = {}  # process id, which is its group's too
+        self._look_s = 0.0
+        self._known_tasks = 0
 
     def serve(self) -> _ForkedHost | None:
         """Serve until the daemon is gone, and return None; in each host, return its task."""
@@ -123,16 +180,17 @@ class _Forker:
                 selector.register(woken, selectors.EVENT_READ)
                 send(self._channel, Prepared())
                 while True:
-                    ready = {key.fd for key, _ in selector.select()}
+                    ready = {key.fd for key, _ in selector.select(LOOK_S if self._hosts else None)}
                     if woken in ready:
                         with contextlib.suppress(BlockingIOError):
                             os.read(woken, 1 << 12)
                     self._reap()
+                    self._tell_ended()
                     if self._channel.fileno() in ready and (host := self._take_order()) is not None:
                         return host
+                    self._hold_bounds()
         except ChannelEnded:
-            for pid in self._hosts:
-                _kill(pid)
+            self._end_all()
             return None
         finally:
             signal.set_wakeup_fd(-1)
@@ -144,7 +202,7 @@ class _Forker:
         try:
             order = decode(data, ParentOrder)
             if isinstance(order, Kill):
-                for pid in [pid for pid, number in self._hosts.items() if number == order.host]:
+                for pid in [pid for pid, host in self._hosts.items() if host.number == order.host]:
                     _kill(pid)
                 return None
             host = self._fork(order, descriptors)
@@ -157,16 +215,18 @@ class _Forker:
     def _fork(self, order: Fork, descriptors: list[int]) -> _ForkedHost | None:
         """Fork a host. Returns None here, and in the host its task."""
         parent = os.getpid()
+        folder = self._new_folder(order)
         try:
             pid = os.fork()
         except OSError as error:
+            _remove(folder)
             send(self._channel, Forked(order.host, 0, f"no process can be made: {error.strerror}"))
             return None
         if pid:
             # Invariant: its group exists before anybody may kill it, whichever process runs first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
-            self._hosts[pid] = order.host
+            self._hosts[pid] = _Forked(order.host, folder)
             send(self._channel, Forked(order.host, pid))
             return None
         with contextlib.suppress(OSError):
@@ -175,11 +235,26 @@ class _Forker:
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         os.close(log)
-        _confinement(parent, order.task).apply()
+        if folder:
+            os.environ["TMPDIR"] = tempfile.tempdir = folder
+        _confinement(parent, order.task, folder).apply()
         return _ForkedHost(order.task, socket.socket(fileno=control), others)
 
+    def _new_folder(self, order: Fork) -> str:
+        """Make a host's temporary folder; "" where none can be made, and for one call, which names its own."""
+        folder = str(Path(self._folder, str(order.host)))
+        if not self._folder or isinstance(order.task, CallTask):
+            return ""
+        try:
+            Path(folder).mkdir(0o700)
+        except OSError as error:
+            sys.stderr.write(f"a host gets no temporary folder: {folder}: {error.strerror}\n")
+            sys.stderr.flush()
+            return ""
+        return folder
+
     def _reap(self) -> None:
-        """Report hosts that ended to the daemon, each after all that it started was killed."""
+        """Reap what has ended; of a host, kill all that it started."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -187,18 +262,70 @@ class _Forker:
                 return
             if ended is None:
                 return
-            # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
-            _kill(ended.si_pid)
+            host = self._hosts.get(ended.si_pid)
+            if host is not None:
+                # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
+                _kill(ended.si_pid)
             _, status = os.waitpid(ended.si_pid, 0)
-            number = self._hosts.pop(ended.si_pid, None)
-            if number is not None:
-                send(self._channel, Ended(number, os.waitstatus_to_exitcode(status)))
+            if host is not None:
+                host.status = os.waitstatus_to_exitcode(status)
+
+    def _tell_ended(self) -> None:
+        """Report hosts that ended to the daemon, each once its group is empty and its folder is gone."""
+        for pid, host in list(self._hosts.items()):
+            if host.status is None or _has_members(pid):
+                continue
+            _remove(host.folder)
+            del self._hosts[pid]
+            send(self._channel, Ended(host.number, host.status, host.reason))
+
+    def _hold_bounds(self) -> None:
+        """End the hosts that take more of the device than they may, once in a while."""
+        now_s = time.monotonic()
+        if now_s < self._look_s or not self._hosts:
+            return
+        self._look_s = now_s + LOOK_S
+        crowded = self._crowded()
+        for pid, host in self._hosts.items():
+            if host.status is None and not host.reason:
+                if pid in crowded:
+                    host.reason = f"it had more than {MAX_PROCESSES} processes, and was ended"
+                elif host.folder and _folder_bytes(host.folder) > FOLDER_BYTES:
+                    host.reason = f"its temporary folder held more than {FOLDER_BYTES} bytes, and it was ended"
+                if host.reason:
+                    _kill(pid)
+
+    def _crowded(self) -> set[int]:
+        """Return the groups with too many processes; looks closely only where the whole machine has many more."""
+        try:
+            tasks = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[2])
+        except (OSError, ValueError, IndexError):
+            return set()
+        self._known_tasks = min(self._known_tasks or tasks, tasks)
+        if tasks <= self._known_tasks + MAX_PROCESSES:
+            return set()
+        self._known_tasks = tasks
+        groups = Counter(each.group for each in processes())
+        return {group for group, count in groups.items() if count > MAX_PROCESSES}
+
+    def _end_all(self) -> None:
+        """Kill every host with all that it started, and remove their folders."""
+        end_s = time.monotonic() + _LEAVE_S
+        for pid in self._hosts:
+            _kill(pid)
+        while any(_has_members(pid) for pid in self._hosts) and time.monotonic() < end_s:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.002)
+        for host in self._hosts.values():
+            _remove(host.folder)
 
 
-def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
+def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confinement:
     """A host sees its version's folder, plain files of the models folder that links in it lead to, and its delegate.
 
-    It may write where OpenVINO is to keep its cache.
+    It may write to its temporary folder, and where OpenVINO is to keep its cache.
 
     One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
     """
@@ -217,11 +344,48 @@ def _confinement(parent: int, task: HostTask | CallTask) -> Confinement:
         has_network=True,  # the parent's filter, which has none, is the host's already
         reads=(own, *delegates),
         within=(*within, *map(os.path.realpath, delegates)) if within else (),
-        writes=(cache,) if cache else (),
+        writes=tuple(filter(None, (cache, folder))),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
+        starts_none=task.backend not in _STARTING,
+        file_bytes=None if cache else FOLDER_BYTES,  # a compiled model may be as large as the model
     )
 
 
-def _kill(pid: int) -> None:
+def _kill(group: int) -> None:
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
+
+
+def _has_members(group: int) -> bool:
+    """Whether a process of a host is left: each is a child of this process, or will be once its own parent is gone."""
+    try:
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _folder_bytes(folder: str) -> int:
+    """Bytes below a folder, as far as they matter; what is removed meanwhile counts nothing."""
+    total, folders = 0, [folder]
+    while folders and total <= FOLDER_BYTES:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    total += max(entry.stat(follow_symlinks=False).st_blocks * 512, FILE_BYTES)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return total
+
+
+def _remove(folder: str) -> None:
+    """Remove the temporary folder of a host that has ended, with folders in it that it made unreadable."""
+    if not folder:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for root, names, _ in os.walk(folder):
+        for path in (Path(root, name) for name in names):
+            with contextlib.suppress(OSError):
+                if not path.is_symlink():  # else it opens what a host linked to
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -38,6 +39,21 @@ _LOG_LINE_BYTES = 4096
 """A longer line is logged in pieces, so a model that prints an endless line costs no memory."""
 
 _TRACEBACK_LINES = 200
+
+LOG_BYTES_A_SECOND = 16 << 10
+"""Of one process: some hundred lines a second, for ever. Without a bound `yes` wrote 9 MB a second to the disk."""
+
+LOG_BURST_BYTES = 256 << 10
+"""What it may log at once: what libraries say at a load is a tenth of it."""
+
+_RECORD_BYTES = 100
+"""What a line takes in the log beside itself: time, level, label."""
+
+_READ_BYTES_A_SECOND = 1 << 20
+"""What is read of its pipe, logged or not. Who prints more waits for the next second; reading costs no core so."""
+
+_TAIL_BYTES = 2000
+"""Of what was not logged: its end may say why the process ended."""
 
 
 class HostProcess:
@@ -86,10 +102,10 @@ class HostProcess:
         """Return whether it runs."""
         return not self.has_ended.is_set()
 
-    def end(self, reason: str = "it was ended") -> int:
+    def end(self, reason: str = "it was ended", limit_s: float = END_TIMEOUT_S) -> int:
         """Kill it and wait; returns its exit status. reason: as of `kill`. Idempotent."""
         self.kill(reason)
-        self.has_ended.wait(END_TIMEOUT_S)
+        self.has_ended.wait(limit_s)
         # Without a status it died with its parent, which only the kernel ends, for its memory.
         return -signal.SIGKILL if self.status is None else self.status
 
@@ -155,27 +171,72 @@ class HostProcess:
 
 @dataclass(slots=True)
 class HostLog:
-    """What a process prints: its label, the beginning of a line that has no end yet, and of a traceback."""
+    """What a process prints into a pipe: as much of it is logged as a second may have, the rest is counted.
+
+    reader: the pipe's end here, which `edge-hosts` reads and closes. line: the beginning of a line that has no end yet.
+    read_again_s: when the pipe is read next. Thread: `edge-hosts`.
+    """
 
     label: str
+    reader: int
     line: bytearray = field(default_factory=bytearray)
     traceback: list[str] = field(default_factory=list)
     has_ended: bool = False
+    read_again_s: float = 0.0
+    _read_bytes: int = 0
+    _read_since_s: float = -math.inf
+    _budget_bytes: float = LOG_BURST_BYTES
+    _budget_s: float = 0.0
+    _left_out: int = 0
+    _tail: bytes = b""
 
-    def take(self, piece: bytes) -> None:
-        """Log the lines that are whole; keep the rest."""
+    def take(self, piece: bytes, now_s: float) -> None:
+        """Log the lines that are whole, as far as the budget goes; keep the rest."""
+        self._account(len(piece), now_s)
         self.line += piece
         while (end := self.line.find(b"\n")) >= 0 or len(self.line) >= _LOG_LINE_BYTES:
+            if self._left_out or self._budget_bytes <= 0:
+                self._leave_out()
+                return
             end = end if 0 <= end <= _LOG_LINE_BYTES else _LOG_LINE_BYTES - 1
+            self._budget_bytes -= end + _RECORD_BYTES
             self._write(bytes(self.line[: end + 1]))
             del self.line[: end + 1]
 
     def end(self) -> None:
-        """Log what is left."""
+        """Log what is left, and the end of what was left out."""
         self.has_ended = True
-        if self.line:
-            self._write(bytes(self.line))
+        tail = self._tail
+        if self._left_out:
+            self._tell_left_out()
+        for line in (tail + bytes(self.line)).splitlines():
+            self._write(line)
         self._write_traceback("a traceback without an end")
+
+    def _account(self, nbytes: int, now_s: float) -> None:
+        """Count what was read, and see what may be logged now; a quarter of a burst must be free after too much."""
+        if now_s - self._read_since_s >= 1.0:
+            self._read_bytes, self._read_since_s = 0, now_s
+        self._read_bytes += nbytes
+        if self._read_bytes >= _READ_BYTES_A_SECOND:
+            self.read_again_s = self._read_since_s + 1.0
+        gained = LOG_BYTES_A_SECOND * (now_s - self._budget_s)
+        self._budget_bytes, self._budget_s = min(self._budget_bytes + gained, LOG_BURST_BYTES), now_s
+        if self._left_out and self._budget_bytes >= LOG_BURST_BYTES / 4:
+            self._tell_left_out()
+
+    def _leave_out(self) -> None:
+        """Count the whole lines that there are, and forget them."""
+        self._write_traceback("a traceback without an end")
+        end = self.line.rfind(b"\n") + 1 or len(self.line)
+        self._tail = (self._tail + bytes(self.line[max(end - _TAIL_BYTES, 0) : end]))[-_TAIL_BYTES:]
+        self._left_out += end
+        del self.line[:end]
+
+    def _tell_left_out(self) -> None:
+        nbytes, self._left_out, self._tail = self._left_out, 0, b""
+        bound = f"a model may log {LOG_BYTES_A_SECOND} bytes a second"
+        log.warning("%s: %d bytes that it printed are left out: %s", self.label, nbytes, bound)
 
     def _write(self, line: bytes) -> None:
         """One record a line, and one a traceback, which ends with the first line that is not indented."""

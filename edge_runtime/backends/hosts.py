@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
@@ -50,6 +53,7 @@ from edge_runtime.sandbox.child import (
 )
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
+from edge_runtime.sandbox.folder_lock import lock_folder, remove_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,18 @@ PARENT_IDLE_S = 10.0
 
 _STOP_LOOK_S = 0.1
 """How long a stop goes unnoticed while a parent imports."""
+
+_FOLDER_PREFIX = "edge-runtime-hosts-"
+"""Of the folder below $TMPDIR that holds the temporary folders of hosts."""
+
+_OWN_PREFIX = "MODEL_"
+"""Variables of the daemon's environment that a `model.py` gets beside those that libraries need."""
+
+_LAST_READS = 4
+"""After a process's end; one takes all that a pipe holds by default (64 KiB, pipe(7))."""
+
+_LEAVE_S, _LEAVE_LOOK_S = 1.0, 0.002
+"""What a prepared parent may take to end its hosts and itself; it needs some milliseconds."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -95,6 +111,9 @@ class Hosts:
         self._on_failure = on_failure
         self._loads: set[Callable[[str], None]] = set()
         self._ends_loads = threading.Event()
+        self._end_by_s = math.inf
+        self._folder: Path | None = None
+        self._folder_lock = -1
 
     @property
     def takes_loads(self) -> bool:
@@ -120,6 +139,14 @@ class Hosts:
             loads = list(self._loads)
         for give_up in loads:
             give_up("the daemon stops")
+
+    def end_by(self, end_s: float) -> None:
+        """Wait for no host beyond a moment of the monotonic clock: `close` ends what is left."""
+        self._end_by_s = end_s
+
+    def grace_s(self, wanted_s: float) -> float:
+        """Return how long to wait for a host that is to end, at most."""
+        return max(min(wanted_s, self._end_by_s - time.monotonic()), 0.0)
 
     def report_failure(self, instance: object, reason: str) -> None:
         """Keep that an instance's host is not started again, for `take_failures`."""
@@ -211,6 +238,10 @@ class Hosts:
             self._parents.clear()
         if keeper is not None:
             keeper.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            close_all([self._folder_lock])
+            self._folder = None
 
     def _try_fork(
         self, parent: _PreparedParent, task: HostTask | CallTask, label: str, pipes: Sequence[int]
@@ -253,9 +284,21 @@ class Hosts:
                 return parent
             if self._keeper is None:
                 self._keeper = _HostKeeper(self._parent_idle_s)
-            parent = self._parents[key] = _PreparedParent(self._keeper, key)
+                self._make_folder()
+            parent = self._parents[key] = _PreparedParent(self._keeper, key, str(self._folder or ""))
         parent.keeper.call(parent.start)
         return parent
+
+    def _make_folder(self) -> None:
+        """Make the folder for the temporary ones of hosts, and remove those of daemons that were killed."""
+        parent = Path(tempfile.gettempdir())
+        remove_left_behind(parent, _FOLDER_PREFIX, 0.0)
+        try:
+            made = Path(tempfile.mkdtemp(prefix="edge-runtime-"))
+            self._folder_lock = lock_folder(made)
+            self._folder = made.rename(parent / f"{_FOLDER_PREFIX}{made.name.rpartition('-')[2]}")
+        except OSError as error:
+            log.warning("hosts get no temporary folders", extra={"path": str(parent), "reason": error.strerror})
 
     def _forget(self, parent: _PreparedParent) -> None:
         with self._lock:
@@ -292,7 +335,7 @@ def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event 
 class _PreparedParent:
     """One prepared parent and its hosts. Thread: the keeper's; any thread may read it, and send to `channel`."""
 
-    def __init__(self, keeper: _HostKeeper, wanted: _Preparation) -> None:
+    def __init__(self, keeper: _HostKeeper, wanted: _Preparation, folder: str) -> None:
         self.keeper = keeper
         self.backend = wanted.backend
         self.is_prepared = threading.Event()  # or it has ended
@@ -303,19 +346,22 @@ class _PreparedParent:
         self.hosts: dict[int, HostProcess] = {}
         self.idle_since_s = time.monotonic()
         self.channel, self._there = new_channel()
-        self.log_reader = -1
+        self.log: HostLog | None = None
         self._wanted = wanted
+        self._folder = folder
         self._process: Child | None = None
 
     def start(self) -> None:
         """Start the process. Thread: the keeper's, which outlives it."""
-        self.log_reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writer, True)
+        self.log = self.keeper.watch_log(reader, f"prepared {self.backend}")
         try:
             self._process = start_child(
                 prepare_hosts,
-                ParentTask(self.backend, self._there.fileno(), self._wanted.prepare),
+                ParentTask(self.backend, self._there.fileno(), self._wanted.prepare, self._folder),
                 stdout=writer,
+                has_children=True,
                 niceness=self._wanted.niceness,
                 pass_fds=[self._there.fileno()],
                 environment=self._environment(),
@@ -330,19 +376,23 @@ class _PreparedParent:
         self.keeper.watch_parent(self)
 
     def end(self) -> None:
-        """Close the channel, kill what is left, reap it. Idempotent."""
+        """Close the channel, by which it ends with its hosts; kill what is left, reap it. Idempotent."""
         self.is_leaving = True
         self.channel.close()
         self._there.close()
         if self._process is not None:
+            end_s = time.monotonic() + (_LEAVE_S if self.is_prepared.is_set() else 0.0)
+            while self._process.is_alive() and time.monotonic() < end_s:
+                time.sleep(_LEAVE_LOOK_S)
             self.how_it_ended = self.how_it_ended or judge_ending(self._process.end()).reason
             self._process = None
 
     def _environment(self) -> Mapping[str, str]:
-        """Return the daemon's environment and a number of threads for a model.py, else what libraries need."""
+        """Return what libraries need of the daemon's environment, and how many threads they take."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self._wanted.threads))
         if self.backend == "python":
-            return {**os.environ, "PYTHONUNBUFFERED": "1", **threads}
+            own = {name: value for name, value in os.environ.items() if name.startswith(_OWN_PREFIX)}
+            return {**library_environment(), **own, "PYTHONUNBUFFERED": "1", **threads}
         calls = {"OMP_WAIT_POLICY": "passive"} if self._wanted.prepare else {}  # they run beside what serves
         return {**library_environment(), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **calls}
 
@@ -358,6 +408,7 @@ class _HostKeeper:
         self._lock = threading.Lock()
         self._calls: list[Callable[[], None]] = []
         self._parents: list[_PreparedParent] = []
+        self._logs: list[HostLog] = []
         self._is_closing = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="edge-hosts", daemon=True)
@@ -399,7 +450,13 @@ class _HostKeeper:
         """Read the reports and the output of a parent that was started."""
         self._parents.append(parent)
         self._selector.register(parent.channel, selectors.EVENT_READ, parent)
-        self._watch_log(parent.log_reader, f"prepared {parent.backend}")
+
+    def watch_log(self, reader: int, label: str) -> HostLog:
+        """Log what comes through a pipe until it ends, or `_read_last_words` does."""
+        made = HostLog(label, reader)
+        self._logs.append(made)
+        self._selector.register(reader, selectors.EVENT_READ, made)
+        return made
 
     def parent_ended(self, parent: _PreparedParent) -> None:
         """A parent is gone, and its hosts with it."""
@@ -408,6 +465,7 @@ class _HostKeeper:
             self._selector.unregister(parent.channel)
         parent.has_failed = not (parent.is_prepared.is_set() or parent.is_leaving or self._is_closing)
         parent.end()
+        self._read_last_words(parent.log)
         parent.has_ended = True
         parent.is_prepared.set()
         with self._lock:
@@ -420,16 +478,14 @@ class _HostKeeper:
             for key, _ in self._selector.select(self._wait_s()):
                 self._guarded(key)
             self._call_all()
+            self._resume_logs()
             for parent in [each for each in self._parents if self._may_leave(each)]:
                 self.parent_ended(parent)
         self._call_all()
         for parent in list(self._parents):
             self.parent_ended(parent)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, HostLog):
-                self._read_log(key.fd, key.data)
-                if key.fd in self._selector.get_map():
-                    self._end_log(key.fd, key.data)
+        for each in list(self._logs):
+            self._read_last_words(each)
         self._selector.close()
         with self._lock:
             self._has_ended = True
@@ -447,7 +503,7 @@ class _HostKeeper:
                 os.read(self._woken, 1 << 12)
             elif isinstance(key.data, HostLog):
                 if not key.data.has_ended:  # in this very round
-                    self._read_log(key.fd, key.data)
+                    self._read_log(key.data)
             else:
                 self._hear(key.data)
         except Exception:
@@ -470,6 +526,7 @@ class _HostKeeper:
         if host is None:
             return
         if isinstance(report, Ended):
+            host.ended_for = host.ended_for or report.reason
             self._host_ended(parent, host, report.status)
         elif report.pid:
             host.pid = report.pid
@@ -484,7 +541,7 @@ class _HostKeeper:
             parent.hosts.pop(host.number, None)
             parent.idle_since_s = time.monotonic()
         host.status = status
-        self._read_last_words(host)
+        self._read_last_words(host.log)
         try:
             if host.on_end is not None:
                 host.on_end(host)
@@ -495,6 +552,7 @@ class _HostKeeper:
 
     def _wait_s(self) -> float | None:
         ends = [each.idle_since_s + self._parent_idle_s for each in self._parents if not each.hosts]
+        ends += [each.read_again_s for each in self._logs if each.read_again_s]
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
 
     def _may_leave(self, parent: _PreparedParent) -> bool:
@@ -508,31 +566,46 @@ class _HostKeeper:
 
     def _watch_host_log(self, host: HostProcess) -> None:
         if host.log_reader >= 0:
-            host.log = self._watch_log(host.log_reader, host.label)
+            host.log = self.watch_log(host.log_reader, host.label)
 
-    def _watch_log(self, reader: int, label: str) -> HostLog:
-        of = HostLog(label)
-        self._selector.register(reader, selectors.EVENT_READ, of)
-        return of
+    def _read_last_words(self, of: HostLog | None) -> None:
+        """Log what is in the pipe of a process that has ended, and close it: the log may hold the reason.
 
-    def _read_last_words(self, host: HostProcess) -> None:
-        """Log what is in the pipe of a host that has ended, before its end is told: the log may hold the reason."""
-        while host.log is not None and not host.log.has_ended and self._read_log(host.log_reader, host.log):
-            pass
+        A process that outlived it may hold the pipe open, and write without end: a few reads, no more.
+        """
+        if of is None:
+            return
+        for _ in range(_LAST_READS):
+            if of.has_ended or not self._read_log(of):
+                break
+        if not of.has_ended:
+            self._end_log(of)
 
-    def _read_log(self, reader: int, of: HostLog) -> bool:
-        """Log what has come; return whether there was something."""
+    def _read_log(self, of: HostLog) -> bool:
+        """Log what has come; return whether there was something. Who printed too much is read again later."""
         try:
-            piece = os.read(reader, 1 << 16)
+            piece = os.read(of.reader, 1 << 16)
         except BlockingIOError:
             return False
-        if piece:
-            of.take(piece)
-        else:
-            self._end_log(reader, of)
-        return bool(piece)
+        if not piece:
+            self._end_log(of)
+            return False
+        is_watched = not of.read_again_s
+        of.take(piece, time.monotonic())
+        if is_watched and of.read_again_s:
+            self._selector.unregister(of.reader)
+        return True
 
-    def _end_log(self, reader: int, of: HostLog) -> None:
-        self._selector.unregister(reader)
-        os.close(reader)
+    def _resume_logs(self) -> None:
+        now_s = time.monotonic()
+        for each in self._logs:
+            if each.read_again_s and each.read_again_s <= now_s:
+                each.read_again_s = 0.0
+                self._selector.register(each.reader, selectors.EVENT_READ, each)
+
+    def _end_log(self, of: HostLog) -> None:
+        if not of.read_again_s:
+            self._selector.unregister(of.reader)
+        self._logs.remove(of)
+        os.close(of.reader)
         of.end()

@@ -103,6 +103,7 @@ class Core:
         self.loader.close(load_limit_s)
         self.builds.close()
         until_s = self.clock.monotonic_s() + drain_s
+        self.hosts.end_by(time.monotonic() + drain_s)
         is_drained = self._close_models(until_s)
         while self.loader.is_running and not self.dispatcher.is_idle() and self.clock.monotonic_s() < until_s:
             self.loader.close(LOOK_S)  # a version that it replaced answers what it admitted

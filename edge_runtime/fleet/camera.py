@@ -154,6 +154,7 @@ class Camera:
             has_network=kind in ("rtsp", "http"),
             reads=[Path(address)] if kind == "file" else [],
             writes=[Path(address)] if kind == "v4l2" else [],
+            starts_none=True,
             pass_fds=[theirs.fileno()],
         )
 

@@ -101,6 +101,7 @@ class PictureDrawer:
                 memory_bytes=DRAW_MEMORY_BYTES,
                 niceness=10,
                 writes=[folder],
+                starts_none=True,
                 stop=self._stop,
             )
             if self._stop.is_set():

@@ -72,7 +72,7 @@ def try_pipeline(
             HostProbe().memory_available_bytes() or 0,
         )
         reads = [*(Path(each.path) for each in owned), *([] if golden is None else [golden])]
-        ending = run_child(child, task, limit_s=limit_s, reads=reads, writes=[folder])
+        ending = run_child(child, task, limit_s=limit_s, reads=reads, writes=[folder], has_children=True)
         words = ", ".join(f"{model}/{each.path.name}" for model, each in chosen.items())
         if ending.result is None:
             raise PublishError(f"{intake.model} with {words}: {ending.reason}; nothing was published")

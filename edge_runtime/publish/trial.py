@@ -103,7 +103,7 @@ def try_artifact(
         free_bytes = HostProbe().memory_available_bytes() or 0
         task = ArtifactTask(backend, str(artifact.resolve()), dict(settings), absolute, str(out), free_bytes, precision)
         reads = [artifact.resolve().parent, *([] if golden is None else [golden])]
-        ending = run_child(try_in_child, task, limit_s=limit_s, reads=reads, writes=[Path(folder)])
+        ending = run_child(try_in_child, task, limit_s=limit_s, reads=reads, writes=[Path(folder)], starts_none=True)
         if ending.result is None:
             raise PublishError(f"{artifact.name}: {backend}: {ending.reason}; nothing was published")
         return ArtifactTrial(backend, artifact.name, ending.result, out.read_bytes())

@@ -8,6 +8,7 @@ must outlive it, because the kernel ends a child with the thread that made it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -37,6 +38,9 @@ from edge_runtime.sandbox.ending import (
     judge_ending,
 )
 from edge_runtime.sandbox.process_memory import resident_bytes
+from edge_runtime.sandbox.processes import end_followers, leaders_below
+
+log = logging.getLogger(__name__)
 
 TaskT = TypeVar("TaskT")
 
@@ -52,11 +56,21 @@ _LOOK_S = 0.1
 _LAST_READS = 4
 """After a child's end; one takes all that a pipe holds by default (64 KiB, pipe(7))."""
 
-_PASSED_ON = (
-    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
-    "ORT_DISABLE_TELEMETRY",
-)
+_READS_A_LOOK = 16
+"""A child that prints more than 10 MB a second waits: reading it without end would cost its parent a core."""
 
+_GONE_S = 5.0
+"""A killed process is gone at once, unless the kernel writes its pages back meanwhile."""
+
+_LEAVE_S = 1.0
+"""A child's own children that end by themselves once it is gone, as prepared parents do, have this time to clean up."""
+
+_PASSED_ON = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"
+)  # fmt: skip
+
+_NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
+"""ONNX Runtime reads it at import, also where a `model.py` imports it; the parent's own value goes before."""
 
 Show = Callable[[str, float | None], None]
 """Takes a stage of a child's work, and the share done, from 0 to 1, where it is known."""
@@ -74,6 +88,8 @@ def run_child(
     niceness: int = 0,
     reads: Sequence[Path] = (),
     writes: Sequence[Path] = (),
+    has_children: bool = False,
+    starts_none: bool = False,
     stop: threading.Event | None = None,
     show: Show | None = None,
 ) -> Ending[ResultT]:
@@ -81,8 +97,9 @@ def run_child(
 
     reads, writes: the folders and files that it may read, and those that it may change too; of the disk it sees only
     these and what every program needs, where the kernel has Landlock. memory_bytes: resident memory that it may take,
-    checked every tenth of a second; None where it limits itself. stop: set to end it early. show: gets its progress, on
-    this thread. Leaves no process. Raises OSError: no process can be made now.
+    checked every tenth of a second; None where it limits itself. has_children, starts_none: as of Confinement. stop:
+    set to end it early. show: gets its progress, on this thread. Leaves no process. Raises OSError: no process can be
+    made now.
     """
     limits = ChildLimits(limit_s, memory_bytes)
     with ChildOutput() as output:
@@ -92,6 +109,8 @@ def run_child(
             niceness=niceness,
             reads=reads,
             writes=writes,
+            has_children=has_children,
+            starts_none=starts_none,
             stdout=output.prints,
             reports=output.reports,
         )
@@ -153,6 +172,8 @@ def start_child(
     has_network: bool = False,
     reads: Sequence[Path] | None = None,
     writes: Sequence[Path] = (),
+    has_children: bool = False,
+    starts_none: bool = False,
     reports: int | None = None,
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
@@ -160,14 +181,21 @@ def start_child(
     """Start a child that calls `function(task, progress)`; `Child.end` must end it.
 
     stdout: the descriptor for its standard output and standard error; None for nowhere. niceness, has_network, reads,
-    writes: as of Confinement. One with network that sees only a part of the disk opens no Unix sockets. reports: the
-    descriptor that it writes its progress and result to, None for nowhere. environment: in place of what
-    `library_environment` gives. Raises OSError.
+    writes, has_children, starts_none: as of Confinement. One with network that sees only a part of the disk opens no
+    Unix sockets. reports: the descriptor that it writes its progress and result to, None for nowhere. environment: in
+    place of what `library_environment` gives. Raises OSError.
     """
     own = [] if reports is None else [reports]
     seen = None if reads is None else tuple(map(os.path.abspath, reads))
     confinement = Confinement(
-        os.getpid(), niceness, has_network, seen, tuple(map(os.path.abspath, writes)), has_unix=seen is None
+        os.getpid(),
+        niceness,
+        has_network,
+        seen,
+        tuple(map(os.path.abspath, writes)),
+        has_unix=seen is None,
+        has_children=has_children,
+        starts_none=starts_none,
     )
     with os.fdopen(os.memfd_create("task"), "w+b", buffering=0) as source:
         source.write(msgspec.json.encode(task))
@@ -196,7 +224,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def library_environment() -> dict[str, str]:
     """Return what libraries need of this process's environment: it may hold passphrases, and a model may be hostile."""
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    named = (*_PASSED_ON, *_NO_TELEMETRY)
+    return {**_NO_TELEMETRY, **{name: os.environ[name] for name in named if name in os.environ}}
 
 
 class Child:
@@ -223,9 +252,14 @@ class Child:
     def end(self) -> int:
         """Kill it with all that it started, and reap it; returns its exit status. Idempotent."""
         if self._process.returncode is None:
-            # Invariant: not reaped yet, so the group's number cannot belong to anybody else.
+            # Invariant: not reaped yet, so the numbers of its group and its session cannot belong to anybody else.
+            theirs = leaders_below(self.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+            if not end_followers({self.pid}, self.pid, _GONE_S) or not end_followers(
+                theirs, self.pid, _GONE_S, _LEAVE_S
+            ):
+                log.error("processes that a child started do not end", extra={"pid": self.pid})
             self._process.wait()
         return self._process.returncode
 
@@ -321,10 +355,12 @@ def _watch(
     deadline_s = time.monotonic() + limits.limit_s
     ended_for: Cause | None = None
     while child.is_alive() and ended_for is None:
-        if output.is_open:
-            output.read(_LOOK_S, show)
-        else:
-            stop.wait(_LOOK_S)
+        look_s = time.monotonic() + _LOOK_S
+        was_open, reads = output.is_open, 0
+        while output.is_open and reads < _READS_A_LOOK and output.read(max(look_s - time.monotonic(), 0.0), show):
+            reads += 1
+        if not was_open or reads == _READS_A_LOOK:
+            stop.wait(max(look_s - time.monotonic(), 0.0))
         if stop.is_set():
             ended_for = Cause.STOPPED
         elif time.monotonic() >= deadline_s:

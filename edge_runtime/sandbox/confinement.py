@@ -1,7 +1,7 @@
 """What a child process does to itself before any library sees a model.
 
-Owns: the confinement that every child has, and the filter of system calls. What it may reach of the disk is
-landlock.py's, how memory is bounded process_memory.py's, its time child.py's.
+Owns: the confinement that every child has, and the filter of system calls: it guards what Landlock does not. What it
+may reach of the disk is landlock.py's, how memory is bounded process_memory.py's, its time child.py's.
 """
 
 from __future__ import annotations
@@ -28,37 +28,128 @@ _SECCOMP_MODE_FILTER = 2
 """linux/prctl.h, linux/seccomp.h."""
 
 _CAPABILITY_VERSION_3 = 0x20080522
-_OTHERS_FILES = 1 << 1 | 1 << 3
-"""CAP_DAC_OVERRIDE, CAP_FOWNER; linux/capability.h."""
+_OTHERS_FILES = 1 << 1
+"""CAP_DAC_OVERRIDE; linux/capability.h. Not CAP_FOWNER: with it, root's child changes modes of everybody's files."""
 
 _FIRST_TO_GO = "1000"
 """oom_score_adj: when memory runs out, the kernel ends this process and not the one that serves."""
 
 
-class _Calls(NamedTuple):
-    """Numbers of system calls on one kind of machine, and its AUDIT_ARCH of linux/audit.h."""
+class _Call(NamedTuple):
+    """The number of a system call on each kind of machine; -1 where it has none."""
 
-    architecture: int
-    socket: int
-    connect: int
-    prlimit: int
+    x86_64: int
+    arm64: int
+    arm: int
 
 
-_ARM = _Calls(0x40000028, 281, 283, 369)
 _MACHINES = {
-    ("x86_64", 8): _Calls(0xC000003E, 41, 42, 302),
-    ("aarch64", 8): _Calls(0xC00000B7, 198, 203, 261),
-    ("aarch64", 4): _ARM,
-    ("armv8l", 4): _ARM,
-    ("armv7l", 4): _ARM,
+    ("x86_64", 8): (0xC000003E, 0),
+    ("aarch64", 8): (0xC00000B7, 1),
+    ("aarch64", 4): (0x40000028, 2),
+    ("armv8l", 4): (0x40000028, 2),
+    ("armv7l", 4): (0x40000028, 2),
 }
-"""Machine and bytes of a pointer -> its system calls."""
+"""Machine and bytes of a pointer -> its AUDIT_ARCH of linux/audit.h, and its place in a _Call."""
 
-_IO_URING_SETUP = 425
-"""On every machine. A ring makes and connects sockets without those system calls."""
+_SOCKET, _SOCKETPAIR, _CONNECT = _Call(41, 198, 281), _Call(53, 199, 288), _Call(42, 203, 283)
+_PRLIMIT, _IOCTL, _CLONE = _Call(302, 261, 369), _Call(16, 29, 54), _Call(56, 220, 120)
+_SETPRIORITY, _IOPRIO_SET = _Call(141, 140, 97), _Call(251, 30, 314)
+_CLONE3 = 435
+
+_RINGS = (425, 426, 427)
+"""io_uring_setup, _enter, _register, on every machine: a ring does its work without system calls."""
+
+_SET_AFFINITY = _Call(203, 122, 241)
+"""Of another thread it answers 0 and does nothing: pthread_setaffinity_np names threads, and ONNX Runtime in a
+`model.py` would log an error for each of its own."""
+
+_SCHEDULING = {
+    "sched_setscheduler": _Call(144, 119, 156),
+    "sched_setparam": _Call(142, 118, 154),
+    "sched_setattr": _Call(314, 274, 380),
+}
+"""Their first argument is a thread; 0 is the caller."""
+
+_GROUPS = {"setsid": _Call(112, 157, 66), "setpgid": _Call(109, 154, 57)}
+
+_STARTS = {
+    "fork": _Call(57, -1, 2),
+    "vfork": _Call(58, -1, 190),
+    "execve": _Call(59, 221, 11),
+    "execveat": _Call(322, 281, 387),
+}
+"""Beside clone, whose flags tell a thread from a process."""
+
+_REFUSED = {
+    "shmget": _Call(29, 194, 307), "shmat": _Call(30, 196, 305), "shmctl": _Call(31, 195, 308),
+    "semget": _Call(64, 190, 299), "semop": _Call(65, 193, 298), "semctl": _Call(66, 191, 300),
+    "semtimedop": _Call(220, 192, 312), "semtimedop_time64": _Call(-1, -1, 420),
+    "msgget": _Call(68, 186, 303), "msgsnd": _Call(69, 189, 301), "msgrcv": _Call(70, 188, 302),
+    "msgctl": _Call(71, 187, 304), "mq_open": _Call(240, 180, 274),
+    "add_key": _Call(248, 217, 309), "request_key": _Call(249, 218, 310), "keyctl": _Call(250, 219, 311),
+    "unshare": _Call(272, 97, 337), "setns": _Call(308, 268, 375), "bpf": _Call(321, 280, 386),
+    "perf_event_open": _Call(298, 241, 364), "userfaultfd": _Call(323, 282, 388),
+}  # fmt: skip
+"""System V's memory, semaphores and queues, and keys, outlive who made them and belong to all of a user's processes; a
+namespace gives privileges back. No library that runs models uses any of these."""
+
+_UNDONE = {
+    "chmod": _Call(90, -1, 15), "fchmod": _Call(91, 52, 94), "fchmodat": _Call(268, 53, 333),
+    "fchmodat2": _Call(452, 452, 452), "chown": _Call(92, -1, 182), "fchown": _Call(93, 55, 95),
+    "lchown": _Call(94, -1, 16), "fchownat": _Call(260, 54, 325), "chown32": _Call(-1, -1, 212),
+    "fchown32": _Call(-1, -1, 207), "lchown32": _Call(-1, -1, 198), "utime": _Call(132, -1, -1),
+    "utimes": _Call(235, -1, 269), "futimesat": _Call(261, -1, 326), "utimensat": _Call(280, 88, 348),
+    "utimensat_time64": _Call(-1, -1, 412), "setxattr": _Call(188, 5, 226), "lsetxattr": _Call(189, 6, 227),
+    "fsetxattr": _Call(190, 7, 228), "removexattr": _Call(197, 14, 235), "lremovexattr": _Call(198, 15, 236),
+    "fremovexattr": _Call(199, 16, 237), "setxattrat": _Call(463, 463, 463),
+    "removexattrat": _Call(466, 466, 466), "file_setattr": _Call(469, 469, 469),
+}  # fmt: skip
+"""Modes, owners, times and attributes of files, which no rule of Landlock guards. They answer 0 and do nothing:
+`shutil.copy` ends with one of them."""
+
+_SET_ATTRIBUTES = (0x40086602, 0x40046602, 0x401C5820)
+"""FS_IOC_SETFLAGS, of 64 and of 32 bits, and FS_IOC_FSSETXATTR; linux/fs.h."""
+
+_UNIX, _NETLINK = 1, 16
+_STREAM, _SEQPACKET, _KINDS = 1, 5, 0xF
+"""AF_, SOCK_; linux/socket.h, linux/net.h. A datagram socket of Unix reaches any other without `connect`, one of a
+pair too."""
+
+_USERS_PRIORITY = 2
+_USERS_IO_PRIORITY = 3
+"""PRIO_USER, IOPRIO_WHO_USER: all processes of a user."""
+
+_NAMESPACES, _THREAD = 0x7E020000, 0x10000
+"""CLONE_NEW*, CLONE_THREAD; linux/sched.h."""
 
 _X32 = 0x40000000
 """On x86_64 the same calls have a second number from here on, which no other machine uses."""
+
+_Instruction = tuple[int, int, int, int]
+"""Code, jump if true, jump if false, operand; linux/filter.h."""
+
+_LOAD, _AND = 0x20, 0x54  # BPF_LD|W|ABS, BPF_ALU|AND|K
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP|BPF_K and JEQ, JGE, JSET
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # in struct seccomp_data; of arguments the low words
+
+
+def _answer(error: int) -> _Instruction:
+    return (0x06, 0, 0, 0x00050000 | error)  # BPF_RET|K, SECCOMP_RET_ERRNO
+
+
+_ALLOW: _Instruction = (0x06, 0, 0, 0x7FFF0000)  # SECCOMP_RET_ALLOW
+_DENY, _NOT_PERMITTED, _NOTHING, _UNKNOWN = map(_answer, (errno.EACCES, errno.EPERM, 0, errno.ENOSYS))
+
+
+_NO_DATAGRAMS: list[_Instruction] = [
+    (_AND, 0, 0, _KINDS),
+    (_EQUAL, 2, 0, _STREAM),
+    (_EQUAL, 1, 0, _SEQPACKET),
+    _NOT_PERMITTED,
+    _ALLOW,
+]
+"""Once the kind of a socket is loaded."""
 
 
 class Confinement(Struct, frozen=True):
@@ -71,6 +162,9 @@ class Confinement(Struct, frozen=True):
     by then, and so the plain files that links in them lead to; () for anywhere, and no links. has_unix: whether a child
     with network may open Unix sockets too, which no rule of the disk guards: the daemon takes orders by them.
     memory_bytes: what its heap and stacks may take beyond what they have when it confines itself; None for no limit.
+    has_children: whether it makes confined processes of its own, each in a group of its own; then it is our code that
+    runs, and may change modes and times of files too. starts_none: whether it may start no process at all, threads only.
+    file_bytes: of each file that it writes.
     """
 
     parent: int
@@ -81,13 +175,17 @@ class Confinement(Struct, frozen=True):
     within: tuple[str, ...] = ()
     memory_bytes: int | None = None
     has_unix: bool = True
+    has_children: bool = False
+    starts_none: bool = False
+    file_bytes: int | None = None
 
     def apply(self) -> None:
         """Confine this process, and all that it starts, for good. Call before it has threads.
 
         It dies with its parent, gains no privileges, leaves no core dump, dies first where memory runs out, and can
-        neither signal nor look into the processes outside. Descriptors that are open stay usable. It may be called in
-        a child that was forked from a parent with libraries loaded. Raises OSError: the kernel refuses what it has.
+        neither signal nor look into the processes outside. What it starts stays in its process group, so that one
+        signal ends all of it. Descriptors that are open stay usable. It may be called in a child that was forked from
+        a parent with libraries loaded. Raises OSError: the kernel refuses what it has.
         """
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -102,68 +200,90 @@ class Confinement(Struct, frozen=True):
         _drop_capabilities(libc)
         if self.memory_bytes is not None:
             bound_data(self.memory_bytes)
+        if self.file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
         restrict(self.reads, self.writes, has_network=self.has_network, within=self.within)
-        _filter_calls(libc, has_network=self.has_network, has_unix=self.has_unix)
+        self._filter_calls(libc)
+
+    def _filter_calls(self, libc: ctypes.CDLL) -> None:
+        """Install the seccomp filter. Best effort: nothing changes on a kernel without filters, or another machine."""
+        machine = _MACHINES.get((platform.machine(), struct.calcsize("P")))
+        if machine is None:
+            return
+        program = self._program(*machine)
+        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        kept = ctypes.create_string_buffer(code, len(code))
+        header = struct.pack("HP", len(program), ctypes.addressof(kept))
+        libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0)
+
+    def _program(self, architecture: int, column: int) -> list[_Instruction]:
+        """Return the filter. Without network it refuses `connect`: with it a child could give orders to the daemon.
+
+        A jump counts the instructions that it leaves out; a rule's own instructions end with an answer on every way.
+        """
+        own = os.getpid()
+
+        def on(call: _Call | int, *answer: _Instruction) -> list[_Instruction]:
+            number = call if isinstance(call, int) else call[column]
+            return [(_EQUAL, 0, len(answer), number), *answer] if number >= 0 else []
+
+        def of_caller(at: int, otherwise: _Instruction = _NOT_PERMITTED) -> list[_Instruction]:
+            return [(_LOAD, 0, 0, at), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, own), _ALLOW, otherwise]
+
+        program: list[_Instruction] = [
+            (_LOAD, 0, 0, _ARCHITECTURE),
+            (_EQUAL, 1, 0, architecture),
+            _DENY,  # programs of a second architecture
+            (_LOAD, 0, 0, _NUMBER),
+            (_AT_LEAST, 0, 1, _X32),
+            _DENY,
+        ]
+        for ring in _RINGS:
+            program += on(ring, _DENY)
+        program += on(_PRLIMIT, (_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _DENY, _ALLOW)
+        if not self.has_network:
+            program += on(_CONNECT, _DENY)
+        program += on(_SOCKET, *self._sockets())
+        if self.has_children:
+            return [*program, _ALLOW]
+        program += on(_SOCKETPAIR, (_LOAD, 0, 0, _SECOND), *_NO_DATAGRAMS)
+        for call in (*_REFUSED.values(), *_GROUPS.values()):
+            program += on(call, _NOT_PERMITTED)
+        for call in _UNDONE.values():
+            program += on(call, _NOTHING)
+        program += on(_SET_AFFINITY, *of_caller(_FIRST, _NOTHING))
+        for call in _SCHEDULING.values():
+            program += on(call, *of_caller(_FIRST))
+        for call, users in ((_SETPRIORITY, _USERS_PRIORITY), (_IOPRIO_SET, _USERS_IO_PRIORITY)):
+            not_of_user = [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, users), _NOT_PERMITTED]
+            program += on(call, *not_of_user, *of_caller(_SECOND))
+        attributes = [each for value in _SET_ATTRIBUTES for each in ((_EQUAL, 0, 1, value), _NOT_PERMITTED)]
+        program += on(_IOCTL, (_LOAD, 0, 0, _SECOND), *attributes, _ALLOW)
+        program += on(_CLONE3, _UNKNOWN)  # its flags lie in memory; the C library then takes `clone`
+        no_process = [(_ANY_BIT, 1, 0, _THREAD), _NOT_PERMITTED] if self.starts_none else []
+        no_namespace = [(_ANY_BIT, 0, 1, _NAMESPACES), _NOT_PERMITTED]
+        program += on(_CLONE, (_LOAD, 0, 0, _FIRST), *no_namespace, *no_process, _ALLOW)
+        if self.starts_none:
+            for call in _STARTS.values():
+                program += on(call, _NOT_PERMITTED)
+        return [*program, _ALLOW]
+
+    def _sockets(self) -> list[_Instruction]:
+        """Answer `socket`: without network Unix ones and netlink, by which libraries list devices."""
+        of_unix: list[_Instruction] = [_DENY]
+        if self.has_children:
+            of_unix = [_ALLOW]
+        elif self.has_unix or not self.has_network:
+            of_unix = [(_LOAD, 0, 0, _SECOND), *_NO_DATAGRAMS]
+        others = [_ALLOW] if self.has_network else [(_EQUAL, 0, 1, _NETLINK), _ALLOW, _DENY]
+        return [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, len(of_unix), _UNIX), *of_unix, *others]
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Where the daemon is root: keep nothing of it but the access to files that belong to others."""
+    """Where the daemon is root: keep nothing of it but the opening of files that belong to others."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     held = ctypes.create_string_buffer(24)  # twice: effective, permitted, inheritable
     if libc.capget(header, held) == 0:
         low = struct.unpack_from("=I", held, 4)[0] & _OTHERS_FILES
         if any(held.raw):
             libc.capset(header, struct.pack("=6I", low, low, 0, 0, 0, 0))
-
-
-def _filter_calls(libc: ctypes.CDLL, *, has_network: bool, has_unix: bool) -> None:
-    """Install a seccomp filter. It refuses to change other processes' limits, which Landlock does not guard.
-
-    Without network it refuses `connect`, and `socket` but for Unix and netlink ones, by which libraries list devices;
-    with Unix sockets a child could else give orders to the daemon. Best effort: nothing changes on a kernel without
-    filters or a machine that is not in the table.
-    """
-    calls = _MACHINES.get((platform.machine(), struct.calcsize("P")))
-    if calls is None:
-        return
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
-    allow, deny = (answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | errno.EACCES)  # SECCOMP_RET_ALLOW, _ERRNO
-    # (code, jump if true, jump if false, operand); struct seccomp_data: nr at 0, arch at 4, args[0] at 16.
-    program = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, calls.architecture),
-        deny,  # programs of a second architecture
-        (load, 0, 0, 0),
-        (at_least, 0, 1, _X32),
-        deny,
-        (equal, 0, 1, _IO_URING_SETUP),
-        deny,
-        (equal, 0, 4, calls.prlimit),
-        (load, 0, 0, 16),
-        (equal, 0, 1, 0),  # of this process
-        allow,
-        deny,
-    ]
-    if not has_network:
-        program += [
-            (equal, 0, 1, calls.connect),
-            deny,
-            (equal, 0, 5, calls.socket),
-            (load, 0, 0, 16),
-            (equal, 2, 0, 1),  # AF_UNIX
-            (equal, 1, 0, 16),  # AF_NETLINK
-            deny,
-            allow,
-        ]
-    elif not has_unix:
-        program += [
-            (equal, 0, 3, calls.socket),
-            (load, 0, 0, 16),
-            (equal, 0, 1, 1),  # AF_UNIX
-            deny,
-        ]
-    program.append(allow)
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-    kept = ctypes.create_string_buffer(code, len(code))
-    header = struct.pack("HP", len(program), ctypes.addressof(kept))
-    libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0)

@@ -35,8 +35,8 @@ from edge_runtime.repository.durable import (
     sync_folder,
     write_atomically,
 )
-from edge_runtime.repository.folder_lock import lock_folder, remove_unless_locked
 from edge_runtime.repository.release_paths import is_file_name
+from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
 
 log = logging.getLogger(__name__)
 

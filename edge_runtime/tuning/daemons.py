@@ -201,7 +201,9 @@ def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemo
             config, zmq=ZmqSettings(endpoints=(endpoint,)), log=LogSettings(format="json"), watch=False
         )
         with log.open("wb") as output:
-            child = start_child(serve_candidate, config, stdout=output.fileno(), environment=os.environ)
+            child = start_child(
+                serve_candidate, config, stdout=output.fileno(), has_children=True, environment=os.environ
+            )
         client = Client(f"{endpoint}.control", control=f"{endpoint}.control")
         daemon = TrialDaemon(child, endpoint, client, log, model)
         try:

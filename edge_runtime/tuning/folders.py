@@ -9,20 +9,16 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.repository.folder import VersionFolder
-from edge_runtime.repository.folder_lock import lock_folder, remove_unless_locked
 from edge_runtime.repository.names import SETTINGS_FILE
+from edge_runtime.sandbox.folder_lock import lock_folder, remove_left_behind
 
 PREFIX = "edge-runtime-tune-"
-
-MIN_AGE_S = 60.0
-"""Least age of a temporary folder that is removed: a younger one may be made and not yet locked."""
 
 
 @contextmanager
@@ -58,7 +54,7 @@ def tune_folder(state: Path | None) -> Iterator[Path]:
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """An empty temporary folder with a path short enough for a socket's; removed afterwards. Raises OSError."""
-    _reclaim(Path(tempfile.gettempdir()))
+    remove_left_behind(Path(tempfile.gettempdir()), PREFIX)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
         lock = lock_folder(folder)
@@ -108,12 +104,3 @@ def _remove(root: Path) -> None:
     if root.is_symlink() or root.is_file():
         root.unlink(missing_ok=True)
     shutil.rmtree(root, ignore_errors=True)
-
-
-def _reclaim(parent: Path) -> None:
-    """Remove temporary folders that killed tunes of this user left."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            status = folder.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= MIN_AGE_S:
-                remove_unless_locked(folder)

@@ -119,6 +119,7 @@ class WayTrials:
             limit_s=limit_s,
             reads=[Path(task.artifact).parent, *task.samples(), *([Path(task.inputs)] if task.inputs else [])],
             writes=[Path(task.outputs).parent] if task.outputs else [],
+            starts_none=True,
         )
         return ending.result or WayFinding(fault=ending.reason)
 

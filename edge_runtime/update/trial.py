@@ -260,7 +260,15 @@ def _try(
     staged.golden_tensors()
     try:
         ending = run_child(
-            child, task, limit_s=limits.limit_s, niceness=NICENESS, reads=reads, writes=writes, stop=stop
+            child,
+            task,
+            limit_s=limits.limit_s,
+            niceness=NICENESS,
+            reads=reads,
+            writes=writes,
+            has_children=bool(staged.folder.owned),  # a pipeline's models run in hosts there
+            starts_none=not staged.folder.owned,
+            stop=stop,
         )
     except OSError as error:
         return TrialReport(Outcome.HINDERED, f"no process can be made to try it in: {error.strerror}")

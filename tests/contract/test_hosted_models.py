@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
+from edge_runtime import Client
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotReady
+from tests.fakes.daemon_process import DaemonProcess
+from tests.fakes.marked_processes import wait_for_marked
 from tests.models import harmful_models, onnx_models, python_models
 
 WAIT_S = 60.0
@@ -142,3 +147,38 @@ def test_code_is_never_run_inside_the_daemon(tmp_path: Path) -> None:
     (tmp_path / "models" / "m" / "model.toml").write_text("")
     with serving(tmp_path, python_models=True, isolation="never") as runtime:
         assert entry(runtime)["host"]["pid"] > 0
+
+
+def test_a_daemon_ends_whatever_its_hosts_do(tmp_path: Path) -> None:
+    """One is stopped, one prints without end, one starts what prints on, one hangs in a run, one in its load."""
+    mark = f"mark-{uuid.uuid4()}"
+    flood = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'y\\n' * 32768)", mark]
+    start = f"subprocess.Popen({flood!r})"
+    models = {
+        "stopped": ("", ""),
+        "chatty": ("", f"import threading; threading.Thread(target=lambda: subprocess.run({flood!r})).start()"),
+        "starting": (f"{start}\nif value == 13: os.kill(os.getpid(), signal.SIGKILL)", ""),
+        "hanging": ("if value == 13: signal.pause()", ""),
+        "loading": ("", "import os\nif os.path.exists(__file__ + '.slow'): signal.pause()"),
+    }
+    for name, (body, preamble) in models.items():
+        python_models.on_first_value(tmp_path / "models" / name / "1", body, preamble=preamble)
+        (tmp_path / "models" / name / "model.toml").write_text("batch = false\n[limits]\nrun_limit_ms = 600_000\n")
+    config = "python_models = true\ncalibrate = false\ndrain_s = 2.0\n"
+    with DaemonProcess(tmp_path, config=config) as daemon, Client(daemon.endpoint) as client:
+        daemon.wait_ready()
+        thirteen = {"x": np.array([[13]], np.float32)}
+        for _ in range(2):  # its host dies, and what it started prints on
+            with pytest.raises(EdgeRuntimeError):
+                client.infer("starting", thirteen, timeout_ms=60_000)
+        client.submit("hanging", thirteen)
+        listed = {each["name"]: each["host"]["pid"] for each in client.models() if each["host"]}
+        psutil.Process(listed["stopped"]).suspend()
+        (tmp_path / "models" / "loading" / "1" / "model.py.slow").touch()
+        os.kill(listed["loading"], signal.SIGKILL)
+        assert daemon.stop() == 0
+        assert any("are left out" in message for message in daemon.messages())
+    assert wait_for_marked(mark, 0) == []
+    assert {name for name, pid in listed.items() if psutil.pid_exists(pid)} == set()
+    log = (tmp_path / "log").stat().st_size
+    assert log < 4 << 20, "a model may log so much a second"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
+import platform
 import resource
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -76,7 +81,7 @@ def misbehave(task: Work, _: ShowProgress) -> Sum:
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[held])
         case "flood":
             endless = "import os\nwhile True: os.write(1, b'x' * 65536)"
-            subprocess.Popen([sys.executable, "-c", endless], start_new_session=True)
+            subprocess.Popen([sys.executable, "-c", endless, task.place], start_new_session=True)
             time.sleep(float(task.amount))
         case "large":
             raise LoadFailed("x" * (4 << 20))
@@ -202,6 +207,69 @@ def _try(name: str, place: str) -> None:
             resource.prlimit(int(place), resource.RLIMIT_CPU, (1, 1))
         case "take":
             bytearray(int(place))
+        case "session":
+            os.setsid()
+        case "group":
+            os.setpgid(0, 0)
+        case "mode":
+            path.chmod(0)
+        case "modes":
+            _checked(ctypes.CDLL(None, use_errno=True).syscall(452, -100, place.encode(), 0, 0))  # fchmodat2
+        case "owner":
+            os.chown(path, 1, 1)
+        case "link_owner":
+            os.lchown(path, 1, 1)
+        case "times":
+            os.utime(path, (1, 1))
+        case "attribute":
+            os.setxattr(path, "user.edge", b"1")
+        case "flags":
+            with path.open("rb") as file:
+                fcntl.ioctl(file, 0x40086602, struct.pack("l", 0x80))  # FS_IOC_SETFLAGS, FS_NOATIME_FL
+        case "copy":
+            shutil.copy2(path, path.with_name("copy"))
+        case "nice":
+            os.setpriority(os.PRIO_PROCESS, int(place), 5)
+        case "nice_user":
+            os.setpriority(os.PRIO_USER, 0, 5)
+        case "affinity":
+            os.sched_setaffinity(int(place), {min(os.sched_getaffinity(0))})
+        case "policy":
+            os.sched_setscheduler(int(place), os.SCHED_BATCH, os.sched_param(0))
+        case "io_priority":
+            number = {"x86_64": 251, "aarch64": 30}[platform.machine()]
+            _checked(ctypes.CDLL(None, use_errno=True).syscall(number, 1, int(place), 3 << 13))  # the idle class
+        case "datagram":
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mail:
+                mail.sendto(b"x", place)
+        case "datagram_of_pair":
+            for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
+                each.close()
+        case "pair":
+            for each in socket.socketpair():
+                each.close()
+        case "shared_memory":
+            _checked(ctypes.CDLL(None, use_errno=True).shmget(0, 4096, 0o1600))
+        case "semaphores":
+            _checked(ctypes.CDLL(None, use_errno=True).semget(0, 1, 0o1600))
+        case "messages":
+            _checked(ctypes.CDLL(None, use_errno=True).msgget(0, 0o1600))
+        case "ring":
+            _checked(ctypes.CDLL(None, use_errno=True).syscall(425, 8, ctypes.create_string_buffer(120)))
+        case "namespace":
+            _checked(ctypes.CDLL(None, use_errno=True).unshare(0x10000000))  # CLONE_NEWUSER
+        case "second_numbers":
+            _checked(ctypes.CDLL(None, use_errno=True).syscall(0x40000000 + 39))  # getpid of x32
+        case "process":
+            subprocess.run(["/bin/true"], check=True)
+        case "fork":
+            if (pid := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        case "thread":
+            thread = threading.Thread(target=lambda: None)
+            thread.start()
+            thread.join()
         case "unlimit":
             resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         case _:

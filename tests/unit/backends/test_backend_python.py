@@ -8,7 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +25,8 @@ from edge_runtime.backends.python_backend import PythonBackend
 from edge_runtime.errors import BackendUnavailable, HostEnded, LoadFailed, RunFailed, RunTooLong
 from edge_runtime.sandbox.landlock import landlock_version
 from edge_runtime.telemetry.logs import TRACEBACK
-from tests.models import python_models
+from tests.fakes.marked_processes import marked, wait_for_marked
+from tests.models import onnx_models, python_models
 
 Load = Callable[..., HostInstance]
 
@@ -151,10 +155,91 @@ def test_closing_ends_what_the_model_started_too(tmp_path: Path, load: Load) -> 
     assert [child for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_the_host_dies_when_the_daemon_is_killed(tmp_path: Path) -> None:
-    artifact = python_models.on_first_value(tmp_path, "signal.pause()")
+LEAVING = """
+import subprocess, sys
+MARK = {mark!r}
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()", MARK]
+LEAVE = "import os, subprocess, sys, signal\\n" + (
+    "for leave in (os.setsid, lambda: os.setpgid(0, 0)):\\n try: leave()\\n except OSError: pass\\n"
+    "if os.fork(): os._exit(0)\\n"
+    "signal.pause()"
+)
+def start():
+    subprocess.run([sys.executable, "-c", LEAVE, MARK])  # its parent ends at once: an orphan
+    subprocess.Popen(SLEEP)
+"""
+"""Starts two processes that do not end: one has lost its parent and tried to leave its session and group."""
+
+
+def leaving(folder: Path) -> tuple[Path, str]:
+    """A model that starts them at each run, and the mark that they carry."""
+    mark = f"mark-{uuid.uuid4()}"
+    return python_models.on_first_value(folder, f"start()\n{CRASH}", preamble=LEAVING.format(mark=mark)), mark
+
+
+@pytest.mark.parametrize("end", ["closed", "crashed", "killed"])
+def test_nothing_that_a_model_started_outlives_its_host(tmp_path: Path, load: Load, end: str) -> None:
+    artifact, mark = leaving(tmp_path)
+    instance = load(artifact)
+    instance.run(value(1))
+    assert len(wait_for_marked(mark, 2)) == 2
+    before = hosted(instance)
+    match end:
+        case "closed":
+            instance.close()
+        case "crashed":
+            with pytest.raises(HostEnded):
+                instance.run(value(13))
+        case "killed":
+            before.kill()
+            before.wait(60)
+            while instance.host.restarts == 0:
+                instance.restore()
+    assert marked(mark) == [], "they are gone when the host's end is told"
+
+
+def test_what_one_model_started_lives_on_when_the_host_of_another_ends(tmp_path: Path, load: Load) -> None:
+    artifact, mark = leaving(tmp_path / "one")
+    other, other_mark = leaving(tmp_path / "other")
+    instance, ending = load(artifact), load(other)
+    assert hosted(instance).ppid() == hosted(ending).ppid()
+    for each in (instance, ending):
+        each.run(value(1))
+    assert (len(wait_for_marked(mark, 2)), len(wait_for_marked(other_mark, 2))) == (2, 2)
+    ending.close()
+    assert (len(marked(mark)), marked(other_mark)) == (2, [])
+
+
+def test_nothing_that_a_model_started_outlives_the_process_that_prepares_hosts(tmp_path: Path, load: Load) -> None:
+    artifact, mark = leaving(tmp_path)
+    instance = load(artifact)
+    instance.run(value(1))
+    assert len(wait_for_marked(mark, 2)) == 2
+    host = hosted(instance)
+    psutil.Process(host.ppid()).kill()
+    host.wait(60)
+    while instance.host.restarts == 0:
+        instance.restore()
+    assert marked(mark) == []
+
+
+def test_a_model_that_forks_without_end_is_ended_with_all_of_them(tmp_path: Path, load: Load) -> None:
+    mark = f"mark-{uuid.uuid4()}"
+    bomb = "import os, time\nfor _ in range(8):\n os.fork()\ntime.sleep(600)"
+    body = f"subprocess.Popen([sys.executable, '-c', {bomb!r}, {mark!r}])"
+    instance = load(python_models.on_first_value(tmp_path, body))
+    instance.run(value(1))
+    while instance.host.restarts == 0:
+        instance.restore()
+    assert "more than 64 processes" in instance.host.last_end
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_hosts_and_what_they_started_die_when_the_daemon_is_killed(tmp_path: Path, stopped: bool) -> None:
+    artifact, mark = leaving(tmp_path / "m" / "1")
     program = """
-import os, signal, sys, threading
+import signal, sys
 from pathlib import Path
 import numpy as np
 from edge_runtime.backends.base import LoadOptions
@@ -163,18 +248,29 @@ from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.python_backend import PythonBackend
 backend = HostedBackend(PythonBackend(allow=True), Hosts(), allow_python=True)
 instance = backend.load(Path(sys.argv[1]), LoadOptions())
-threading.Thread(target=instance.run, args=({"x": np.zeros((1, 1), np.float32)},), daemon=True).start()
-print("loaded", flush=True)
+instance.run({"x": np.zeros((1, 1), np.float32)})
+print(instance.host.pid, flush=True)
 signal.pause()
 """
-    with subprocess.Popen([sys.executable, "-c", program, str(artifact)], stdout=subprocess.PIPE) as daemon:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(artifact)], stdout=subprocess.PIPE, env=environment
+    ) as daemon:
         assert daemon.stdout is not None
-        assert daemon.stdout.readline() == b"loaded\n"
-        found = psutil.Process(daemon.pid).children(recursive=True)
-        assert len(found) == 2, "the process that prepares hosts, and the host"
+        host = psutil.Process(int(daemon.stdout.readline()))
+        found = [host, psutil.Process(host.ppid())]
+        assert len(wait_for_marked(mark, 2)) == 2
+        assert len(list(folder.glob("*/*"))) == 1, "the host's temporary folder"
+        if stopped:
+            for each in found:
+                each.suspend()
         daemon.send_signal(signal.SIGKILL)
     gone, alive = psutil.wait_procs(found, timeout=60)
     assert (len(gone), alive) == (2, [])
+    assert wait_for_marked(mark, 0) == []
+    assert list(folder.glob("*/*")) == []
 
 
 def test_what_the_model_prints_goes_to_the_log(tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture) -> None:
@@ -291,6 +387,62 @@ import numpy as np
         instance = load(python_models.write(own, [("x", "INT64", [-1])], [("y", "INT64", [-1, 9])], body))
         assert instance.run({"x": np.array([1])})[0].tolist() == [[0] * 9]
     assert (other / "secret").exists()
+
+
+def test_a_model_starts_other_libraries_and_copies_files_and_has_a_temporary_folder(
+    tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("onnxruntime") is None:
+        pytest.skip("no onnxruntime")
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("EDGE_PASSPHRASE", "secret")
+    monkeypatch.setenv("MODEL_COLOUR", "green")
+    onnx_models.mlp(tmp_path)
+    body = """
+import os, shutil, tempfile
+import onnxruntime
+def load(folder):
+    assert (os.environ.get("EDGE_PASSPHRASE"), os.environ.get("MODEL_COLOUR")) == (None, "green")
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    copy = shutil.copytree(folder, os.path.join(tempfile.mkdtemp(), "copy"))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x")
+    return onnxruntime.InferenceSession(os.path.join(copy, "model.onnx"))
+def infer(model, inputs):
+    return {"y": model.run(None, inputs)[0]}
+"""
+    instance = load(python_models.write(tmp_path, [("x", "FP32", [-1, 16])], [("y", "FP32", [-1, 4])], body))
+    assert instance.run({"x": np.ones((3, 16), np.float32)})[0].shape == (3, 4)
+    instance.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("edge_runtime.backends")] == []
+
+
+def test_a_temporary_folder_that_grows_ends_its_host_and_goes_with_it(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+place = pathlib.Path(tempfile.gettempdir())
+(place / str(value)).mkdir(mode=0)
+if value == 13:
+    for name in "abc":
+        with (place / name).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 100 << 20)
+    signal.pause()
+if value == 14:
+    os.posix_fallocate(os.open(place / "large", os.O_CREAT | os.O_WRONLY), 0, 300 << 20)
+"""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    instance = load(python_models.on_first_value(tmp_path / "m", body, preamble="import pathlib, tempfile"))
+    with pytest.raises(RunFailed, match="File too large"):
+        instance.run(value(14))
+    with pytest.raises(HostEnded, match="its temporary folder held more than 268435456 bytes"):
+        instance.run(value(13))
+    instance.run(value(1))
+    assert [entry.name for entry in next(folder.iterdir()).glob("*/*")] == ["1"]
+    instance.close()
+    assert list(folder.glob("*/*")) == []
 
 
 def test_a_device_is_the_models_own_business(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from edge_runtime.sandbox.child import run_child, start_child
 from edge_runtime.sandbox.ending import Cause, judge_ending
 from tests.conftest import children_now
+from tests.fakes.marked_processes import marked
 from tests.fakes.sandboxed_work import WAYS_TO_FAIL, Sum, Work, add, count_lines, describe, misbehave
 
 LIMIT_S = 60.0
@@ -57,7 +59,10 @@ def test_what_a_library_prints_is_no_report_and_costs_no_memory() -> None:
 def test_an_endless_stream_from_a_process_that_left_the_group_is_cut_off(
     rests_s: int, limit_s: float, cause: Cause
 ) -> None:
-    assert run_child(misbehave, Work("flood", amount=rests_s), limit_s=limit_s).cause is cause
+    mark = f"mark-{uuid.uuid4()}"
+    flood = Work("flood", mark, amount=rests_s)
+    assert run_child(misbehave, flood, limit_s=limit_s, has_children=True).cause is cause
+    assert marked(mark) == []
 
 
 def test_an_error_of_any_length_is_cut() -> None:

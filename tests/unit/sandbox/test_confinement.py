@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,10 +23,12 @@ NEEDED = 6
 pytestmark = pytest.mark.skipif(landlock_version() < NEEDED, reason=f"the kernel's Landlock is below {NEEDED}")
 
 
-def tried(*steps: tuple[str, object], reads: tuple[Path, ...] = (), writes: tuple[Path, ...] = ()) -> list[str]:
+def tried(
+    *steps: tuple[str, object], reads: tuple[Path, ...] = (), writes: tuple[Path, ...] = (), starts_none: bool = False
+) -> list[str]:
     """What came of each step in a child: "" where it could be done, else the error's name."""
     task = Attempt([(name, str(place)) for name, place in steps])
-    ending = run_child(attempt, task, limit_s=LIMIT_S, reads=reads, writes=writes)
+    ending = run_child(attempt, task, limit_s=LIMIT_S, reads=reads, writes=writes, starts_none=starts_none)
     assert ending.result is not None, ending.reason
     return ending.result
 
@@ -126,6 +129,64 @@ def test_a_child_neither_signals_nor_reads_nor_limits_the_process_that_made_it()
     own = str(os.getpid())
     steps = [("kill", own), ("memory", own), ("trace", own), ("limit", own), ("environment", own)]
     assert tried(*steps) == ["EPERM", "EACCES", "EPERM", "EACCES", "EACCES"]
+
+
+def test_modes_owners_times_and_attributes_of_files_stay_as_they_are(models: Path) -> None:
+    own = models / "own"
+    weights = own / "weights"
+
+    def facts() -> list[tuple[int, ...]]:
+        found = [path.stat() for path in (own, weights, models / "other")]
+        return [(each.st_mode, each.st_uid, each.st_gid, each.st_mtime_ns, each.st_ctime_ns) for each in found]
+
+    before = facts()
+    names = ("mode", "modes", "owner", "link_owner", "times", "attribute")
+    steps = [(name, place) for name in names for place in (own, weights, models / "other")]
+    assert tried(*steps, ("flags", weights), reads=(own,)) == [""] * len(steps) + ["EPERM"]
+    assert facts() == before
+    assert os.listxattr(weights) == []
+
+
+def test_a_child_copies_files_with_the_times_and_modes_of_libraries(models: Path) -> None:
+    own = models / "own"
+    assert tried(("copy", own / "weights"), writes=(own,)) == [""]
+    assert (own / "copy").read_bytes() == b"w"
+
+
+def test_a_child_sets_priorities_and_cores_of_nobody_else() -> None:
+    me = os.getpid()
+    names = ("nice", "affinity", "policy", "io_priority")
+
+    def facts() -> tuple[object, ...]:
+        return os.getpriority(os.PRIO_PROCESS, me), os.sched_getscheduler(me), os.sched_getaffinity(me)
+
+    before = facts()
+    # That of cores answers 0, and does nothing: libraries' threads are placed so.
+    assert tried(*((name, me) for name in names), ("nice_user", "")) == ["EPERM", "", "EPERM", "EPERM", "EPERM"]
+    assert facts() == before
+    assert tried(*((name, 0) for name in names)) == [""] * 4
+
+
+def test_a_child_sends_no_datagram_to_a_unix_socket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mail:
+        mail.bind(str(tmp_path / "s"))
+        mail.setblocking(False)
+        steps = [("datagram", tmp_path / "s"), ("datagram_of_pair", tmp_path / "s"), ("pair", "")]
+        assert tried(*steps, writes=(tmp_path,)) == ["EPERM", "EPERM", ""]
+        with pytest.raises(BlockingIOError):
+            mail.recv(1)
+
+
+def test_a_child_makes_nothing_that_outlives_it_and_leaves_neither_its_group_nor_the_filter() -> None:
+    names = ["session", "group", "shared_memory", "semaphores", "messages", "namespace", "ring"]
+    names += ["second_numbers"] if platform.machine() == "x86_64" else []
+    assert tried(*((name, "") for name in names)) == ["EPERM"] * 6 + ["EACCES"] * (len(names) - 6)
+
+
+def test_a_child_starts_processes_unless_it_may_start_none_and_threads_always() -> None:
+    steps = [("process", ""), ("fork", ""), ("thread", "")]
+    assert tried(*steps) == [""] * 3
+    assert tried(*steps, starts_none=True) == ["EPERM", "EPERM", ""]
 
 
 def test_a_process_forked_from_a_prepared_parent_confines_itself_and_gets_memory_of_its_own(

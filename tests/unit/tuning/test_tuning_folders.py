@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.tuning.folders import MIN_AGE_S, PREFIX, temporary_folder, tune_folder
+from edge_runtime.sandbox.folder_lock import MIN_AGE_S
+from edge_runtime.tuning.folders import PREFIX, temporary_folder, tune_folder
 
 
 @pytest.fixture(autouse=True)

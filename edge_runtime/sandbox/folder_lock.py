@@ -1,6 +1,7 @@
 """A lock on a folder of temporary files, which tells a folder in use from one that a killed process left behind.
 
-Owns: the lock on the folder itself; the kernel drops it when its process ends. Thread: any.
+Owns: the lock on the folder itself, which the kernel drops when its process ends, and the removal of what was left
+behind. Thread: any.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
+
+MIN_AGE_S = 60.0
+"""A folder younger than this may not be locked yet by who makes it."""
 
 
 def lock_folder(folder: Path) -> int:
@@ -32,6 +37,18 @@ def remove_unless_locked(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+
+def remove_left_behind(parent: Path, prefix: str, min_age_s: float = MIN_AGE_S) -> None:
+    """Remove this user's folders with a prefix that no living process has locked.
+
+    min_age_s: 0 where each is locked before it gets its name.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= min_age_s:
+                remove_unless_locked(folder)
 
 
 def _opened(folder: Path) -> int:
