@@ -52,6 +52,9 @@ _MACHINES = {
 }
 """Machine and bytes of a pointer -> its AUDIT_ARCH of linux/audit.h, and its place in a _Call."""
 
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
+"""In struct seccomp_data; of arguments the low words, 4 bytes before the high ones. linux/seccomp.h."""
+
 _SOCKET, _SOCKETPAIR, _CONNECT = _Call(41, 198, 281), _Call(53, 199, 288), _Call(42, 203, 283)
 _PRLIMIT, _IOCTL, _CLONE = _Call(302, 261, 369), _Call(16, 29, 54), _Call(56, 220, 120)
 _SETPRIORITY, _IOPRIO_SET = _Call(141, 140, 97), _Call(251, 30, 314)
@@ -60,16 +63,14 @@ _CLONE3 = 435
 _RINGS = (425, 426, 427)
 """io_uring_setup, _enter, _register, on every machine: a ring does its work without system calls."""
 
-_SET_AFFINITY = _Call(203, 122, 241)
-"""Of another thread it answers 0 and does nothing: pthread_setaffinity_np names threads, and ONNX Runtime in a
-`model.py` would log an error for each of its own."""
-
 _SCHEDULING = {
+    "sched_setaffinity": _Call(203, 122, 241),
     "sched_setscheduler": _Call(144, 119, 156),
     "sched_setparam": _Call(142, 118, 154),
     "sched_setattr": _Call(314, 274, 380),
 }
-"""Their first argument is a thread; 0 is the caller."""
+"""Their first argument is a thread; 0 is the caller. Of any other they answer 0 and do nothing: the C library names
+threads so, ONNX Runtime in a `model.py` would log an error for each of its own, and ZeroMQ would abort."""
 
 _GROUPS = {"setsid": _Call(112, 157, 66), "setpgid": _Call(109, 154, 57)}
 
@@ -98,15 +99,24 @@ _UNDONE = {
     "chmod": _Call(90, -1, 15), "fchmod": _Call(91, 52, 94), "fchmodat": _Call(268, 53, 333),
     "fchmodat2": _Call(452, 452, 452), "chown": _Call(92, -1, 182), "fchown": _Call(93, 55, 95),
     "lchown": _Call(94, -1, 16), "fchownat": _Call(260, 54, 325), "chown32": _Call(-1, -1, 212),
-    "fchown32": _Call(-1, -1, 207), "lchown32": _Call(-1, -1, 198), "utime": _Call(132, -1, -1),
-    "utimes": _Call(235, -1, 269), "futimesat": _Call(261, -1, 326), "utimensat": _Call(280, 88, 348),
-    "utimensat_time64": _Call(-1, -1, 412), "setxattr": _Call(188, 5, 226), "lsetxattr": _Call(189, 6, 227),
+    "fchown32": _Call(-1, -1, 207), "lchown32": _Call(-1, -1, 198),
+    "setxattr": _Call(188, 5, 226), "lsetxattr": _Call(189, 6, 227),
     "fsetxattr": _Call(190, 7, 228), "removexattr": _Call(197, 14, 235), "lremovexattr": _Call(198, 15, 236),
     "fremovexattr": _Call(199, 16, 237), "setxattrat": _Call(463, 463, 463),
     "removexattrat": _Call(466, 466, 466), "file_setattr": _Call(469, 469, 469),
 }  # fmt: skip
-"""Modes, owners, times and attributes of files, which no rule of Landlock guards. They answer 0 and do nothing:
-`shutil.copy` ends with one of them."""
+"""Modes, owners and attributes of files, which no rule of Landlock guards. They answer 0 and do nothing: `shutil.copy`
+ends with one of them."""
+
+_TIMES = {
+    "utime": (_Call(132, -1, -1), _SECOND),
+    "utimes": (_Call(235, -1, 269), _SECOND),
+    "futimesat": (_Call(261, -1, 326), _THIRD),
+    "utimensat": (_Call(280, 88, 348), _THIRD),
+    "utimensat_time64": (_Call(-1, -1, 412), _THIRD),
+}
+"""Times of files, and which argument has them. Those to which times are given do nothing too. Those that set the time
+of now fail where they name a file: `Path.touch` takes an answer of 0 for a file that is there, and makes none."""
 
 _SET_ATTRIBUTES = (0x40086602, 0x40046602, 0x401C5820)
 """FS_IOC_SETFLAGS, of 64 and of 32 bits, and FS_IOC_FSSETXATTR; linux/fs.h."""
@@ -131,7 +141,6 @@ _Instruction = tuple[int, int, int, int]
 
 _LOAD, _AND = 0x20, 0x54  # BPF_LD|W|ABS, BPF_ALU|AND|K
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP|BPF_K and JEQ, JGE, JSET
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # in struct seccomp_data; of arguments the low words
 
 
 def _answer(error: int) -> _Instruction:
@@ -150,6 +159,13 @@ _NO_DATAGRAMS: list[_Instruction] = [
     _ALLOW,
 ]
 """Once the kind of a socket is loaded."""
+
+
+def _of_now(times: int) -> list[_Instruction]:
+    """Refuse the time of now for a path: no times, in the argument at `times`, and a path in the one before."""
+    no_times = [(_LOAD, 0, 0, times), (_EQUAL, 0, 6, 0), (_LOAD, 0, 0, times + 4), (_EQUAL, 0, 4, 0)]
+    no_path = [(_LOAD, 0, 0, times - 8), (_EQUAL, 0, 3, 0), (_LOAD, 0, 0, times - 4), (_EQUAL, 0, 1, 0)]
+    return [*no_times, *no_path, _NOTHING, _NOT_PERMITTED]
 
 
 class Confinement(Struct, frozen=True):
@@ -227,7 +243,7 @@ class Confinement(Struct, frozen=True):
             number = call if isinstance(call, int) else call[column]
             return [(_EQUAL, 0, len(answer), number), *answer] if number >= 0 else []
 
-        def of_caller(at: int, otherwise: _Instruction = _NOT_PERMITTED) -> list[_Instruction]:
+        def of_caller(at: int, otherwise: _Instruction) -> list[_Instruction]:
             return [(_LOAD, 0, 0, at), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, own), _ALLOW, otherwise]
 
         program: list[_Instruction] = [
@@ -251,12 +267,13 @@ class Confinement(Struct, frozen=True):
             program += on(call, _NOT_PERMITTED)
         for call in _UNDONE.values():
             program += on(call, _NOTHING)
-        program += on(_SET_AFFINITY, *of_caller(_FIRST, _NOTHING))
+        for call, times in _TIMES.values():
+            program += on(call, *_of_now(times))
         for call in _SCHEDULING.values():
-            program += on(call, *of_caller(_FIRST))
+            program += on(call, *of_caller(_FIRST, _NOTHING))
         for call, users in ((_SETPRIORITY, _USERS_PRIORITY), (_IOPRIO_SET, _USERS_IO_PRIORITY)):
             not_of_user = [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, users), _NOT_PERMITTED]
-            program += on(call, *not_of_user, *of_caller(_SECOND))
+            program += on(call, *not_of_user, *of_caller(_SECOND, _NOT_PERMITTED))
         attributes = [each for value in _SET_ATTRIBUTES for each in ((_EQUAL, 0, 1, value), _NOT_PERMITTED)]
         program += on(_IOCTL, (_LOAD, 0, 0, _SECOND), *attributes, _ALLOW)
         program += on(_CLONE3, _UNKNOWN)  # its flags lie in memory; the C library then takes `clone`
