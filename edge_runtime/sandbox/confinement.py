@@ -179,7 +179,7 @@ class Confinement(Struct, frozen=True):
     with network may open Unix sockets too, which no rule of the disk guards: the daemon takes orders by them.
     memory_bytes: what its heap and stacks may take beyond what they have when it confines itself; None for no limit.
     has_children: whether it makes confined processes of its own, each in a group of its own; then it is our code that
-    runs, and may change modes and times of files too. starts_none: whether it may start no process at all, threads only.
+    runs, and may change modes and times of files too. starts_none: whether it may start threads only, no process.
     file_bytes: of each file that it writes.
     """
 
