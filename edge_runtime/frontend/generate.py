@@ -16,7 +16,7 @@ from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, datatype, element_count
 from edge_runtime.wire import oip
-from edge_runtime.wire.codec import short, typed
+from edge_runtime.wire.codec import short
 
 
 def generate_fields(servable: Servable, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,11 +25,10 @@ def generate_fields(servable: Servable, body: Mapping[str, Any]) -> dict[str, An
     Raises DecodeFailed, TensorMismatch.
     """
     specs = {spec.name: spec for spec in servable.spec.inputs}
-    missing = [name for name, spec in specs.items() if name not in body and not spec.is_optional]
-    if missing:
-        raise TensorMismatch(f"generate: input {short(missing[0])} is missing; the model takes {', '.join(specs)}")
     others = {key: value for key, value in body.items() if key not in specs}
-    fields: dict[str, Any] = {"parameters": {**typed(others, "parameters", dict, {}), **others}}
+    if not isinstance(others.get("parameters", {}), dict):
+        raise DecodeFailed(f"Expected JSON object for keyword: 'parameters'; got {short(others['parameters'])}")
+    fields: dict[str, Any] = {"parameters": {**others.get("parameters", {}), **others}}
     fields["parameters"].pop("parameters", None)
     if "id" in fields["parameters"]:
         fields["id"] = fields["parameters"].pop("id")
@@ -99,8 +98,9 @@ def raw_fields(servable: Servable, nbytes: int) -> dict[str, Any]:
 
 def _input(spec: TensorSpec, value: Any, *, batches: bool) -> dict[str, Any]:
     if isinstance(value, dict) or value is None:
+        why = "attempt to access JSON non-string as string: " if spec.datatype == "BYTES" else ""
         raise DecodeFailed(
-            f"generate: {short(spec.name)}: got {type(value).__name__}, wanted a value or a list of them"
+            f"generate: {short(spec.name)}: {why}got {type(value).__name__}, wanted a value or a list of them"
         )
     data = value if isinstance(value, list) else [value]
     shape = list(spec.shape)

@@ -97,7 +97,11 @@ class NamedRegions:
                 raise RegionExists(f"shared memory region '{name}' already in manager")
 
     def unregister(self, name: str | None) -> None:
-        """Forget one region, or all; one in use is closed later. An unknown name is no error, as with Triton."""
+        """Forget one region, or all; one in use is closed later. An unknown name is no error, as with Triton.
+
+        Raises Unsupported (not allowed).
+        """
+        self._check_allowed()
         with self._lock:
             if name:
                 self._regions.pop(name, None)
@@ -189,7 +193,7 @@ def _open(region: str, key: str) -> int:
         nbytes = 0
     is_name = 0 < nbytes <= MAX_KEY_BYTES and "/" not in name and "\0" not in name and name not in {".", ".."}
     what = f"cannot register shared memory region {short(region)}"
-    if prefix := next((each for each in REFUSED_KEYS if name.startswith(each)), ""):
+    if prefix := next((each for each in REFUSED_KEYS if name.lstrip("/").startswith(each)), ""):
         raise DecodeFailed(
             f"{what} with key {short(key)} as the key contains the reserved prefix '{prefix}'; choose another one"
         )

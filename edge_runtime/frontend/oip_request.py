@@ -164,6 +164,12 @@ def _region_part(parameters: Mapping[str, Any]) -> RegionPart | None:
     if not parameters:
         return None
     region: str | None = typed(parameters, oip.REGION, str, None)
+    for key, fault in (
+        (oip.REGION_SIZE, "Integer overflow detected: byte_size"),
+        (oip.REGION_OFFSET, "Invalid offset"),
+    ):
+        if isinstance(value := parameters.get(key), int) and value > MAX_DIMENSION:
+            raise TensorMismatch(f"{fault} for shared memory region: {short(region)}: {key} is {value}")
     nbytes, offset = whole_number(parameters, oip.REGION_SIZE), whole_number(parameters, oip.REGION_OFFSET)
     if (region is None) != (nbytes is None):
         raise DecodeFailed(f"got one of {oip.REGION} and {oip.REGION_SIZE}; a tensor in shared memory has both")

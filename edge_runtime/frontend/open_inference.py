@@ -428,7 +428,8 @@ def _wanted_level(values: Mapping[str, Any]) -> int:
             raise DecodeFailed(f"Unknown log setting '{short(key)}'; wanted one of {', '.join(flags)}")
         if key in {"log_file", "log_format"}:
             if value not in ("", flags[key]):
-                raise Unsupported(f"{key} is set in the daemon's configuration only, see [log]")
+                what = "log file location" if key == "log_file" else "log format"
+                raise Unsupported(f"{what} can not be updated through network protocol; set it in [log] of config.toml")
             continue
         kind = int if key == "log_verbose_level" else bool
         flags[key] = typed(values, key, kind, flags[key])

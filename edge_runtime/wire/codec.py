@@ -235,8 +235,18 @@ def tensor_header(item: Any) -> TensorHeader:
         raise DecodeFailed(f"tensor {short(name)}: wanted {wanted}")
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_DIMENSION:
-            raise DecodeFailed(f"tensor {short(name)}: shape {short(shape)}; wanted integers of 0 or more")
+            raise DecodeFailed(_shape_fault(name, shape))
     return TensorHeader(name, kind, tuple(shape), _place(item))
+
+
+def _shape_fault(name: str, shape: list[Any]) -> str:
+    """Why a shape is none; of one that is only too large, Triton's words."""
+    if any(isinstance(length, bool) or not isinstance(length, int) or length < 0 for length in shape):
+        return f"tensor {short(name)}: shape {short(shape)}; wanted integers of 0 or more"
+    most = (1 << 63) - 1
+    if math.prod(shape) > most:
+        return f"tensor {short(name)}: shape {short(shape)} causes total element count to exceed maximum size of {most}"
+    return f"byte size overflow for input {short(name)}: its shape is {short(shape)}"
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ def _non_finite(text: str) -> float:
 
 def _texts(flat: list[Any]) -> Array:
     if not set(map(type, flat)) <= {str}:
-        raise ValueError("in JSON, an element is text")
+        raise ValueError("attempt to access JSON non-string as string: in JSON, an element is text")
     array: Array = np.empty(len(flat), dtype=object)
     array[:] = [item.encode() for item in flat]
     return array
@@ -463,7 +463,8 @@ def _texts(flat: list[Any]) -> Array:
 
 def _integers(flat: list[Any], dtype: np.dtype[np.generic]) -> Array:
     if not set(map(type, flat)) <= {bool if dtype.kind == "b" else int}:
-        raise ValueError("wanted true or false" if dtype.kind == "b" else "wanted integers")
+        of_bool = "attempt to access JSON non-boolean as boolean: wanted true or false"
+        raise ValueError(of_bool if dtype.kind == "b" else "wanted integers")
     if flat and dtype.kind != "b":
         # Before numpy 2 an integer that does not fit is wrapped around.
         limits = np.iinfo(dtype.type)  # type: ignore[type-var]

@@ -187,6 +187,7 @@ def test_a_region_that_its_owner_shrinks_faults_nothing(client, region):
         ("/../etc/passwd", 0, 8, "cannot register shared memory region 'other' - invalid shm key '/../etc/passwd'"),
         ("/..", 0, 8, "cannot register shared memory region 'other' - invalid shm key '/..'"),
         ("/", 0, 8, "cannot register shared memory region 'other' - invalid shm key '/'"),
+        ("///triton_python_backend_shm_region_1", 0, 8, "contains the reserved prefix 'triton_python_backend_shm"),
         ("/triton_python_backend_shm_region_1", 0, 8, "contains the reserved prefix 'triton_python_backend_shm_region"),
         (None, 0, 161, "failed to register shared memory region.*invalid args"),
         (None, 0, 161, "which has 160"),
@@ -345,15 +346,53 @@ def json_bytes(value) -> bytes:
 @pytest.mark.parametrize(
     ("model", "body", "words"),
     [
-        ("text", {}, "input 'x' is missing"),
+        ("text", {}, "expected 1 inputs but got 0 inputs for model 'text'"),
         ("text", {"x": None}, "got NoneType"),
-        ("text", {"x": [7, 8]}, "an element is text"),
+        ("text", {"x": {}}, "attempt to access JSON non-string as string"),
+        ("text", {"x": [7, 8]}, "attempt to access JSON non-string as string"),
+        ("text", {"x": "a", "parameters": 1}, "Expected JSON object for keyword: 'parameters'"),
         ("mlp", {"x": [1.0] * 15}, "holds 16 elements"),
     ],
 )
 def test_what_generate_cannot_make_tensors_of_is_400(address, model, body, words):
     status, _, answer = post(address, f"/v2/models/{model}/generate", body)
     assert (status, words in json.loads(answer)["error"]) == (400, True), answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"shape": [16, (1 << 60) + 2]}, "causes total element count to exceed maximum size of"),
+        ({"shape": [4, (1 << 60) + 2]}, "byte size overflow for input 'x'"),
+        ({"shape": [4, -1]}, "wanted integers of 0 or more"),
+        (
+            {"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": (1 << 64) - 32}},
+            "Integer overflow detected: byte_size for shared memory region: 'r'",
+        ),
+        (
+            {
+                "parameters": {
+                    "shared_memory_region": "r",
+                    "shared_memory_byte_size": 64,
+                    "shared_memory_offset": (1 << 64) - 32,
+                }
+            },
+            "Invalid offset for shared memory region: 'r'",
+        ),
+    ],
+)
+def test_numbers_too_large_for_a_tensor_are_refused_in_tritons_words(address, fields, words):
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1.0], **fields}
+    status, _, answer = post(address, "/v2/models/mlp/infer", {"inputs": [tensor]})
+    assert (status, words in json.loads(answer)["error"]) == (400, True), answer
+
+
+def test_an_output_that_is_wanted_twice_is_refused_in_tritons_words(address):
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
+    status, _, answer = post(
+        address, "/v2/models/mlp/infer", {"inputs": [tensor], "outputs": [{"name": "y"}, {"name": "y"}]}
+    )
+    assert (status, "output 'y' already exists in request" in json.loads(answer)["error"]) == (400, True), answer
 
 
 @pytest.mark.parametrize(

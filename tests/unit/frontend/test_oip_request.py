@@ -94,7 +94,7 @@ def test_unknown_parameters_are_ignored():
         ({"inputs": {}}, "inputs: got dict"),
         ({"inputs": [1]}, "wanted an object"),
         ({"inputs": [{**INPUT, "shape": [-1, 16]}]}, "wanted integers of 0 or more"),
-        ({"inputs": [{**INPUT, "shape": [1 << 70]}]}, "wanted integers of 0 or more"),
+        ({"inputs": [{**INPUT, "shape": [1 << 70]}]}, "causes total element count to exceed maximum size of"),
         ({"inputs": [{**INPUT, "parameters": {"binary_data_size": -1}}]}, "binary_data_size: got -1"),
         ({"inputs": [{**INPUT, "parameters": {"binary_data_size": "64"}}]}, "binary_data_size: got str"),
         ({"inputs": [{**INPUT, "parameters": {"shared_memory_region": "r"}}]}, "a tensor in shared memory has both"),
