@@ -17,7 +17,9 @@ Color = Literal["rgb", "bgr", "gray"]
 Filter = Literal["nearest", "linear", "bilinear", "bicubic", "lanczos"]
 PixelRange = Literal["0..1", "-1..1", "0..255"]
 AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
-BoxLayout = Literal["yolov5", "yolov8", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr"]
+BoxLayout = Literal[
+    "yolov5", "yolov8", "yolov10", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr",
+]  # fmt: skip
 Given = Literal["tensor", "picture", "frames"]
 Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
 

@@ -35,13 +35,13 @@ _FINISHED_ROWS = 1000
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Pixels between the cells of YOLOX's grids, without and with a fourth (YOLOX `yolox/models/yolo_head.py`)."""
 
-_BY_SHARES = frozenset(("ssd", "detr", "dfine", "rfdetr"))
+_BY_SHARES = frozenset(("ssd", "detr", "dfine", "rfdetr", "rtdetr"))
 """Layouts whose boxes are shares of the picture."""
 
 _PARTNERS: dict[BoxLayout, tuple[str, ...]] = {
     "yolonas": ("scores",),
     "ssd": ("scores", "classes", "count"),
-    **dict.fromkeys(("detr", "dfine", "rfdetr"), ("scores",)),
+    **dict.fromkeys(("detr", "dfine", "rfdetr", "rtdetr"), ("scores",)),
 }
 _NAMED = {"scores": ("score", "logit", "conf"), "classes": ("class", "label"), "count": ("num", "count")}
 """What exporters call the partners of SSD's boxes."""
@@ -176,7 +176,7 @@ def _find_partners(name: str, output: OutputSteps, by_name: Mapping[str, TensorS
         if partner not in by_name:
             there = ", ".join(by_name)
             raise LoadFailed(f"[output.{name}]: {role} = {partner!r}: the model has no such output; it has {there}")
-    if not said and _is_list_of_seven(spec):
+    if not said and (_is_list_of_seven(spec) or _has_scores(output.layout, spec)):
         return {}
     found = dict(said)
     for role in roles:
@@ -209,7 +209,14 @@ def _is_list_of_seven(spec: TensorSpec) -> bool:
     return len(spec.shape) in (2, 4) and spec.shape[-1] == 7
 
 
-def _choose(layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int) -> tuple[Read, int | None, bool]:
+def _has_scores(layout: BoxLayout | None, spec: TensorSpec) -> bool:
+    """RT-DETR as Ultralytics exports it: [rows, n, 4 + classes], boxes and scores side by side."""
+    return layout == "rtdetr" and len(spec.shape) == 3 and spec.shape[2] > 4
+
+
+def _choose(  # noqa: PLR0911 (one line a layout)
+    layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int
+) -> tuple[Read, int | None, bool]:
     """How to read it, the number of classes where the shapes tell it, and whether boxes are to be suppressed."""
     spec = specs["boxes"]
     if layout in _LISTS and _is_list_of_seven(spec):
@@ -217,6 +224,11 @@ def _choose(layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int) -> 
     match layout:
         case "yolov8" | "yolov11":
             return _choose_head(spec, labels)
+        case "yolov10":
+            _check(spec, 3, "[rows, n, 6]", exactly=6)
+            return _read_finished, None, False
+        case "rtdetr" if _has_scores(layout, spec):
+            return _read_scored_queries, spec.shape[2] - 4, False
         case "yolov5" | "yolox":
             _check(spec, 3, "[rows, n, 5 + classes]", least=6)
             read = functools.partial(_read_objects, is_grid=layout == "yolox")
@@ -364,11 +376,20 @@ def _read_detr(results: Results, row: int, size: Size, threshold: float) -> Cand
 
 
 def _read_queries(results: Results, row: int, size: Size, threshold: float) -> Candidates:
-    """RF-DETR and D-FINE: logits by query and class, of which a query may be several (their `PostProcess`)."""
+    """RF-DETR, RT-DETR and D-FINE: logits by query and class, of which a query may be several (their `PostProcess`)."""
     scores = 1 / (1 + np.exp(-results["scores"][row]))
     queries, classes = np.nonzero(scores > threshold)
     boxes = _from_middles(results["boxes"][row][queries]) * _scale(size)
     return _finite(boxes, scores[queries, classes], classes)
+
+
+def _read_scored_queries(results: Results, row: int, size: Size, threshold: float) -> Candidates:
+    """RT-DETR by Ultralytics: middles and sides as shares, then a score a class (`RTDETRPredictor`)."""
+    found = results["boxes"][row]
+    found = found[found[:, 4:].max(axis=1) > threshold]
+    classes = found[:, 4:].argmax(axis=1)
+    scores = np.take_along_axis(found[:, 4:], classes[:, None], 1)[:, 0]
+    return _finite(_from_middles(found[:, :4]) * _scale(size), scores, classes)
 
 
 def _finite(boxes: Floats, scores: Floats, classes: npt.NDArray[np.generic]) -> Candidates:

@@ -22,6 +22,9 @@ _MEAN = (123.675, 116.28, 103.53)
 _SCALE = tuple(1 / (255 * deviation) for deviation in (0.229, 0.224, 0.225))
 _RESIZE, _CROP = 256, 224
 
+_MOST_QUERIES = 1000
+"""RT-DETR has 300; heads of YOLOs have thousands of places."""
+
 _RANGES: dict[Preset, dict[str, Any]] = {
     "torchvision": {"mean": _MEAN, "scale": _SCALE},
     "ultralytics": {"range": "0..1"},  # `engine/predictor.py`, preprocess: im /= 255
@@ -123,7 +126,10 @@ def _whole(name: str, steps: InputSteps, values: Mapping[str, Any]) -> InputStep
 
 
 def _layout_of(tensor: TensorSpec | None, metadata: ModelMetadata) -> BoxLayout | None:
-    """Ultralytics' own: v5 writes [rows, n, 5 + classes], later ones [rows, 4 + classes, n] or [rows, n, 6]."""
+    """Ultralytics' own: v5 writes [rows, n, 5 + classes], later ones [rows, 4 + classes, n] or [rows, n, 6].
+
+    RT-DETR writes [rows, n, 4 + classes].
+    """
     if tensor is None:
         return None if metadata.task == "classify" else "yolov8"
     if len(tensor.shape) != 3:
@@ -131,6 +137,8 @@ def _layout_of(tensor: TensorSpec | None, metadata: ModelMetadata) -> BoxLayout 
     _, first, last = tensor.shape
     if is_finished(tensor) and first != DYNAMIC:
         return "yolov8"
+    if metadata.names and last == 4 + len(metadata.names) and first not in (last, DYNAMIC) and first <= _MOST_QUERIES:
+        return "rtdetr"
     is_v5 = last == 5 + len(metadata.names) if metadata.names else last != DYNAMIC and 6 < last < first
     return "yolov5" if is_v5 else "yolov8"
 

@@ -91,7 +91,7 @@ def by_reference(layout, arrays, output):
             for box, logits in zip(*arrays, strict=True):
                 powers = [math.exp(each) for each in logits]
                 tell(*best_class([each / sum(powers) for each in powers[:-1]]), on_picture(corners(box)))
-        case "dfine" | "rfdetr":
+        case "dfine" | "rfdetr" | "rtdetr":
             for box, logits in zip(*arrays, strict=True):
                 for index, logit in enumerate(logits):
                     tell(index, 1 / (1 + math.exp(-logit)), on_picture(corners(box)))
@@ -141,14 +141,14 @@ def made(layout, random, count, classes):
 NAMES = {
     "yolonas": ("boxes", "scores"),
     "ssd": ("detection_boxes", "detection_scores", "detection_classes", "num_detections"),
-    **dict.fromkeys(("detr", "dfine", "rfdetr"), ("pred_boxes", "logits")),
+    **dict.fromkeys(("detr", "dfine", "rfdetr", "rtdetr"), ("pred_boxes", "logits")),
 }
-LAYOUTS = ("yolov5", "yolov8", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr")
+LAYOUTS = ("yolov5", "yolov8", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr")
 
 
 def reader_of(layout, arrays, labels=(), **keys):
     """A reader, and the outputs by name, of arrays of all rows."""
-    names = NAMES.get(layout, ("output0",))
+    names = NAMES.get(layout, ("output0",))[: len(arrays)]
     outputs = tuple(
         TensorSpec(name, "FP32", (DYNAMIC, *array.shape[1:])) for name, array in zip(names, arrays, strict=True)
     )
@@ -231,7 +231,27 @@ def test_labels_tell_which_way_round_a_head_is():
 def test_finished_boxes_of_a_yolo_are_taken_as_they_are(labels):
     finished = np.array([[1, 2, 30, 20, 0.9, 2], [1, 2, 30, 20, 0.8, 2], [0, 0, 9, 9, 0.1, 0]])
     found = read("yolov8", [finished], [str(index) for index in range(labels)])
+    assert found.tolist() == read("yolov10", [finished], [str(index) for index in range(labels)]).tolist()
     assert found.tolist() == [[2, np.float32(0.9), 1, 2, 30, 20], [2, np.float32(0.8), 1, 2, 30, 20]]
+
+
+def test_a_head_of_thousands_is_no_yolov10():
+    with pytest.raises(LoadFailed, match=r"wanted \[rows, n, 6\]"):
+        read("yolov10", made("yolov8", np.random.default_rng(0), 60, 3))
+
+
+def test_rtdetr_by_ultralytics_has_boxes_and_scores_side_by_side():
+    random = np.random.default_rng(3)
+    boxes, scores = shares(random, 60), random.uniform(size=(60, 3))
+    found = read("rtdetr", [np.concatenate([boxes, scores], 1)], ["a", "b", "c"], threshold=0.6, most=40)
+    width, height = SIZE
+    wanted = []
+    for box, by_class in zip(boxes.astype(np.float32).tolist(), scores.astype(np.float32).tolist(), strict=True):
+        index, score = best_class(by_class)
+        if score > 0.6:
+            left, top, right, bottom = corners(box)
+            wanted.append((index, score, (left * width, top * height, right * width, bottom * height)))
+    assert_same(found, sorted(wanted, key=lambda item: -item[1])[:40])
 
 
 @pytest.mark.parametrize(

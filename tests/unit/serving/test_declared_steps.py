@@ -156,6 +156,12 @@ def test_six_numbers_a_box_of_one_class_are_a_head_or_finished_boxes_by_their_co
     assert steps.outputs["o"].layout == layout
 
 
+def test_three_hundred_queries_with_a_score_a_class_are_rtdetrs(tmp_path):
+    told = {**YOLO, "names": "{0: 'cat', 1: 'dog', 2: 'bird'}"}
+    steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', outputs={"o": ["rows", 300, 7]}, metadata=told)
+    assert steps.outputs["o"].layout == "rtdetr"
+
+
 def test_an_ultralytics_classifier_crops(tmp_path):
     steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', metadata={**YOLO, "task": "classify"})
     assert (steps.inputs["images"].fit, steps.outputs["scores"].layout) == ("crop", None)
