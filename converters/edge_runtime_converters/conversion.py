@@ -22,7 +22,7 @@ from edge_runtime.client.input_files import PICTURE_NOTE
 from edge_runtime.errors import ConversionFailed, EdgeRuntimeError
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.repository.names import parse_version
-from edge_runtime.sandbox.child import Show, run_child
+from edge_runtime.sandbox.child import Show, named_files, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory
 from edge_runtime.tensors import Array
@@ -134,7 +134,7 @@ def _reported(options: ConversionOptions, source_format: SourceFormat, work: Pat
         limit_s=options.timeout_s,
         reads=[
             Path(options.source).parent,
-            *map(Path, filter(None, (options.calibration, options.data, options.labels))),
+            *named_files(*map(Path, filter(None, (options.source, options.calibration, options.data, options.labels)))),
         ],
         writes=[work],
         show=show,

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -77,6 +77,14 @@ Show = Callable[[str, float | None], None]
 
 ChildFunction = Callable[[TaskT, ShowProgress], ResultT]
 """A module-level function that a child calls: typed for msgspec, with its heavy imports inside."""
+
+
+def named_files(*places: Path) -> Iterator[Path]:
+    """Yield files and folders that a person named, for `reads`, and the plain files that they or links in them are."""
+    for place in places:
+        yield place
+        links = [place] if not place.is_dir() else [each for each in place.iterdir() if each.is_symlink()]
+        yield from (each.resolve() for each in links if each.is_file())
 
 
 def run_child(

@@ -25,7 +25,7 @@ from edge_runtime.repository.digest import sha256_of_file
 from edge_runtime.repository.durable import make_folder
 from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.names import VARIANTS, suffix_of, variant_name, variant_of, weights_name
-from edge_runtime.sandbox.child import run_child
+from edge_runtime.sandbox.child import named_files, run_child
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.tuning.candidates import PLAIN, Offer, Way
 from edge_runtime.tuning.folders import ModelCopy
@@ -220,7 +220,7 @@ def make_int8(recipe: Recipe, source: Path, calibration: Path, folder: Path) -> 
             convert_to_int8,
             task,
             limit_s=CONVERSION_LIMIT_S,
-            reads=[source.parent, calibration],
+            reads=[source.parent, *named_files(source), calibration],
             writes=[folder, Path(work)],
         )
     if ending.result is None:

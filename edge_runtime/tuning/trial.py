@@ -20,7 +20,7 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.manifest import TensorForm
-from edge_runtime.sandbox.child import run_child
+from edge_runtime.sandbox.child import named_files, run_child
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.serving.warmup import read_sample, warm_up
 from edge_runtime.tensors import Array
@@ -117,7 +117,12 @@ class WayTrials:
             try_way,
             task,
             limit_s=limit_s,
-            reads=[Path(task.artifact).parent, *task.samples(), *([Path(task.inputs)] if task.inputs else [])],
+            reads=[
+                Path(task.artifact).parent,
+                *named_files(Path(task.artifact)),
+                *task.samples(),
+                *([Path(task.inputs)] if task.inputs else []),
+            ],
             writes=[Path(task.outputs).parent] if task.outputs else [],
             starts_none=True,
         )

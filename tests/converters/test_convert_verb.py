@@ -181,6 +181,18 @@ def test_ir_has_both_its_files(run: Run, tmp_path: Path) -> None:
     assert left(tmp_path / "served" / "1") == ["model.bin", "model.xml"]
 
 
+def test_a_source_and_data_that_are_links_are_followed_since_a_person_named_them(run: Run, tmp_path: Path) -> None:
+    samples, data = tmp_path / "kept" / "samples.npy", tmp_path / "data"
+    data.mkdir()
+    samples.parent.mkdir()
+    np.save(samples, np.random.default_rng(0).random((64, 64), np.float32))
+    (tmp_path / "model.onnx").rename(samples.with_name("blob"))
+    (tmp_path / "model.onnx").symlink_to("kept/blob")
+    (data / "one.npy").symlink_to(samples)
+    status, _, err = run("model.onnx", "--to", "openvino", "--output", "served/1/model.xml", "--data", "data/one.npy")
+    assert status == 0, err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
