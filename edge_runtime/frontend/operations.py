@@ -201,12 +201,17 @@ class OperationHandlers:
         call.reply(True)
 
     def stop_notice(self, call: OperationCall) -> None:
-        """Reply True when all that was admitted is answered, and nothing is read any more."""
+        """Reply True when all that was admitted is answered, and nothing is read any more.
+
+        Our clients ask it on every connection, so its refusal is a reply, which is counted nowhere.
+        """
         if call.connection is None:
-            raise Unsupported("stop_notice is the last answer on a ZeroMQ connection; there is none here")
-        if call.is_control:  # a load or an update under way is not waited for
-            raise Unsupported("what a control endpoint has not answered may have been begun; ask another endpoint")
-        self.stop_notices.add(call.sender, call.reply)
+            call.reply(Unsupported("stop_notice is the last answer on a ZeroMQ connection; there is none here"))
+        elif call.is_control:  # a load or an update under way is not waited for
+            reason = "what a control endpoint has not answered may have been begun; ask another endpoint"
+            call.reply(Unsupported(reason))
+        else:
+            self.stop_notices.add(call.sender, call.reply)
 
     def models(self, call: OperationCall) -> None:
         """Reply the entries of all versions, and of what lies in the models folder and is none."""

@@ -473,6 +473,12 @@ def test_a_seconddaemon_here_on_the_same_endpoint_is_refused(daemon_here, models
         assert client.result("live") is True
 
 
+def test_a_client_on_the_control_endpoint_counts_as_no_refusal(models, tmp_path):
+    with running_daemon(models, tmp_path) as daemon, Client(daemon.endpoints[0]) as client:
+        assert client.ready()
+        assert not any(name.startswith("refused") for name in client.stats()["metrics"]["counters"])
+
+
 def test_stop_notice_is_the_last_answer_on_its_connection_and_nothing_after_it_was_run(models, tmp_path):
     inputs = floats(1, 16)
     with (
