@@ -182,6 +182,11 @@ def test_a_refusal_has_the_same_code_every_time_and_the_door_stays_open(ask, mod
     assert ask("mlp", X).version == 1
 
 
+def test_a_model_that_failed_to_load_says_why_through_every_door(ask):
+    with pytest.raises(EdgeRuntimeError, match=r"model broken version 1 failed to load: .*model\.onnx"):
+        ask("broken", X)
+
+
 # ---- refusals of a daemon at work -----------------------------------------------------------------------------------
 
 

@@ -253,7 +253,8 @@ print(instance.host.pid, flush=True)
 signal.pause()
 """
     folder = tmp_path / "tmp"
-    folder.mkdir()
+    left = folder / "edge-runtime-hosts-left" / "1"  # of a daemon that was killed with all its processes
+    left.mkdir(parents=True)
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
         [sys.executable, "-c", program, str(artifact)], stdout=subprocess.PIPE, env=environment
@@ -263,6 +264,7 @@ signal.pause()
         found = [host, psutil.Process(host.ppid())]
         assert len(wait_for_marked(mark, 2)) == 2
         assert len(list(folder.glob("*/*"))) == 1, "the host's temporary folder"
+        assert not left.exists()
         if stopped:
             for each in found:
                 each.suspend()
