@@ -475,7 +475,7 @@ def test_a_seconddaemon_here_on_the_same_endpoint_is_refused(daemon_here, models
 
 def test_a_client_on_the_control_endpoint_counts_as_no_refusal(models, tmp_path):
     with running_daemon(models, tmp_path) as daemon, Client(daemon.endpoints[0]) as client:
-        assert client.ready()
+        assert client.models()
         assert not any(name.startswith("refused") for name in client.stats()["metrics"]["counters"])
 
 
