@@ -116,7 +116,8 @@ def _told(model: Any) -> Any:
 def _no_numbers(words: str) -> str:
     return (
         f"some of its features are {words}, which CatBoost turns into numbers by statistics of its training data, and "
-        "ONNX cannot; encode them before training (as numbers), or serve the model by a model.py with catboost"
+        "ONNX cannot; encode them before training (as numbers), or serve the file as it is, by a model.py with "
+        "catboost (docs/python-models.md, Categories of CatBoost)"
     )
 
 

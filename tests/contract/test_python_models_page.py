@@ -24,8 +24,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "python-models.md").read_text(encod
 BLOCKS: dict[str, str] = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 """Each fenced block of the page by the file that its first line names."""
 
-FILES = {name: text for name, text in BLOCKS.items() if "import torch" not in text}
-"""Those that need no PyTorch; tests/converters has the others."""
+FILES = {n: text for n, text in BLOCKS.items() if "import torch" not in text and "import catboost" not in text}
+"""Those that need neither PyTorch nor CatBoost; tests/converters has the others."""
 
 
 def test_every_block_of_the_page_names_its_file() -> None:
