@@ -291,14 +291,14 @@ class Hosts:
 
     def _make_folder(self) -> None:
         """Make the folder for the temporary ones of hosts, and remove those of daemons that were killed."""
-        parent = Path(tempfile.gettempdir())
-        remove_left_behind(parent, _FOLDER_PREFIX, 0.0)
         try:
+            parent = Path(tempfile.gettempdir())
+            remove_left_behind(parent, _FOLDER_PREFIX, 0.0)
             made = Path(tempfile.mkdtemp(prefix="edge-runtime-"))
             self._folder_lock = lock_folder(made)
             self._folder = made.rename(parent / f"{_FOLDER_PREFIX}{made.name.rpartition('-')[2]}")
         except OSError as error:
-            log.warning("hosts get no temporary folders", extra={"path": str(parent), "reason": error.strerror})
+            log.warning("hosts get no temporary folders", extra={"reason": str(error)})
 
     def _forget(self, parent: _PreparedParent) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ folder of models. Called in the children of update/trial.py and publish/pipeline
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def describe_pipeline_in_child(task: WholeTask, _: ShowProgress) -> ArtifactFact
 @contextmanager
 def _served(config: Config, pipeline: FolderTask, work: Path, engines: str) -> Iterator[ServedPipeline]:
     """Serve a pipeline with the models that it brings. work: for the core's state. engines: those built for it."""
+    tempfile.tempdir = str(work)  # the child sees no other
     state = work / "state"
     state.mkdir()
     if engines:
