@@ -179,9 +179,9 @@ def test_a_bad_version_is_404_however_its_request_is_cut(url, body, length):
     """However little of the body makes sense: a request is refused by its head where the rest is still to come."""
     more = {} if length is None else {"inference_header_content_length": length}
     whole = request("POST", "/v2/models/mlp/versions/9/infer", body, **more)
-    with RawHttp(url) as raw:
-        raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for pieces in (*((whole[:cut], whole[cut:]) for cut in range(len(whole))), [bytes([each]) for each in whole]):
+    for pieces in (*((whole[:cut], whole[cut:]) for cut in range(len(whole))), [bytes([each]) for each in whole]):
+        with RawHttp(url) as raw:  # each by its own: what is refused before its end closes the connection
+            raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for piece in pieces:
                 raw.send(piece)
             answer = raw.response()
