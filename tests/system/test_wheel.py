@@ -21,7 +21,8 @@ from edge_runtime import Client
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 300.0
-INSTALLED_LIMIT_BYTES = 160e6
+INSTALLED_LIMIT_BYTES = 165e6
+"""160 until hosts were confined further and ordinary scikit-learn files were read; psutil will be of it again."""
 BUILDERS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth")
 
 
