@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from edge_runtime.transports.zmq_connections import Connections
 
 log = logging.getLogger(__name__)
 
+MAX_PORT = 65_535
 MAX_IPC_PATH = 107
 """sun_path of Linux, less its final NUL."""
 
@@ -151,10 +151,23 @@ def bind_router(
 
 
 def check_router(address: str, settings: ZmqSettings) -> None:
-    """Bind an endpoint that will be bound later, and let it go. Raises as `bind_router`."""
+    """Check an endpoint that will be bound later, and let nobody find it: a client would be cut off.
+
+    Raises as `bind_router`, but for a port of TCP that another process has, which is found when it is bound.
+    """
+    _check_exposure(address, settings)
+    path = _ipc_path(address)
+    if path is not None:
+        os.close(_own_path(path))
+        return
+    if address.startswith("ipc://"):
+        return
+    host, _, port = address.rpartition(":")
+    if port != "*" and not (port.isdecimal() and int(port) <= MAX_PORT):
+        raise ConfigError(f"cannot bind {address}: got port {port!r}; wanted ipc:///path or tcp://address:port")
     context = new_context()
     try:
-        bound = bind_router(context, address, settings)
+        bound = bind_router(context, f"{host}:*", settings)  # any port that is free, which no client knows
         bound.close()
     finally:
         context.term()
@@ -274,12 +287,8 @@ def _bind(socket: zmq.Socket[bytes], connections: Connections, address: str) -> 
 def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str) -> BoundSocket:
     path = _ipc_path(address)
     assert path is not None
-    if len(os.fsencode(path)) > MAX_IPC_PATH:
-        raise ConfigError(f"{address}: the path is {len(os.fsencode(path))} bytes, a Unix socket takes {MAX_IPC_PATH}")
-    lock_fd = lock_path(path, f"ipc://{path}")
+    lock_fd = _own_path(path)
     try:
-        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
         with for_owner_only():
             bound = _bind(socket, connections, address)
         path.chmod(IPC_MODE)
@@ -288,6 +297,18 @@ def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str)
         raise
     bound.lock_fd, bound.ipc_path, bound.address = lock_fd, path, address
     return bound
+
+
+def _own_path(path: Path) -> int:
+    """Return a descriptor of the lock of a socket's path. Raises AddressTaken; ConfigError: no socket can be there."""
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        size = len(os.fsencode(path))
+        raise ConfigError(f"ipc://{path}: the path is {size} bytes, a Unix socket takes {MAX_IPC_PATH}")
+    lock_fd = lock_path(path, f"ipc://{path}")
+    if path.exists() and not path.is_socket():
+        os.close(lock_fd)
+        raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
+    return lock_fd
 
 
 def is_this_machine(address: str) -> bool:
