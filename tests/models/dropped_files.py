@@ -166,7 +166,11 @@ def drop_in(endpoint: str, models: Path, files: Path, wanted: Mapping[str, str])
                 each.rename(models / each.name)
             while time.monotonic() - began_s < LIMIT_S:
                 entries = {str(each["name"]): each for each in client.models()}
-                states = [str(each["state"]) for name, each in entries.items() if name in wanted]
+                states = [
+                    str(each["state"])
+                    for name, each in entries.items()
+                    if name in wanted and not each["reason"].startswith("was found just now")
+                ]
                 if len(states) == len(wanted) and FINAL.issuperset(states):
                     break
                 is_over.wait(0.05)
