@@ -117,7 +117,7 @@ def read_body(message: Inbound) -> RequestBody:
         return read_array(payload)
     if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
         return read_picture(payload)
-    if not payload and not kind:
+    if not payload:
         body = RequestBody()
         body.encoding, body.request_id = JSON, None
         body.error = DecodeFailed(

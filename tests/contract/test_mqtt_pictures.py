@@ -96,6 +96,13 @@ def test_what_is_nothing_that_is_read_is_refused_in_json(peer, payload):
     assert "wanted JSON, a msgpack array, or a picture" in error["message"]
 
 
+@pytest.mark.parametrize("kind", [None, "text/plain", "\u00e9"])
+def test_a_message_without_a_byte_is_refused_whatever_its_type_says(peer, kind):
+    error = asked(peer, b"", content_type=kind)["error"]
+    assert error["code"] == "decode_failed"
+    assert "the message is empty" in error["message"]
+
+
 def test_pictures_in_json_are_answered_as_those_by_any_door(peer):
     texts = [base64.b64encode(picture(colour)).decode() for colour in ("blue", "lime")]
     one = asked(peer, json.dumps({"picture": texts[0], "id": "a"}))

@@ -198,7 +198,7 @@ def test_a_deadline_of_the_whole_is_refused_at_the_door(client: Client) -> None:
 
 
 def test_a_failure_says_its_step_once(client: Client) -> None:
-    with pytest.raises(RunFailed, match=r"^step bad: [^:]+: ValueError: no luck$"):
+    with pytest.raises(RunFailed, match=r"^step bad: [^:]+: ValueError: no luck \(model.py:[0-9]+\)$"):
         client.infer("failing", rows(1.0))
     assert client.infer("tiny", rows(1.0))["y"][0, 0] == 7.0
 
