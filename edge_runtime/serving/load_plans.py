@@ -236,8 +236,8 @@ class LoadPlans:
 def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
     """Return why no backend loaded a version, each fault once, what a person can act on first.
 
-    Files that stand in for others come first. A backend that is not installed is told of only where none that is was
-    tried on a file: else it is no reason. Where ONNX Runtime could not load the file, OpenVINO's words about the same
+    Files that stand in for others come first. A backend that is not installed is a reason only where no installed one
+    was tried on a file. Where ONNX Runtime could not load the file, OpenVINO's words about the same
     file are left out: its reader says less.
     """
     names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))

@@ -14,6 +14,7 @@ ELSEWHERE = {"cross": "cross", "demo": "demo", "deploy": "deploy", "fakes": "tes
 WITHOUT_IMPORT = {
     "tests.unit.test_documents",  # the handbook
     "tests.unit.wire.test_open_inference_proto",  # `open_inference.proto` in the package
+    "tests.unit.test_public_names",  # the package itself
     "tests.unit.client.test_client_process",  # clients in scripts that it starts
 }
 """Tests that import nothing of what they test."""

@@ -52,7 +52,7 @@ def planned_workflow(opened: SourceFolder, handlers: Mapping[str, str]) -> Plann
     before = {"body": "input.body", "request": "input.request"}
     for number, model in enumerate(steps, start=1):
         lines += ["", "[[step]]", *key_lines({"name": f"step_{number}", "model": model, "inputs": before})]
-        # What a handler says of its answer is what the next one is told of its request: it names no parts.
+        # A handler's response headers become the next handler's request headers: it names no parts.
         before = {"body": f"step_{number}.answer", "request": f"step_{number}.response"}
     lines += ["", "[output]", *key_lines({"answer": before["body"], "response": before["request"]})]
     return PlannedModel(
