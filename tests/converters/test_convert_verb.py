@@ -216,7 +216,7 @@ def test_wrong_usage_exits_2(run: Run, words: list[str], said: str) -> None:
         (["model.onnx", "--to", "onnx", "--precision", "int8"], "--calibration"),
         (["model.onnx", "--to", "ort", "--labels", "labels.npy"], "--data"),
         (["model.onnx", "--to", "ort", "--output", "model.bin"], "ends in .ort"),
-        (["model.onnx", "--to", "tensorrt"], "edge-runtime[tensorrt]"),
+        (["model.onnx", "--to", "tensorrt"], "[tensorrt]"),
         (["model.onnx", "--to", "ort", "--gpu", "SM89"], "--to ort fits any device"),
         (["model.onnx", "--to", "ort", "--for-tensorrt"], "--to onnx --precision int8"),
         (["model.onnx", "--to", "onnx", "--precision", "bf16"], "model.toml"),
