@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -94,15 +95,15 @@ def test_a_client_finds_the_socket_of_a_daemon_that_chose_another_folder(
     path.unlink()
 
 
-def test_a_client_finds_a_daemon_that_has_opened_its_control_socket_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
-    endpoint = f"ipc://{tmp_path}/user/edge-runtime/infer.sock"
-    with listening(tmp_path / "user" / "edge-runtime" / "infer.sock.control"):
-        assert endpoints.client_endpoint() == endpoint
-        assert f"no daemon answers at {endpoint} yet: it is starting" in str(probe(endpoint))
+def test_a_client_finds_a_daemon_that_has_opened_its_control_socket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is longer than a socket's path may be
+        user = Path(name) / "user"
+        monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", Path(name) / "run")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(user))
+        endpoint = f"ipc://{user}/edge-runtime/infer.sock"
+        with listening(user / "edge-runtime" / "infer.sock.control"):
+            assert endpoints.client_endpoint() == endpoint
+            assert f"no daemon answers at {endpoint} yet: it is starting" in str(probe(endpoint))
 
 
 def test_without_a_daemon_the_endpoint_is_the_one_that_a_daemon_of_this_user_would_open(
