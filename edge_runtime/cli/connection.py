@@ -136,7 +136,10 @@ def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
     with connected_over_zmq(arguments, "this", through_control=True) as early:
         if _silence(early) is not None:
             raise silence
-        Screen(sys.stdout, sys.stderr).note(f"the daemon at {client.endpoint} is {how_far(early.models())}")
+        # Until the folder was read once nothing is known, which would look like an empty one.
+        while not (models := early.models()) and starting_control(client.endpoint, early.endpoint) is not None:
+            time.sleep(_LOOK_S)
+        Screen(sys.stdout, sys.stderr).note(f"the daemon at {client.endpoint} is {how_far(models)}")
         yield early
 
 

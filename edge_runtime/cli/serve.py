@@ -12,10 +12,11 @@ from pathlib import Path
 
 from edge_runtime.cli.main import EXIT_USAGE
 from edge_runtime.cli.screen import Screen
-from edge_runtime.config.endpoints import client_endpoint
+from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
 from edge_runtime.config.loading import load_config
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import ConfigError
+from edge_runtime.transports.binding import EarlySocket, listen_early
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +80,24 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     except ConfigError as error:
         screen.failure(error.message, error.code, error.retryable)
         return EXIT_USAGE
-    from edge_runtime.daemon.run import serve
+    early = _listening_control(config)
+    try:
+        from edge_runtime.daemon.run import serve  # takes most of a second on a small device
 
-    return serve(config, read_config)
+        return serve(config, read_config, early)
+    finally:
+        if early is not None:
+            early.release()
+
+
+def _listening_control(config: Config) -> EarlySocket | None:
+    """The control endpoint, so that a verb that runs at once learns that a daemon starts; None where it is no file."""
+    try:
+        _, control = daemon_endpoints(config.zmq.endpoints, config.zmq.control)
+    except ConfigError:
+        return None  # said when it is bound
+    is_file = control.startswith("ipc://") and not control.startswith("ipc://@")
+    return listen_early(Path(control.removeprefix("ipc://"))) if is_file else None
 
 
 def _checked(config: Config) -> Config:

@@ -92,6 +92,12 @@ def default_control_endpoint(infer: Sequence[str]) -> str:
     return f"{beside}.control" if beside is not None else f"ipc://{runtime_folder() / CONTROL_SOCKET}"
 
 
+def daemon_endpoints(infer: Sequence[str], control: str | None) -> tuple[list[str], str]:
+    """Return the infer endpoints and the control endpoint of a daemon, by its settings. Raises as `runtime_folder`."""
+    found = list(infer) or [default_infer_endpoint()]
+    return found, control or default_control_endpoint(found)
+
+
 def control_endpoint_beside(endpoint: str) -> str:
     """Where a client finds the control endpoint of the daemon at an ipc infer endpoint.
 

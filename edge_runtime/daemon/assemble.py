@@ -57,6 +57,7 @@ from edge_runtime.serving.promotions import Promotions
 from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.binding import EarlySocket
 from edge_runtime.wire.topics import ID_RULE, is_id
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def assemble_core(
     return core
 
 
-def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
+def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket | None = None) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.daemon.doors import DaemonMemory
@@ -257,6 +258,7 @@ def assemble_daemon(config: Config, core: Core | None = None) -> Daemon:
         notifier=Notifier(),
         status=status,
         descriptors=descriptors,
+        early=early,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from edge_runtime import __version__
-from edge_runtime.config.endpoints import default_control_endpoint, default_infer_endpoint, memory_socket_beside
+from edge_runtime.config.endpoints import daemon_endpoints, memory_socket_beside
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.daemon.doors import DaemonDoor, drain, keeping
@@ -29,7 +29,7 @@ from edge_runtime.serving.self_check import SelfCheck
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
-from edge_runtime.transports.binding import IPC_MODE
+from edge_runtime.transports.binding import IPC_MODE, EarlySocket
 from edge_runtime.transports.memory_socket import MemorySocket
 from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, check_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
@@ -85,6 +85,7 @@ class Daemon:
         notifier: Notifier,
         status: DaemonStatus,
         descriptors: Descriptors,
+        early: EarlySocket | None,
     ) -> None:
         self._config = config
         self._core = core
@@ -98,6 +99,7 @@ class Daemon:
         self._host = host
         self._notifier = notifier
         self._descriptors = descriptors
+        self._early = early
         self._loopbacks: list[Loopback] = []
         self._self_check: SelfCheck | None = None
         self.status = status
@@ -134,7 +136,7 @@ class Daemon:
 
         is_stopped: asked while models load; once it is true the start is left, `stop` must follow, and this is False.
         """
-        infer, control = _addresses(self._config)
+        infer, control = daemon_endpoints(self._config.zmq.endpoints, self._config.zmq.control)
         self._start_zap()
         self._bind(control, is_control=True)
         self._state_lock.take()
@@ -257,7 +259,9 @@ class Daemon:
         self._io_thread.start()
 
     def _bind(self, address: str, *, is_control: bool) -> None:
-        bound = bind_router(self._context, address, self._config.zmq, self._descriptors, is_control=is_control)
+        bound = bind_router(
+            self._context, address, self._config.zmq, self._descriptors, is_control=is_control, early=self._early
+        )
         self._bound.append(bound)
         self.status.endpoints.append(bound.address)
         if not is_control:
@@ -370,9 +374,3 @@ class Daemon:
                 "took_s": round(time.monotonic() - self.status.started_s, 3),
             },
         )
-
-
-def _addresses(config: Config) -> tuple[list[str], str]:
-    """Return the infer endpoints and the control endpoint."""
-    infer = list(config.zmq.endpoints) or [default_infer_endpoint()]
-    return infer, config.zmq.control or default_control_endpoint(infer)

@@ -20,6 +20,7 @@ from edge_runtime.daemon.doors import keeping
 from edge_runtime.errors import ConfigError
 from edge_runtime.sandbox.descriptors import raise_limit
 from edge_runtime.telemetry.logs import configure_logging
+from edge_runtime.transports.binding import EarlySocket
 
 log = logging.getLogger("edge_runtime")
 
@@ -34,10 +35,11 @@ EXIT_CONFIG = 2
 """A setting is wrong, and will be as wrong the next time: the service does not start it again for that."""
 
 
-def serve(config: Config, read_config: Callable[[], Config] | None = None) -> int:
+def serve(config: Config, read_config: Callable[[], Config] | None = None, early: EarlySocket | None = None) -> int:
     """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 told to stop, 1 failed, 2 a setting is wrong.
 
-    read_config: called on SIGHUP for the settings that may change while serving. Thread: main.
+    read_config: called on SIGHUP for the settings that may change while serving. early: the control endpoint, where it
+    listens already. Thread: main.
     """
     configure_logging(config.log.level, config.log.format, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -46,7 +48,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
         try:
             raise_limit()
             with signals.raised():
-                daemon = assemble_daemon(config)
+                daemon = assemble_daemon(config, early=early)
             if daemon.start(signals.is_stop_told):
                 # These objects live as long as the daemon: the collector need not look at them again.
                 gc.collect()

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.config.endpoints import make_named_folder
@@ -93,6 +94,47 @@ class SocketFiles:
         for fd in self._lock_fds:
             os.close(fd)
         self._paths, self._lock_fds = [], []
+
+
+BACKLOG = 512
+"""Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
+
+
+@dataclass(slots=True)
+class EarlySocket:
+    """A Unix socket that clients connect to while what answers them is still imported. `release` what nobody took."""
+
+    path: Path
+    lock_fd: int
+    socket: socket.socket
+
+    def take(self) -> tuple[int, int]:
+        """Return the descriptors of its lock and of the socket, the caller's from now on."""
+        lock_fd, self.lock_fd = self.lock_fd, -1
+        return lock_fd, self.socket.detach()
+
+    def release(self) -> None:
+        """Remove the socket and let the path go, unless both were taken. Idempotent."""
+        if self.lock_fd >= 0:
+            self.path.unlink(missing_ok=True)
+            self.socket.close()
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def listen_early(path: Path) -> EarlySocket | None:
+    """Listen at a path; None where that is not possible, which `bind_router` then says why."""
+    try:
+        lock_fd = lock_path(path, f"ipc://{path}")
+    except (ConfigError, OSError):
+        return None
+    try:
+        bound = bind_unix(path, IPC_MODE)
+    except (OSError, ValueError):
+        os.close(lock_fd)
+        return None
+    bound.listen(BACKLOG)
+    return EarlySocket(path, lock_fd, bound)
 
 
 def lock_path(path: Path, address: str) -> int:

@@ -21,7 +21,7 @@ from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.metrics import Counters
-from edge_runtime.transports.binding import IPC_MODE, PASSING, for_owner_only, lock_path
+from edge_runtime.transports.binding import BACKLOG, IPC_MODE, PASSING, EarlySocket, for_owner_only, lock_path
 from edge_runtime.transports.unsent_replies import TRACKED_BYTES
 from edge_runtime.transports.zmq_connections import Connections
 
@@ -39,9 +39,6 @@ RECEIVE_MESSAGES = 1_000
 
 MIN_SEND_MESSAGES = 64
 """A few small replies may always wait for a peer, even with the least memory."""
-
-BACKLOG = 512
-"""Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
 
 TCP_KEEPALIVE = (
     (zmq.TCP_KEEPALIVE, 1),
@@ -108,8 +105,11 @@ def bind_router(
     descriptors: Descriptors | None = None,
     *,
     is_control: bool = False,
+    early: EarlySocket | None = None,
 ) -> BoundSocket:
     """Bind one endpoint. descriptors: of this process, which say how many connections there may be.
+
+    early: what listens already, at the endpoint that is its own.
 
     Raises AddressTaken: another process has it, or the machine has no such address yet; ConfigError: a bad address, or
     one that is open to the network unguarded.
@@ -141,8 +141,10 @@ def bind_router(
             most=descriptors.share(settings.max_connections),
             may_connect=partial(descriptors.may_connect, is_control=is_control),
         )
-        is_file = _ipc_path(address) is not None
-        return _bind_ipc(socket, connections, address) if is_file else _bind(socket, connections, address)
+        path = _ipc_path(address)
+        if path is None:
+            return _bind(socket, connections, address)
+        return _bind_ipc(socket, connections, address, early if early is not None and early.path == path else None)
     except BaseException:
         if connections is not None:
             connections.close()
@@ -284,10 +286,16 @@ def _bind(socket: zmq.Socket[bytes], connections: Connections, address: str) -> 
     return BoundSocket(socket, connections, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
 
 
-def _bind_ipc(socket: zmq.Socket[bytes], connections: Connections, address: str) -> BoundSocket:
+def _bind_ipc(
+    socket: zmq.Socket[bytes], connections: Connections, address: str, early: EarlySocket | None
+) -> BoundSocket:
     path = _ipc_path(address)
     assert path is not None
-    lock_fd = _own_path(path)
+    if early is not None:
+        lock_fd, listener = early.take()
+        socket.set(zmq.USE_FD, listener)
+    else:
+        lock_fd = _own_path(path)
     try:
         with for_owner_only():
             bound = _bind(socket, connections, address)

@@ -9,9 +9,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import zmq
 
 from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.transports.binding import listen_early
 from edge_runtime.transports.zmq_bind import bind_router, check_router, new_context
 
 
@@ -82,3 +84,41 @@ def test_an_endpoint_that_is_only_checked_is_not_there_for_a_client(tmp_path: Pa
 def test_an_endpoint_that_can_never_be_is_refused_when_it_is_checked(address: str) -> None:
     with pytest.raises(ConfigError):
         check_router(address, ZmqSettings(insecure=True))
+
+
+def test_who_connects_while_the_daemon_is_still_imported_is_met_when_its_socket_is_bound(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    early = listen_early(path)
+    assert early is not None
+    assert listen_early(path) is None, "another daemon begins there"
+    context = new_context()
+    client = context.socket(zmq.DEALER)
+    client.connect(f"ipc://{path}")
+    client.send(b"early")
+    bound = bind_router(context, f"ipc://{path}", ZmqSettings(), early=early)
+    try:
+        early.release()  # what was taken stays
+        assert bound.socket.poll(60_000)
+        assert bound.socket.recv_multipart()[1:] == [b"early"]
+        with context.socket(zmq.DEALER) as later:
+            later.connect(f"ipc://{path}")
+            later.send(b"later")
+            bound.connections.read()  # lets the next one in
+            assert bound.socket.poll(60_000)
+    finally:
+        client.close(linger=0)
+        bound.close()
+        context.term()
+        bound.release()
+    assert not path.exists()
+
+
+def test_an_early_socket_that_nobody_took_is_removed(tmp_path: Path) -> None:
+    early = listen_early(tmp_path / "c.sock")
+    assert early is not None
+    early.release()
+    early.release()
+    assert not (tmp_path / "c.sock").exists()
+    again = listen_early(tmp_path / "c.sock")
+    assert again is not None
+    again.release()
