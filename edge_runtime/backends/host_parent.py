@@ -71,7 +71,7 @@ LOOK_S = 1.0
 _LEAVE_S = 2.0
 """What killed hosts may take to be gone before this process ends without them."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 """linux/prctl.h."""
 
 _STARTING = ("python", "tensorrt")
@@ -111,13 +111,11 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
 
 
 def _outlive_the_daemon() -> None:
-    """Stay for long enough to end all hosts when the daemon dies, which the socket tells; be the parent of orphans.
+    """Stay for long enough to end all hosts when the daemon dies, which the socket tells.
 
     Whoever stopped this process meanwhile, the daemon's death lets it go on.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def _import_for_calls(task: ParentTask) -> None:

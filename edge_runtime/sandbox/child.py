@@ -38,7 +38,7 @@ from edge_runtime.sandbox.ending import (
     judge_ending,
 )
 from edge_runtime.sandbox.process_memory import resident_bytes
-from edge_runtime.sandbox.processes import end_followers, leaders_below
+from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, end_followers, leaders_below
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,6 @@ _LAST_READS = 4
 
 _READS_A_LOOK = 16
 """A child that prints more than 10 MB a second waits: reading it without end would cost its parent a core."""
-
-_GONE_S = 5.0
-"""A killed process is gone at once, unless the kernel writes its pages back meanwhile."""
-
-_LEAVE_S = 1.0
-"""A child's own children that end by themselves once it is gone, as prepared parents do, have this time to clean up."""
 
 _PASSED_ON = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"
@@ -137,12 +131,8 @@ class WatchedChild(Protocol):
         """Return whether it runs."""
         ...
 
-    def kill(self) -> None:
-        """Kill it."""
-        ...
-
     def end(self) -> int:
-        """Kill it with all that it started; returns its exit status, negative for a signal's number."""
+        """Kill it with all that it started; returns its exit status, negative for a signal's number. Idempotent."""
         ...
 
 
@@ -264,9 +254,7 @@ class Child:
             theirs = leaders_below(self.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            if not end_followers({self.pid}, self.pid, _GONE_S) or not end_followers(
-                theirs, self.pid, _GONE_S, _LEAVE_S
-            ):
+            if not end_followers({self.pid}, self.pid, GONE_S) or not end_followers(theirs, self.pid, GONE_S, LEAVE_S):
                 log.error("processes that a child started do not end", extra={"pid": self.pid})
             self._process.wait()
         return self._process.returncode
@@ -376,7 +364,7 @@ def _watch(
         elif limits.memory_bytes is not None and resident_bytes(child.pid) > limits.memory_bytes:
             ended_for = Cause.TOO_LARGE
     if ended_for is not None:
-        child.kill()
+        child.end()
     # A process that it started may hold the pipes open, and write without end: what they hold now is read, no more.
     for _ in range(_LAST_READS):
         if not (output.is_open and output.read(0.0, show)):

@@ -23,14 +23,19 @@ import msgspec
 from edge_runtime.errors import EdgeRuntimeError, shortened
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ChildError, ChildReport, ChildResult, ChildStage
+from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, end_followers, leaders_below
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do the task on standard input. Exit status 0 when the function returned."""
     name, confinement, descriptor = arguments
-    msgspec.json.decode(confinement, type=Confinement).apply()
+    confined = msgspec.json.decode(confinement, type=Confinement)
+    confined.apply()
     data = sys.stdin.buffer.read()
-    return call_function(name, data, os.open(os.devnull, os.O_WRONLY) if descriptor == "-" else int(descriptor))
+    status = call_function(name, data, os.open(os.devnull, os.O_WRONLY) if descriptor == "-" else int(descriptor))
+    if confined.has_children:  # once this process has ended, nobody finds those that lead a session of their own
+        end_followers(leaders_below(os.getpid()), os.getpid(), GONE_S, LEAVE_S)
+    return status
 
 
 def call_function(name: str, data: bytes, descriptor: int) -> int:

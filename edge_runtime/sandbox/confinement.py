@@ -23,7 +23,7 @@ from edge_runtime.sandbox.descriptors import limit_child
 from edge_runtime.sandbox.landlock import restrict
 from edge_runtime.sandbox.process_memory import bound_data
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _SECCOMP_MODE_FILTER = 2
 """linux/prctl.h, linux/seccomp.h."""
 
@@ -179,7 +179,8 @@ class Confinement(Struct, frozen=True):
     with network may open Unix sockets too, which no rule of the disk guards: the daemon takes orders by them.
     memory_bytes: what its heap and stacks may take beyond what they have when it confines itself; None for no limit.
     has_children: whether it makes confined processes of its own, each in a group of its own; then it is our code that
-    runs, and may change modes and times of files too. starts_none: whether it may start threads only, no process.
+    runs, is the parent of all orphans below it, so that they end with it, and may change modes and times of files too.
+    starts_none: whether it may start threads only, no process.
     file_bytes: of each file that it writes.
     """
 
@@ -208,6 +209,8 @@ class Confinement(Struct, frozen=True):
         if os.getppid() != self.parent:  # the parent ended before the line above
             os._exit(1)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if self.has_children:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit_child()
         os.nice(self.niceness)

@@ -14,6 +14,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+GONE_S = 5.0
+"""A killed process is gone at once, unless the kernel writes its pages back meanwhile."""
+
+LEAVE_S = 1.0
+"""A child's own children that end by themselves once it is gone, as prepared parents do, have this time to clean up."""
+
 _LOOK_S = 0.005
 
 
