@@ -120,7 +120,9 @@ class JsonFormat(logging.Formatter):
         trace = _trace(self, record)
         if trace:
             line["exception"] = "\n".join(trace)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        text = json.dumps(line, default=str, ensure_ascii=False)
+        # JSON lets other line breaks pass, and control characters that a terminal obeys.
+        return text if text.isprintable() else "".join(_escaped(char) for char in text)
 
 
 class JournalFormat(logging.Formatter):
@@ -217,6 +219,11 @@ def _shown(value: object) -> str:
 def _one_line(text: str) -> str:
     """The message with its control characters escaped: a line break in it begins no record."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _escaped(char: str) -> str:
+    """A character of a JSON text, so that it is printed."""
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:

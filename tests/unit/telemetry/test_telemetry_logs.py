@@ -109,6 +109,16 @@ def test_a_line_break_in_a_message_makes_no_second_record() -> None:
     assert r"new\n12:00:00.000 info    all is well\r\u2028" in line
 
 
+def test_json_has_no_line_breaks_of_other_alphabets_and_no_control_characters() -> None:
+    out = written()
+    said = "a\u2028b\u2029c\x85d\x9b2J\x7f\u202e\U000e0001 \u00e4\u4e2d"
+    log.warning("not served: %s", said, extra={"model": said})
+    (line,) = out.lines()
+    assert line.isprintable()
+    assert "\u00e4\u4e2d" in line
+    assert out.records()[0]["model"] == said
+
+
 def test_an_exception_is_kept_with_its_record() -> None:
     out = written()
     try:
