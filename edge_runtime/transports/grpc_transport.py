@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,14 +47,38 @@ FLUSH_S = 1.0
 
 BEAT_S = 0.25
 
+STEP_S = 0.1
+"""A wall clock that moved so much against the monotonic one was stepped: a time service slews by 0.5 ms a second."""
+
+DISTRUST_S = 5.0
+"""For how long after a step calls may lie here that came before it: many times what a loop under load lags."""
+
+
+class WallClock:
+    """Tells whether this machine's wall clock was stepped while calls lay here. Thread: `edge-grpc`."""
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - time.monotonic()
+        self._distrusted_until_s = 0.0
+
+    def was_stepped(self) -> bool:
+        """Whether it was stepped since it was looked at last, or shortly before."""
+        now_s = time.monotonic()
+        ahead_s = time.time() - now_s
+        if abs(ahead_s - self._ahead_s) > STEP_S:
+            self._ahead_s = ahead_s
+            self._distrusted_until_s = now_s + DISTRUST_S
+        return now_s < self._distrusted_until_s
+
 
 class GrpcCall:
     """One call under way, as its method sees it. place: the listener's that took it."""
 
-    __slots__ = ("_context", "place")
+    __slots__ = ("_context", "_wall_clock", "place")
 
-    def __init__(self, context: Any, place: Any) -> None:
+    def __init__(self, context: Any, place: Any, wall_clock: WallClock) -> None:
         self._context = context
+        self._wall_clock = wall_clock
         self.place = place
 
     @property
@@ -71,9 +96,12 @@ class GrpcCall:
         return None
 
     def time_remaining(self) -> float | None:
-        """Seconds until the caller's deadline; None without one."""
+        """Seconds until the caller's deadline; None without one, and while nobody knows.
+
+        The library keeps a deadline by the wall clock, and ends a call that is over by the monotonic one.
+        """
         left_s: float | None = self._context.time_remaining()
-        return left_s
+        return None if left_s is None or self._wall_clock.was_stepped() else left_s
 
     def refuse(self, status: str, message: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """End with a status other than OK. status: its name. What the method returns then is not sent."""
@@ -269,21 +297,23 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the method of a path."""
 
     def __init__(self, methods: GrpcMethods, place: Any) -> None:
+        wall_clock = WallClock()
+
         def unary(method: Unary) -> Any:
             async def answer(request: bytes, context: Any) -> bytes:
-                return await method(request, GrpcCall(context, place))
+                return await method(request, GrpcCall(context, place, wall_clock))
 
             return grpc.unary_unary_rpc_method_handler(answer)
 
         def answers(method: Stream) -> Any:
             async def answer(request: bytes, context: Any) -> None:
-                await method(request, GrpcCall(context, place))
+                await method(request, GrpcCall(context, place, wall_clock))
 
             return grpc.unary_stream_rpc_method_handler(answer)
 
         def stream(method: Stream) -> Any:
             async def answer(_: Any, context: Any) -> None:
-                await method(None, GrpcCall(context, place))
+                await method(None, GrpcCall(context, place, wall_clock))
 
             return grpc.stream_stream_rpc_method_handler(answer)
 
