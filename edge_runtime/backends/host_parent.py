@@ -17,7 +17,6 @@ import gc
 import importlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -50,6 +49,7 @@ from edge_runtime.backends.host_messages import (
 from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree, tree_bytes
 from edge_runtime.sandbox.processes import processes
 
 OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
@@ -58,9 +58,6 @@ OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 
 FOLDER_BYTES = 256 << 20
 """What a host's temporary folder may hold: a library's own needs are a hundredth. /tmp is memory on many devices."""
-
-FILE_BYTES = 4096
-"""What a file counts at least: an empty one takes a block of the disk's table too."""
 
 MAX_PROCESSES = 64
 """That a host may have at once. RLIMIT_NPROC counts a user's processes, and does not hold for root."""
@@ -162,6 +159,7 @@ class _Forker:
         self._channel = channel
         self._folder = folder
         self._hosts: dict[int, _Forked] = {}  # process id, which is its group's too
+        self._removals: dict[int, Ended] = {}  # process id
         self._look_s = 0.0
         self._known_tasks = 0
 
@@ -217,7 +215,7 @@ class _Forker:
         try:
             pid = os.fork()
         except OSError as error:
-            _remove(folder)
+            remove_tree(folder)
             send(self._channel, Forked(order.host, 0, f"no process can be made: {error.strerror}"))
             return None
         if pid:
@@ -267,31 +265,63 @@ class _Forker:
             _, status = os.waitpid(ended.si_pid, 0)
             if host is not None:
                 host.status = os.waitstatus_to_exitcode(status)
+            elif ended.si_pid in self._removals:
+                send(self._channel, self._removals.pop(ended.si_pid))
 
     def _tell_ended(self) -> None:
         """Report hosts that ended to the daemon, each once its group is empty and its folder is gone."""
         for pid, host in list(self._hosts.items()):
             if host.status is None or _has_members(pid):
                 continue
-            _remove(host.folder)
-            del self._hosts[pid]
-            send(self._channel, Ended(host.number, host.status, host.reason))
+            del self._hosts[pid]  # from here on the number may be another's
+            report = Ended(host.number, host.status, host.reason)
+            removal = self._remove(host.folder)
+            if removal:
+                self._removals[removal] = report
+            else:
+                send(self._channel, report)
+
+    def _remove(self, folder: str) -> int:
+        """Remove a host's folder: at once where it is empty, else in a process, whose number is returned.
+
+        A host may fill its folder so that this takes many seconds, and others want to be forked and ended meanwhile.
+        """
+        if not folder:
+            return 0
+        try:
+            Path(folder).rmdir()
+        except OSError:
+            try:
+                pid = os.fork()
+            except OSError:
+                remove_tree(folder)
+                return 0
+            if pid:
+                return pid
+            try:
+                self._channel.close()  # else the daemon would not hear that this one's parent ended
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                remove_tree(folder)
+            finally:
+                os._exit(0)
+        return 0
 
     def _hold_bounds(self) -> None:
         """End the hosts that take more of the device than they may, once in a while."""
         now_s = time.monotonic()
         if now_s < self._look_s or not self._hosts:
             return
-        self._look_s = now_s + LOOK_S
         crowded = self._crowded()
         for pid, host in self._hosts.items():
             if host.status is None and not host.reason:
                 if pid in crowded:
                     host.reason = f"it had more than {MAX_PROCESSES} processes, and was ended"
-                elif host.folder and _folder_bytes(host.folder) > FOLDER_BYTES:
+                elif host.folder and tree_bytes(host.folder, FOLDER_BYTES) > FOLDER_BYTES:
                     host.reason = f"its temporary folder held more than {FOLDER_BYTES} bytes, and it was ended"
                 if host.reason:
                     _kill(pid)
+        took_s = time.monotonic() - now_s
+        self._look_s = now_s + max(LOOK_S, 5 * took_s)  # hosts are forked and ended meanwhile
 
     def _crowded(self) -> set[int]:
         """Return the groups with too many processes; looks closely only where the whole machine has many more."""
@@ -311,13 +341,17 @@ class _Forker:
         end_s = time.monotonic() + _LEAVE_S
         for pid in self._hosts:
             _kill(pid)
+        for pid in self._removals:  # the daemon goes on with it
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         while any(_has_members(pid) for pid in self._hosts) and time.monotonic() < end_s:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             time.sleep(0.002)
         for host in self._hosts.values():
-            _remove(host.folder)
+            if host.folder:
+                remove_tree(host.folder, REMOVAL_S)
 
 
 def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confinement:
@@ -361,29 +395,3 @@ def _has_members(group: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _folder_bytes(folder: str) -> int:
-    """Bytes below a folder, as far as they matter; what is removed meanwhile counts nothing."""
-    total, folders = 0, [folder]
-    while folders and total <= FOLDER_BYTES:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    total += max(entry.stat(follow_symlinks=False).st_blocks * 512, FILE_BYTES)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-    return total
-
-
-def _remove(folder: str) -> None:
-    """Remove the temporary folder of a host that has ended, with folders in it that it made unreadable."""
-    if not folder:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    for root, names, _ in os.walk(folder):
-        for path in (Path(root, name) for name in names):
-            with contextlib.suppress(OSError):
-                if not path.is_symlink():  # else it opens what a host linked to
-                    path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)

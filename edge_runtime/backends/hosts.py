@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import selectors
-import shutil
 import tempfile
 import threading
 import time
@@ -54,6 +53,7 @@ from edge_runtime.sandbox.child import (
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT, judge_ending
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_left_behind
+from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class Hosts:
         if keeper is not None:
             keeper.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_tree(self._folder, REMOVAL_S)
             close_all([self._folder_lock])
             self._folder = None
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree
 
 MIN_AGE_S = 60.0
 """A folder younger than this may not be locked yet by who makes it."""
@@ -34,7 +35,7 @@ def remove_unless_locked(folder: Path) -> None:
         descriptor = _opened(folder)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, REMOVAL_S)
         finally:
             os.close(descriptor)
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import stat
 import struct
 import threading
@@ -37,6 +36,7 @@ from edge_runtime.repository.durable import (
 )
 from edge_runtime.repository.release_paths import is_file_name
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
+from edge_runtime.sandbox.folder_tree import remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class BuildCache:
                 raise StorageFailed(f"{work}: {error.strerror}; free some space, or name another --state") from error
             yield work
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work)
             if held is not None:
                 os.close(held)
 
@@ -271,7 +271,7 @@ class BuildCache:
         with contextlib.suppress(OSError):
             if path.is_dir() and not path.is_symlink():
                 path = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}"))
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
 
