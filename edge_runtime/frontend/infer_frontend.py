@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from edge_runtime.frontend.replies import (
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
-from edge_runtime.scheduling.request import Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.request import Arrival, Request, deadline_exceeded, failure_of
 from edge_runtime.scheduling.worker import check_in_time
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -40,6 +41,7 @@ from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
+from edge_runtime.wire.codec import pack_error
 from edge_runtime.wire.json_codec import JsonAnswers
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,10 @@ CACHE_BYTES, ROUTE_BYTES = 4 << 20, 3 << 10
 
 SEEN_HEADERS = 16_384
 """Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
+
+MEASURED_S = 0.05
+"""Of two bursts that came within this time, the second tells what refusing costs: after a longer wait, the thread's CPU
+time is what it did meanwhile."""
 
 COUNT_RUNS = 32
 """Inline runs counted at once: right after a run the cores are needed for sending its replies."""
@@ -116,6 +122,14 @@ class InferRoute:
         return (frames[0], *payload) if self.has_places else payload
 
 
+class RefusedEntries(NamedTuple):
+    """Entries of one sender and one burst that are refused alike."""
+
+    sender: Hashable
+    error: EdgeRuntimeError
+    entries: list[Entry]
+
+
 class InferFrontend:
     """Answers the requests of one transport."""
 
@@ -130,10 +144,11 @@ class InferFrontend:
         listeners: Mapping[str, Listener] | None = None,
         regions: Regions | None = None,
         encoding: Encoding = FRAMES,
+        thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """listeners: by model, hear what is answered here. regions: None where clients share no memory.
 
-        encoding: how replies to known headers are written.
+        encoding: how replies to known headers are written. thread_s: the CPU time of the calling thread.
         """
         self._table = table
         self._infer = infer
@@ -149,6 +164,9 @@ class InferFrontend:
         self.listeners: Mapping[str, Listener] = listeners or {}
         self._cached_bytes = 0
         self._runs: list[tuple[Servable, int, int, float, float]] = []
+        self._thread_s = thread_s
+        # Invariant: -inf after any other work than a hosted burst, so that none of it is taken for refusing.
+        self._marked_s, self._marked_cpu_s = -math.inf, 0.0
 
     def drain(self) -> None:
         """Refuse new requests from now on; admitted ones are answered. Thread: I/O."""
@@ -194,20 +212,19 @@ class InferFrontend:
         Invariant: an exception is the answer of the requests that it hit, and touches no other.
         """
         if route.plan.inline is not None:
+            self._marked_s = -math.inf
             self._run_burst(endpoint, route, burst)
             return
         arrived_s = self._clock.monotonic_s()
-        if len(burst) == 1:
-            self._submit_each(endpoint, route, burst, arrived_s, route.plan)
-            return
-        dispatcher = self._infer.dispatcher
-        dispatcher.begin_burst()
+        refused: list[RefusedEntries] = []
         try:
-            if self._may_be_one(endpoint, route):
-                burst = self._submit_together(endpoint, route, burst, arrived_s)
-            self._submit_each(endpoint, route, burst, arrived_s, route.plan)
+            if len(burst) == 1:
+                self._submit_each(endpoint, route, burst, arrived_s, refused)
+            else:
+                self._submit_burst(endpoint, route, burst, arrived_s, refused)
         finally:
-            dispatcher.end_burst()
+            count = self._tell_refused(endpoint, route, refused, arrived_s) if refused else 0
+            self._measure(arrived_s, count if count == len(burst) else 0)
 
     def answer_bursts(
         self, endpoint: ReplyEndpoint, touched: Sequence[InferRoute]
@@ -242,6 +259,7 @@ class InferFrontend:
         header as it came. timeout_s: a bound beside the header's timeout. Raises EdgeRuntimeError: refused, and not
         answered yet.
         """
+        self._marked_s = -math.inf
         if header.op != "infer":
             self._op(endpoint, origin, reply, header, frame)
             return None
@@ -355,9 +373,36 @@ class InferFrontend:
     def _refuse_batch(
         endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], error: EdgeRuntimeError
     ) -> None:
+        """Send each entry the error, whose frame is written once."""
+        if not entries:
+            return
         route.plan.metrics.refused(error.code, len(entries))
+        encoding = route.encoding
+        if encoding is FRAMES:
+            header = pack_error(error)
+            for origin, request_id, _ in entries:
+                endpoint.send((origin,), (header, request_id))
+            return
         for origin, request_id, _ in entries:
-            endpoint.send((origin,), route.encoding.refusal(error, request_id))
+            endpoint.send((origin,), encoding.refusal(error, request_id))
+
+    def _submit_burst(
+        self,
+        endpoint: ReplyEndpoint,
+        route: InferRoute,
+        entries: list[Entry],
+        arrived_s: float,
+        refused: list[RefusedEntries],
+    ) -> None:
+        """Submit a burst; no worker wakes for the first of it. refused: as of `_submit_each`."""
+        dispatcher = self._infer.dispatcher
+        dispatcher.begin_burst()
+        try:
+            if self._may_be_one(endpoint, route):
+                entries = self._submit_together(endpoint, route, entries, arrived_s, refused)
+            self._submit_each(endpoint, route, entries, arrived_s, refused)
+        finally:
+            dispatcher.end_burst()
 
     def _may_be_one(self, endpoint: ReplyEndpoint, route: InferRoute) -> bool:
         """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
@@ -365,18 +410,30 @@ class InferFrontend:
         return is_small and endpoint.post_answers is not None and not self.listeners
 
     def _submit_together(
-        self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], arrived_s: float
+        self,
+        endpoint: ReplyEndpoint,
+        route: InferRoute,
+        entries: list[Entry],
+        arrived_s: float,
+        refused: list[RefusedEntries],
     ) -> list[Entry]:
-        """Submit each sender's requests as one; return those that are to be submitted by themselves."""
+        """Submit each sender's requests as one; return those that are to be submitted by themselves.
+
+        refused: gets those of senders of which nothing is admitted now.
+        """
         plan = route.plan
         most = self._infer.dispatcher.rows_together(plan.servable.scheduled) // plan.rows
         if most < 2:  # there is nothing to put together
-            return list(entries)
+            return entries
         left: list[Entry] = []
         senders: dict[Any, list[Entry]] = {}
         for entry in entries:
             senders.setdefault(entry[0], []).append(entry)
         for origin, own in senders.items():
+            error, is_for_more = self._judge(route, endpoint.sender(origin), arrived_s)
+            if error is not None and is_for_more:
+                refused.append(RefusedEntries(endpoint.sender(origin), error, own))
+                continue
             for start in range(0, len(own), most):
                 part = own[start : start + most]
                 reply = BurstReply(self, endpoint, route, part)
@@ -408,23 +465,78 @@ class InferFrontend:
         route: InferRoute,
         entries: Sequence[Entry],
         arrived_s: float,
-        plan: RequestPlan | None,
+        refused: list[RefusedEntries] | None,
     ) -> None:
+        """Submit requests one by one.
+
+        refused: gets those that are refused now, before anything is made of them. None: their version was swapped out,
+        and the header is resolved again.
+        """
+        plan = route.plan if refused is not None else None
         header, submit, metrics, nbytes = route.header, self._infer.submit, self._metrics, route.plan.nbytes
-        sender, unanswered = endpoint.sender, self._infer.unanswered
-        for origin, request_id, data in entries:
+        unanswered = self._infer.unanswered
+        alike: dict[Hashable, list[Entry]] = {}
+        for entry in entries:
+            origin, request_id, data = entry
+            sender = endpoint.sender(origin)
+            if refused is not None:
+                if sender in alike:
+                    alike[sender].append(entry)
+                    continue
+                error, is_for_more = self._judge(route, sender, arrived_s)
+                if error is not None:
+                    refused.append(RefusedEntries(sender, error, [entry]))
+                    if is_for_more:
+                        alike[sender] = refused[-1].entries
+                    continue
+                alike.clear()
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             if route.has_places:
                 self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan)
                 continue
             tensors = data if isinstance(data, tuple) else (data,)
-            request = Request(header, tensors, nbytes, reply, sender(origin), arrived_s, metrics)
+            request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics)
             try:
                 request.hold(unanswered, nbytes)
-            except QueueFull as error:
-                request.refuse(error)
+            except QueueFull as full:
+                request.refuse(full)
                 continue
             submit(request, plan)
+
+    def _judge(self, route: InferRoute, sender: Hashable, arrived_s: float) -> tuple[EdgeRuntimeError | None, bool]:
+        """As `Infer.judge`; None, too, for more than the sender may have unanswered."""
+        plan = route.plan
+        if not plan.is_judged_first or not self._infer.unanswered.has_room(
+            sender, 0 if route.has_places else plan.nbytes
+        ):
+            return None, False
+        return self._infer.judge(plan, Arrival(plan, plan.nbytes, sender, arrived_s))
+
+    def _tell_refused(
+        self, endpoint: ReplyEndpoint, route: InferRoute, refused: Sequence[RefusedEntries], arrived_s: float
+    ) -> int:
+        """Refuse entries of which no request was made, and return how many; one that is to be held becomes one."""
+        plan, dispatcher, count = route.plan, self._infer.dispatcher, 0
+        for sender, error, entries in refused:
+            count += len(entries)
+            told = dispatcher.told_now(sender, route.header, plan.nbytes, len(entries))
+            self._refuse_batch(endpoint, route, entries[:told], error)
+            for origin, request_id, _ in entries[told:]:
+                reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
+                request = Request(route.header, (), plan.nbytes, reply, sender, arrived_s, self._metrics)
+                request.take(plan, ())
+                dispatcher.refuse(request, type(error)(error.message, retry_after_ms=error.retry_after_ms))
+        return count
+
+    def _measure(self, arrived_s: float, refused: int) -> None:
+        """Count the CPU time of this thread since the last burst as the cost of a burst that was refused whole.
+
+        That is all of it: its messages were received, judged and answered, and the thread woke for them.
+        """
+        cpu_s = self._thread_s()
+        if refused and arrived_s - self._marked_s < MEASURED_S:
+            self._infer.dispatcher.observe_refusals(cpu_s - self._marked_cpu_s, refused)
+        self._marked_s, self._marked_cpu_s = arrived_s, cpu_s
 
     def _submit_shared(
         self, endpoint: ReplyEndpoint, route: InferRoute, entry: Entry, arrived_s: float, plan: RequestPlan | None

@@ -23,11 +23,12 @@ from edge_runtime.errors import (
     QueueFull,
     Unsupported,
 )
+from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import ChainFlow, ChainLoad, Claim, Load
 from edge_runtime.scheduling.queue import RequestQueue
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Arrival, Request
 from edge_runtime.scheduling.scheduled_model import LONELY_RUNS, Job, Layout, ScheduledModel
 from edge_runtime.scheduling.senders import Refusals
 
@@ -97,10 +98,9 @@ class Dispatcher:
         with self._lock:
             if not model.is_open:
                 raise _replaced(model)
-            if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
-                request.shape = policy.ALONE
-            if request.timeout_s != math.inf:
-                self._check_deadline(model, request)
+            refusal = self._judge(model, request)
+            if refusal is not None:
+                raise refusal
             given_way = self._make_room(model, request)
             if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
                 model.queue.line.join(request)
@@ -110,11 +110,23 @@ class Dispatcher:
         for other, error in given_way:
             other.refuse(error)
 
+    def judge(self, model: ScheduledModel, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
+        """Return what `admit` would refuse an arrival with now, and whether that holds for more like it.
+
+        None: `admit` decides. More like it: of its plan and its sender, until something is admitted. An idle model
+        learns from each refusal, so each is judged by itself there. Thread: any.
+        """
+        with self._lock:
+            if not model.is_open:
+                return None, False
+            return self._judge(model, arrival), self._is_busy()
+
     def foresee(self, model: ScheduledModel, request: Request) -> None:
         """Raise DeadlineUnmeetable where a request whose tensors have not come would be refused now. Thread: any."""
         with self._lock:
-            if request.timeout_s != math.inf:
-                self._check_deadline(model, request)
+            refusal = self._judge_deadline(model, request) if request.timeout_s != math.inf else None
+        if refusal is not None:
+            raise refusal
 
     def begin_burst(self) -> None:
         """Wake no worker for what is admitted until `end_burst`. Thread: any.
@@ -157,6 +169,21 @@ class Dispatcher:
                 self.has_timer.notify()
         if not is_held:
             request.refuse(error)
+
+    def told_now(self, sender: Hashable, header: RequestHeader, nbytes: int, count: int) -> int:
+        """Count refusals of `count` requests of one header that became no `Request`; return how many are told now.
+
+        `refuse` counts the others, and holds them. nbytes: of each one's tensors. Thread: any.
+        """
+        with self._lock:
+            if self.is_stopping:
+                return count
+            return self._refusals.pay(sender, header, nbytes, count, self._clock.monotonic_s())
+
+    def observe_refusals(self, cpu_s: float, count: int) -> None:
+        """Learn what refusing took: `cpu_s` of one core for `count` small requests. Thread: any."""
+        with self._lock:
+            self._refusals.observe(cpu_s, count)
 
     def due_refusals(self) -> tuple[list[Request], float]:
         """Held requests to complete now, and the instant to look again (inf: none is held). Thread: the timer's."""
@@ -331,6 +358,9 @@ class Dispatcher:
         with self._lock:
             if not chain.is_open:
                 raise _replaced(chain)
+            refusal = self._judge_room(chain, request)
+            if refusal is not None:
+                raise refusal
             given_way = self._make_room(chain, request)
             self._queue(chain, request)
         for other, error in given_way:
@@ -575,11 +605,6 @@ class Dispatcher:
         The last request of a sender that has more waiting gives way: one that fills the queue must not shut others out.
         """
         queue = model.queue
-        if isinstance(queue, LevelQueue) and queue.is_full(request):
-            raise QueueFull(
-                f"Exceeds maximum queue size: as many requests wait for model {model.name} as its [queue] allows",
-                retry_after_ms=self._wait_s(model, request) * 1e3,
-            )
         given_way: list[tuple[Request, QueueFull]] = []
         while queue.rows + request.rows > model.max_queue_rows or queue.nbytes + request.nbytes > model.max_queue_bytes:
             other = queue.one_in_the_way(request) if len(given_way) < MOST_GIVEN_WAY else None
@@ -591,7 +616,28 @@ class Dispatcher:
             queue.remove([other])
         return given_way
 
-    def _queue_full(self, model: ScheduledModel, request: Request) -> QueueFull:
+    def _judge(self, model: ScheduledModel, request: Request | Arrival) -> EdgeRuntimeError | None:
+        """What a request of an open model is refused with; None: `_make_room` decides, where others may give way."""
+        if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
+            request.shape = policy.ALONE
+        if request.timeout_s != math.inf:
+            late = self._judge_deadline(model, request)
+            if late is not None:
+                return late
+        return self._judge_room(model, request)
+
+    def _judge_room(self, model: ScheduledModel, request: Request | Arrival) -> QueueFull | None:
+        queue = model.queue
+        if isinstance(queue, LevelQueue) and queue.is_full(request):
+            return QueueFull(
+                f"Exceeds maximum queue size: as many requests wait for model {model.name} as its [queue] allows",
+                retry_after_ms=self._wait_s(model, request) * 1e3,
+            )
+        if queue.rows + request.rows <= model.max_queue_rows and queue.nbytes + request.nbytes <= model.max_queue_bytes:
+            return None
+        return self._queue_full(model, request) if queue.one_in_the_way(request) is None else None
+
+    def _queue_full(self, model: ScheduledModel, request: Request | Arrival) -> QueueFull:
         queue = model.queue
         if queue.rows + request.rows > model.max_queue_rows:
             wait, bound = f"{queue.rows} rows", model.max_queue_rows
@@ -602,33 +648,35 @@ class Dispatcher:
             retry_after_ms=self._wait_s(model, request) * 1e3,
         )
 
-    def _check_deadline(self, model: ScheduledModel, request: Request) -> None:
+    def _judge_deadline(self, model: ScheduledModel, request: Request | Arrival) -> DeadlineUnmeetable | None:
         wait_s = self._wait_s(model, request)
         if request.shape is policy.ALONE:
             wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
         run_s = model.layout.run_times.predict_s(request.rows)
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step):
-            return
+            return None
         if not self._is_busy():
             model.layout.run_times.relax()
-        raise DeadlineUnmeetable(
+        return DeadlineUnmeetable(
             f"forecast {(wait_s + run_s) * 1e3:.1f} ms, timeout {request.timeout_s * 1e3:.1f} ms",
             retry_after_ms=max(wait_s + run_s - request.timeout_s * policy.ADMISSION_MARGIN, 0.0) * 1e3,
         )
 
-    def _wait_s(self, model: ScheduledModel, request: Request) -> float:
+    def _wait_s(self, model: ScheduledModel, request: Request | Arrival) -> float:
         if not self._is_busy():
             return 0.0
         now_s = self._clock.monotonic_s()
         own_s = model.work_s(model.queue.rows_before(request, now_s, model.limits.max_rows))
-        # What waits before a pipeline's first step is in no model's way yet.
-        others = [other for other in self._active if other is not model and other.layout.concurrency]
-        load = Load(
-            running_s=sum(job.left_s(now_s) * job.layout.threads for job in self._running if job.waits_since_s is None),
-            own_queued_s=own_s,
-            all_queued_s=own_s + sum(other.work_s(other.queue.rows_at(request.priority)) for other in others),
-            models=1 + len(others),
-        )
+        running_s, all_s, models = 0.0, own_s, 1
+        for job in self._running:
+            if job.waits_since_s is None:
+                running_s += job.left_s(now_s) * job.layout.threads
+        for other in self._active:
+            # What waits before a pipeline's first step is in no model's way yet.
+            if other is not model and other.layout.concurrency:
+                all_s += other.work_s(other.queue.rows_at(request.priority))
+                models += 1
+        load = Load(running_s, own_s, all_s, models)
         return policy.forecast_wait_s(load, max(self._cores // model.layout.threads, 1))
 
     def _running_deadlines(self) -> Iterator[float]:

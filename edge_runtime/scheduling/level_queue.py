@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.scheduling.queue import Share
-from edge_runtime.scheduling.request import Reply, Request, failure_of, queue_time_expired
+from edge_runtime.scheduling.request import Arrival, Reply, Request, failure_of, queue_time_expired
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +78,12 @@ class LevelQueue:
         """Rows waiting, where the model is as urgent as this priority or more."""
         return self.rows if self._priority <= priority else 0
 
-    def rows_before(self, request: Request, now_s: float, batch_rows: int) -> int:  # noqa: ARG002
+    def rows_before(self, request: Request | Arrival, now_s: float, batch_rows: int) -> int:  # noqa: ARG002
         """Rows that run before a request that would come now."""
         own = self._level_of(request)
         return sum(level.rows for number, level in self._levels.items() if number <= own)
 
-    def is_full(self, request: Request) -> bool:
+    def is_full(self, request: Request | Arrival) -> bool:
         """Whether its level has as many requests as may wait there."""
         level = self._levels.get(self._level_of(request))
         return level is not None and 0 < level.policy.max_requests <= len(level)
@@ -159,7 +159,7 @@ class LevelQueue:
         self.remove(everything)
         return everything
 
-    def one_in_the_way(self, request: Request) -> Request | None:  # noqa: ARG002
+    def one_in_the_way(self, request: Request | Arrival) -> Request | None:  # noqa: ARG002
         """None: a full queue refuses the newest."""
         return None
 
@@ -168,7 +168,7 @@ class LevelQueue:
             yield from level.on_time
             yield from level.delayed
 
-    def _level_of(self, request: Request) -> int:
+    def _level_of(self, request: Request | Arrival) -> int:
         """A request of which only the head has come has no plan, and counts at the default level."""
         level: int = request.plan.level if request.plan is not None else self._rules.default_level
         return level

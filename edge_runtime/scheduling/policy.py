@@ -35,11 +35,18 @@ LARGE_FRAME_BYTES = 64 * 1024
 CHAIN_SHARE = 0.1
 """Share of a timeout that the work under way in a pipeline may take before another request begins there."""
 
-REFUSAL_S = 20e-6
-"""What refusing a small request costs the device, in seconds of one core."""
+LEAST_REFUSAL_S = 20e-6
+"""What refusing a small request costs the device at least, in seconds of one core, and as long as none was measured."""
 
-REFUSED_BYTES_PER_S = 3e9
-"""How fast tensors are copied only to be dropped: 3 600 refusals/s of 600 KB cost 0.7 cores (bench)."""
+REFUSAL_SMOOTHING = 0.05
+"""Weight of one measured refusal in the mean of their cost: about the last forty count."""
+
+REFUSAL_OUTLIER = 4.0
+"""A refusal over this many times the mean is clipped to it: its thread did other work meanwhile."""
+
+REFUSED_BYTES_PER_S = 5e9
+"""How fast tensors are copied only to be dropped, on other threads than the one whose refusals are measured: libzmq's
+takes 65 to 165 us more for a frame of 600 KB than for a small one (measured at 5 000 and 600 refusals/s)."""
 
 REFUSAL_SHARE = 0.05
 """Share of one core that refusing one sender of one model may cost before its refusals are held."""
@@ -245,9 +252,24 @@ def may_begin_chain(flow: ChainFlow, timeout_s: float, cores: int) -> bool:
     return flow.rows < flow.full_rows and is_short and flow.nbytes < flow.max_bytes
 
 
-def refusal_cost_s(nbytes: int) -> float:
-    """What one refusal costs, in seconds of one core. nbytes: of tensors that were copied to get here."""
-    return REFUSAL_S + nbytes / REFUSED_BYTES_PER_S
+def refusal_cost_s(small_s: float, nbytes: int) -> float:
+    """What one refusal costs, in seconds of one core.
+
+    small_s: of a small request. nbytes: of tensors that were copied to get here.
+    """
+    return small_s + nbytes / REFUSED_BYTES_PER_S
+
+
+def learnt_refusal_s(known_s: float, cpu_s: float, count: int) -> float:
+    """The mean cost of a small refusal after `count` more, which took `cpu_s` in all. count >= 1."""
+    each_s = min(cpu_s / count, known_s * REFUSAL_OUTLIER)
+    weight = REFUSAL_SMOOTHING if count == 1 else 1.0 - (1.0 - REFUSAL_SMOOTHING) ** count
+    return max(known_s + weight * (each_s - known_s), LEAST_REFUSAL_S)
+
+
+def refusals_told_now(paid_until_s: float, each_s: float, now_s: float) -> int:
+    """How many more refusals of one sender `hold_refusal_until_s` has told now, of which each is paid for in each_s."""
+    return max(int((now_s + REFUSAL_BURST_S - paid_until_s) / each_s), 0)
 
 
 def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float, now_s: float) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from edge_runtime.scheduling import policy
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Arrival, Request
 
 KEPT_TURNS = 1024
 """Senders without a waiting request whose turn is remembered: more have just been served, and start level again."""
@@ -103,7 +103,7 @@ class Tier:
                 following = share[index]
                 heappush(later, (turn + request.rows, following.due_s, following.number, share, index))
 
-    def rows_before(self, request: Request, due_s: float) -> int:
+    def rows_before(self, request: Request | Arrival, due_s: float) -> int:
         """Rows that run before a request that comes now: what its sender has due before it, and the others' turns.
 
         Exact for requests of one row while each sender was served alike; else rather too many than too few.
@@ -241,7 +241,7 @@ class RequestQueue:
         """Rows waiting at this priority or a more urgent one."""
         return sum(tier.rows for tier in self._tiers.values() if tier.priority <= priority)
 
-    def rows_before(self, request: Request, now_s: float, batch_rows: int) -> int:
+    def rows_before(self, request: Request | Arrival, now_s: float, batch_rows: int) -> int:
         """Rows that run before a request that would come now. batch_rows: the most in one run."""
         priority, rows = request.priority, 0
         for tier in self._tiers.values():
@@ -299,7 +299,7 @@ class RequestQueue:
         self.remove(everything)
         return everything
 
-    def one_in_the_way(self, request: Request) -> Request | None:
+    def one_in_the_way(self, request: Request | Arrival) -> Request | None:
         """The last request of a sender that has more waiting than this request's would have; None: there is none.
 
         Of its priority or a less urgent one.

@@ -83,6 +83,31 @@ class Terms(Protocol):
         ...
 
 
+class Arrival:
+    """A request of which its header alone is known: what admission reads of it, before anything is made of it.
+
+    nbytes: of its tensors. The others: as a `Request` has them.
+    """
+
+    __slots__ = (
+        "arrived_s", "deadline_s", "nbytes", "plan", "priority", "rows", "sender", "shape", "timeout_s",
+    )  # fmt: skip
+
+    is_step = False
+
+    def __init__(self, plan: Any, nbytes: int, sender: Hashable, arrived_s: float) -> None:
+        """plan: of its header, a RequestPlan."""
+        self.plan = plan
+        self.nbytes = nbytes
+        self.sender = sender
+        self.arrived_s = arrived_s
+        self.rows: int = plan.rows
+        self.shape: object = plan.shape
+        self.priority: int = plan.priority
+        self.timeout_s: float = plan.timeout_s
+        self.deadline_s = arrived_s + self.timeout_s
+
+
 class Request:
     """One request, from its door to its reply. Instants are monotonic seconds.
 
@@ -250,6 +275,12 @@ class UnansweredBytes:
             self._of[sender] = before + nbytes
             self.total += nbytes
         return nbytes
+
+    def has_room(self, sender: Hashable, nbytes: int) -> bool:
+        """Whether `hold` would count one more request now. Takes no lock: what changes meanwhile may prove it wrong."""
+        before = self._of.get(sender, 0)
+        after = before + nbytes + REQUEST_BYTES
+        return (not before or after <= self._sender_bytes) and after <= self.total_bytes - self.total
 
     def give_back(self, sender: Hashable, nbytes: int) -> None:
         """End what `hold` counted."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.request import Request
 
@@ -82,6 +83,7 @@ class Refusals:
         self._held: list[tuple[float, int, Request, float]] = []
         self._held_of: dict[Hashable, int] = {}
         self._number = 0
+        self._cost_s = policy.LEAST_REFUSAL_S
 
     def __len__(self) -> int:
         return len(self._held)
@@ -92,11 +94,8 @@ class Refusals:
         A held request has `error` and no tensors, and `due` returns it in time.
         """
         account = (request.sender, request.header.model)
-        paid_until_s = max(self._paid_until_s.pop(account, now_s), now_s)
-        paid_until_s += policy.refusal_cost_s(0 if request.header.has_places else request.nbytes) / policy.REFUSAL_SHARE
-        self._paid_until_s[account] = paid_until_s
-        if len(self._paid_until_s) > MOST_ACCOUNTS:
-            del self._paid_until_s[next(iter(self._paid_until_s))]
+        paid_until_s = self._paid_until(account, now_s) + self._pays_s(request.header, request.nbytes)
+        self._keep(account, paid_until_s)
         retry_s = (error.retry_after_ms or 0.0) / 1e3
         until_s = policy.hold_refusal_until_s(paid_until_s, retry_s, request.deadline_s, now_s)
         held = self._held_of.get(request.sender, 0)
@@ -107,6 +106,23 @@ class Refusals:
         heappush(self._held, (until_s, self._number, request, now_s + retry_s))
         self._held_of[request.sender] = held + 1
         return True
+
+    def pay(self, sender: Hashable, header: RequestHeader, nbytes: int, count: int, now_s: float) -> int:
+        """Count refusals of `count` requests of one header as far as they are told now; return how many are.
+
+        nbytes: of each one's tensors. The others are for `hold`, which counts them.
+        """
+        account = (sender, header.model)
+        each_s = self._pays_s(header, nbytes)
+        paid_until_s = self._paid_until(account, now_s)
+        told = min(policy.refusals_told_now(paid_until_s, each_s, now_s), count)
+        if told:
+            self._keep(account, paid_until_s + told * each_s)
+        return told
+
+    def observe(self, cpu_s: float, count: int) -> None:
+        """Learn from `count` refusals of small requests, which took `cpu_s` of one core."""
+        self._cost_s = policy.learnt_refusal_s(self._cost_s, cpu_s, count)
 
     def next_s(self) -> float | None:
         """When the next one is due; None: none is held."""
@@ -128,6 +144,19 @@ class Refusals:
         self._held = [entry for entry in self._held if entry[2].sender != sender]
         heapify(self._held)
         return found
+
+    def _pays_s(self, header: RequestHeader, nbytes: int) -> float:
+        """How long a sender's share pays for one refusal."""
+        return policy.refusal_cost_s(self._cost_s, 0 if header.has_places else nbytes) / policy.REFUSAL_SHARE
+
+    def _paid_until(self, account: tuple[Hashable, str], now_s: float) -> float:
+        return max(self._paid_until_s.get(account, now_s), now_s)
+
+    def _keep(self, account: tuple[Hashable, str], paid_until_s: float) -> None:
+        self._paid_until_s.pop(account, None)  # the one counted last is forgotten last
+        self._paid_until_s[account] = paid_until_s
+        if len(self._paid_until_s) > MOST_ACCOUNTS:
+            del self._paid_until_s[next(iter(self._paid_until_s))]
 
     def _released(self, request: Request, retry_at_s: float, now_s: float) -> Request:
         left = self._held_of[request.sender] - 1

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Request, UnansweredBytes, failure_of
+from edge_runtime.scheduling.request import Arrival, Request, UnansweredBytes, failure_of
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request, timeout_ms_of
@@ -63,6 +63,19 @@ class Infer:
         request.deadline_s = request.arrived_s + request.timeout_s
         request.shape = None
         self.dispatcher.foresee(servable.scheduled, request)
+
+    def judge(self, plan: RequestPlan, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
+        """Return what a request of a known header is refused with now, and whether that holds for more like it.
+
+        None: `submit` decides. As `Dispatcher.judge`.
+        """
+        if not self._is_open:
+            return None, False
+        servable = plan.servable
+        refusal, is_for_more = self.dispatcher.judge(servable.scheduled, arrival)
+        if refusal is not None and not plan.is_own:
+            servable.used_s = arrival.arrived_s
+        return refusal, is_for_more
 
     def submit(self, request: Request, plan: RequestPlan | None = None) -> RequestPlan | None:
         """Admit one request, let it wait for its model, or refuse it. Never raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,7 +79,11 @@ class Kit:
         operations = OperationHandlers(
             core.table, core.loader, core.pending_loads, SimpleNamespace(is_ready=True, stats=dict)
         )
-        self.frontend = InferFrontend(core.table, core.infer, operations, core.clock, core.metrics)
+        self.thread_s: Callable[[], float] = time.thread_time
+        self.frontend = InferFrontend(
+            core.table, core.infer, operations, core.clock, core.metrics, thread_s=self._now_s
+        )
+        self.dispatcher = core.infer.dispatcher
         self.endpoint = KeptAnswers()
         for index in range(3):
             reply = TransportReply(self.frontend, self.endpoint, (b"first",), FRAMES, bytes([index]))
@@ -88,11 +93,14 @@ class Kit:
         # A busy machine may have found them longer than those which are run together.
         self.servable = core.table.resolve("m", None)
         self.servable.scheduled.layout.run_times = LatencyModel({1: 1e-4, 32: 1e-4})
-        self._key = key
+        self.key = key
+
+    def _now_s(self) -> float:
+        return self.thread_s()
 
     def send(self, *tensors: bytes, senders: tuple[bytes, ...] = (b"peer",)) -> dict[bytes, Any]:
         """Send one burst, numbered from 0; return how each of it ended."""
-        route = self.frontend.routes()[self._key]
+        route = self.frontend.routes()[self.key]
         burst = [(senders[at % len(senders)], b"%d" % at, tensor) for at, tensor in enumerate(tensors)]
         self.frontend.answer_burst(self.endpoint, route, burst)
         self.endpoint.wait_for(len(burst))

@@ -8,14 +8,22 @@ import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineUnmeetable, QueueFull
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.policy import REFUSAL_BURST_S, REFUSAL_SHARE, hold_refusal_until_s, refusal_cost_s
+from edge_runtime.scheduling.policy import (
+    LEAST_REFUSAL_S,
+    REFUSAL_BURST_S,
+    REFUSAL_SHARE,
+    hold_refusal_until_s,
+    learnt_refusal_s,
+    refusal_cost_s,
+)
 from edge_runtime.scheduling.senders import MOST_ACCOUNTS, MOST_HELD_OF_SENDER, Refusals
 from edge_runtime.scheduling.worker import WorkerPool
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
 
 IMAGE_BYTES = 600_000
-FREE = int(REFUSAL_BURST_S * REFUSAL_SHARE / refusal_cost_s(IMAGE_BYTES))
+COST_S = refusal_cost_s(LEAST_REFUSAL_S, IMAGE_BYTES)
+FREE = int(REFUSAL_BURST_S * REFUSAL_SHARE / COST_S)
 """Refusals of one image each that are told at once."""
 
 
@@ -90,8 +98,53 @@ def test_a_sender_that_asks_again_at_once_is_refused_at_the_rate_that_its_share_
         in_flight = [request for request in in_flight if request.reply.end is None]
         in_flight += [refuse(dispatcher, clock, retry_after_ms=1.0) for _ in ended]
 
-    assert refusals * refusal_cost_s(IMAGE_BYTES) <= (20 + 2 * REFUSAL_BURST_S) * REFUSAL_SHARE
-    assert refusals >= 20 * 0.8 * REFUSAL_SHARE / refusal_cost_s(IMAGE_BYTES)
+    assert refusals * COST_S <= (20 + 2 * REFUSAL_BURST_S) * REFUSAL_SHARE
+    assert refusals >= 20 * 0.8 * REFUSAL_SHARE / COST_S
+
+
+@pytest.mark.parametrize(
+    ("what", "known_s", "cpu_s", "count", "least_s", "most_s"),
+    [
+        ("one moves the mean a little", 100e-6, 200e-6, 1, 104e-6, 106e-6),
+        ("a burst counts as often as it has refusals", 100e-6, 40 * 200e-6, 40, 180e-6, 190e-6),
+        ("work beside is no cost of refusing", 100e-6, 1.0, 1, 100e-6, 116e-6),
+        ("nothing costs less than the least", LEAST_REFUSAL_S, 1e-9, 32, LEAST_REFUSAL_S, LEAST_REFUSAL_S),
+    ],
+)
+def test_what_a_refusal_costs_is_learnt(what, known_s, cpu_s, count, least_s, most_s):
+    assert least_s <= learnt_refusal_s(known_s, cpu_s, count) <= most_s, what
+
+
+@pytest.mark.parametrize("each_s", [50e-6, 200e-6, 1e-3])
+def test_holding_starts_at_the_share_of_what_refusals_were_measured_to_cost(dispatcher, clock, each_s):
+    for _ in range(500):
+        dispatcher.observe_refusals(8 * each_s, 8)
+
+    requests = [refuse(dispatcher, clock, nbytes=0) for _ in range(int(2 * REFUSAL_SHARE / each_s))]
+
+    assert len(told(requests)) * each_s == pytest.approx(REFUSAL_BURST_S * REFUSAL_SHARE, rel=0.05)
+    assert requests[: len(told(requests))] == told(requests)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_refusals_counted_in_bursts_are_told_as_many_as_one_by_one(clock, count):
+    one_by_one, in_bursts = (Dispatcher(clock, cores=1) for _ in range(2))
+    singly = sum(len(told([refuse(one_by_one, clock)])) for _ in range(20 * count))
+    header, told_now = request_of([]).header, 0
+    for _ in range(20):
+        found = in_bursts.told_now("greedy", header, IMAGE_BYTES, count)
+        told_now += found
+        left = [refuse(in_bursts, clock) for _ in range(count - found)]
+        assert told(left) == [], "what is not told now is held"
+
+    assert told_now == singly == min(FREE, 20 * count)
+    assert in_bursts.told_now("polite", header, IMAGE_BYTES, 1) == 1
+
+
+def test_a_burst_is_told_now_once_the_daemon_stops(dispatcher, clock):
+    WorkerPool(dispatcher, clock).close()
+
+    assert dispatcher.told_now("greedy", request_of([]).header, IMAGE_BYTES, FREE + 10) == FREE + 10
 
 
 def test_one_sender_has_no_other_refusal_held(dispatcher, clock):

@@ -20,10 +20,13 @@ def fill(unanswered: UnansweredBytes, sender: str) -> int:
 
 
 def holds(unanswered: UnansweredBytes, sender: object) -> bool:
+    had_room = unanswered.has_room(sender, NBYTES)
     try:
         unanswered.hold(sender, NBYTES)
     except QueueFull:
+        assert not had_room
         return False
+    assert had_room
     return True
 
 
