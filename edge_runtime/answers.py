@@ -8,10 +8,10 @@ width]; `embedding` FP32 [rows, length]; `text` BYTES [rows]; and PICTURE_SIZE, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.steps import AnswerKind, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array
@@ -24,8 +24,7 @@ _ARRAYS = {"mask": np.uint8, "embedding": np.float32}
 """Kinds of answers that are arrays."""
 
 
-@dataclass(frozen=True, slots=True)
-class PictureRead:
+class PictureRead(Struct, frozen=True):
     """How a picture was read: its own size in pixels, how it was fitted to the model's, and the order of colours."""
 
     width: int
@@ -34,8 +33,7 @@ class PictureRead:
     color: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClassScore:
+class ClassScore(Struct, frozen=True):
     """One class. label: its index as text where there are no labels."""
 
     label: str
@@ -43,8 +41,7 @@ class ClassScore:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """One thing found. box: left, top, right, bottom in the pixels of the picture as it was sent."""
 
     label: str
@@ -53,8 +50,7 @@ class Box:
     box: tuple[float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What a model says of one picture (or row). Of `classes` … `text` those that its outputs declare, else None.
 
     classes and boxes: best first. mask: UINT8 [height, width]. embedding: FP32 [length].

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from edge_runtime.answers import Answer
 from edge_runtime.tensors import Array
@@ -51,8 +53,7 @@ class RegionPlace(NamedTuple):
     nbytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
+class TensorHeader(Struct, frozen=True):
     """What a header says of one tensor; `shape` is the whole shape, batch axis included. place: None: in a frame."""
 
     name: str
@@ -61,8 +62,7 @@ class TensorHeader:
     place: RegionPlace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(Struct, frozen=True):
     """A decoded request header. `op` "infer" uses all fields; other ops use `model`, `version` and `parameters`.
 
     output_places: where each of `outputs` is written, None: to a frame; empty: all to frames. queue_timeout_ms:
@@ -95,8 +95,7 @@ class RequestHeader:
         return bool(self.output_places) or any(tensor.place is not None for tensor in self.inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Where the time of one request went, and how many rows its batch had."""
 
     queue_ms: float
@@ -104,7 +103,7 @@ class Timing:
     batch_rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # a Struct cannot be a Mapping too
 class InferResult(Mapping[str, Array]):
     """An answer: output arrays by name in the order asked for, and the version that gave it.
 

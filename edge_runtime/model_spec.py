@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DYNAMIC = -1
 """A dimension of any length."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open.
 
     quantisation: scale and zero point, where integers stand for `scale * (integer - zero point)`. is_optional: an input
@@ -40,8 +40,7 @@ class TensorSpec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ByRequest:
+class ByRequest(Struct, frozen=True):
     """How a model takes its requests where it sees each of them by itself, as Triton's python models do.
 
     max_rows: of one request, and of all in a run; 0: axis 0 is no rows. joins: a run may have several requests.
@@ -53,8 +52,7 @@ class ByRequest:
     streams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True):
     """All inputs and outputs of one version, in the model's own order.
 
     max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
@@ -72,8 +70,7 @@ class ModelSpec:
         return bool(self.inputs) and all(spec.has_dynamic_axis_0 for spec in (*self.inputs, *self.outputs))
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTensor:
+class DeclaredTensor(Struct, frozen=True):
     """An input or output as a configuration beside the model describes it, rows included.
 
     shape: what requests have. inner_shape: what the model has in its place, of as many elements.
@@ -85,8 +82,7 @@ class DeclaredTensor:
     inner_shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Struct, frozen=True):
     """What callers of a model see, as Triton's `config.pbtxt` has it: names, shapes, and which outputs.
 
     No tensors: those of the model. by_place: names that the model does not have stand for its tensors in their order.

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec import field as key
 
 from edge_runtime.errors import ConfigError
@@ -169,8 +168,7 @@ class Crop(NamedTuple):
     box: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step: exactly one of `model` and `python` (a function of STEPS_FILE) is set. version: None for the default.
 
     inputs: by the model's own input. raw: as the parameter of a request, None where it has none. map: empty where the
@@ -203,8 +201,7 @@ class Step:
         return tuple(dict.fromkeys(place.step for place in self.reads if place.step != INPUT))
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True):
     """A whole pipeline, as `make_pipeline` checks it: free of cycles, its steps in an order in which they can run.
 
     levels: the same names by the longest way to them; steps of one level need nothing of each other. outputs: by the

@@ -25,11 +25,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
 from edge_runtime.messages import RegionPlace, TensorHeader
@@ -63,8 +63,7 @@ PUNCH_HOLE = 0x2 | 0x1
 F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 
 
-@dataclass(frozen=True, slots=True)
-class RegionBounds:
+class RegionBounds(Struct, frozen=True):
     """Most bytes of one owner, of the owners of one user, and of all together."""
 
     per_connection_bytes: int
@@ -88,8 +87,7 @@ class FoundPlace(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTensor:
+class SharedTensor(Struct, frozen=True):
     """An input in a region: a view of memory that its client can change at any moment."""
 
     array: Array

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from edge_runtime.errors import TensorMismatch, Unsupported
 
@@ -22,8 +22,7 @@ Tensors = Mapping[str, Array]
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Datatype:
+class Datatype(Struct, frozen=True):
     """One OIP datatype: its wire name, the numpy dtype of its bits and the bytes of one element (0: variable)."""
 
     name: str

@@ -12,10 +12,10 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from edge_runtime.errors import ConfigError
 
@@ -31,8 +31,7 @@ _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One mistake in a mapping: the key's path, and a sentence with got and wanted."""
 
     path: str

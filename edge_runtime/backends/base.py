@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from msgspec import Struct, field
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from edge_runtime.backends.host_messages import RequestLine
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """What one backend found on this device: usable or why not, the library's version, its devices."""
 
     name: str
@@ -37,8 +37,7 @@ DECODE_PICTURE = "decode picture"
 """The function of our own that a pipeline has before crops of encoded pictures; no name of Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepFunction:
+class StepFunction(Struct, frozen=True):
     """A function of a pipeline's `steps.py`, or DECODE_PICTURE, with what goes in and out of it."""
 
     name: str
@@ -49,8 +48,7 @@ TRITON_CONFIG = "triton.config"
 """The option that holds the configuration of one of Triton's python models, as JSON of its ModelConfig."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadOptions(Struct, frozen=True):
     """How to load one instance: the profile's backend options, overridden by the model's own.
 
     threads: cores that one `run` may use (intra-op). concurrency: runs at the same time; OpenVINO makes that many
@@ -200,8 +198,7 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HostStatus:
+class HostStatus(Struct, frozen=True):
     """The status of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
 
     pid: int

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -50,8 +50,7 @@ _LISTS: dict[BoxLayout, tuple[int, ...]] = {"yolonas": (1, 2, 3, 4, 5, 6), "ssd"
 """Layouts that also come as one list of sevens, and where left, top, right, bottom, score and class stand in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(Struct, frozen=True):
     """Boxes above the threshold. boxes: FP32 [n, 4]; scores: FP32 [n]; classes: [n]. No order, all numbers finite."""
 
     boxes: Floats

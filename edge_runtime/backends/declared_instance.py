@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Bound, Instance, Interruptible, LoadOptions, Probe
 from edge_runtime.errors import LoadFailed

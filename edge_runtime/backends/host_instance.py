@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, BeginCall, HostStatus, LoadOptions, OnResponse, Probe
 from edge_runtime.backends.host_memory import SharedMemory

@@ -24,7 +24,6 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -135,8 +134,7 @@ def _serve_call(task: CallTask, control: socket.socket, reports: int) -> None:
         os._exit(status)
 
 
-@dataclass(frozen=True, slots=True)
-class _ForkedHost:
+class _ForkedHost(Struct, frozen=True):
     """A host's own view: its task and its descriptors. others: of its runners, or for its reports."""
 
     task: HostTask | CallTask
@@ -144,8 +142,7 @@ class _ForkedHost:
     others: list[int]
 
 
-@dataclass(slots=True)
-class _Forked:
+class _Forked(Struct):
     """A host as its parent has it. folder: its temporary one, "" for none. status: None while it runs."""
 
     number: int

@@ -14,7 +14,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from edge_runtime.backends.host_messages import (
     CallTask,
@@ -169,8 +170,7 @@ class HostProcess:
             self._log_writer = -1
 
 
-@dataclass(slots=True)
-class HostLog:
+class HostLog(Struct):
     """What a process prints into a pipe: as much of it is logged as a second may have, the rest is counted.
 
     reader: the pipe's end here, which `edge-hosts` reads and closes. line: the beginning of a line that has no end yet.

@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.backends.base import BeginCall, Called, OnResponse
 from edge_runtime.backends.host_memory import (
@@ -75,16 +75,14 @@ KEPT_LAYOUTS = 64
 """Of one runner: the messages and views of shapes that come again and again are made once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RunOrder:
+class _RunOrder(Struct, frozen=True):
     """A run of certain shapes: its message, and where each input is written; None: it lies in a region already."""
 
     message: bytes
     inputs: tuple[Array | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Apart:
+class Apart(Struct, frozen=True):
     """How a run's requests are told apart: their rows and lines, and the function that takes their responses."""
 
     rows: tuple[int, ...]

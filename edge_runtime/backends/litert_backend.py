@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
@@ -173,8 +174,7 @@ def import_litert() -> ModuleType:
 # ---- loading --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _GraphTensor:
+class _GraphTensor(Struct, frozen=True):
     """An input or output of the served graph. dtype: the library's scalar type. size: its shape in the file."""
 
     spec: TensorSpec
@@ -183,8 +183,7 @@ class _GraphTensor:
     size: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class _Graph(Struct, frozen=True):
     """What is served of a file. subgraph: its number. keeps_state: a run would see values of the one before."""
 
     subgraph: int

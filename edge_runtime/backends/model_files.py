@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
+
+from msgspec import Struct
 
 from edge_runtime.backends.protobuf_fields import ProtobufFields
 from edge_runtime.errors import LoadFailed
@@ -35,8 +36,7 @@ _MAX_FIELDS = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactFiles:
+class ArtifactFiles(Struct, frozen=True):
     """One artifact: the locations of its data files, relative to its folder, and the bytes of all files together.
 
     precision: of most of its weights ("f32", "bf16", "f16", "f64", "int8", "mixed"), "" where it is unknown.

@@ -11,8 +11,10 @@ import html
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.backends.onnx_interface import declared_interface
@@ -45,8 +47,7 @@ _NAME = re.compile(rf"\s*(?:['\"]?(\d{{1,6}})['\"]?\s*:\s*)?({_TEXT})\s*(,|$)")
 _IR_DATATYPES = {"FP32": "FP32", "FP16": "FP16", "U8": "UINT8", "I8": "INT8"}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
+class ModelMetadata(Struct, frozen=True):
     """What a file says. names: of classes, in order. preset: the family whose exporter wrote it.
 
     task: Ultralytics' word for what it does. size: height and width of the picture that it was made for.

@@ -11,10 +11,10 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields, signed, varints
@@ -47,8 +47,7 @@ class NotPlain(Exception):
     """A part of a model that this reader does not follow; the text says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxConstant:
+class OnnxConstant(Struct, frozen=True):
     """A tensor of the file. numbers: its elements in order, None where there are more than are read."""
 
     datatype: int
@@ -56,8 +55,7 @@ class OnnxConstant:
     numbers: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxNode:
+class OnnxNode(Struct, frozen=True):
     """One use of an operator. domain: "" for ONNX's own."""
 
     operator: str
@@ -67,8 +65,7 @@ class OnnxNode:
     attributes: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxGraph:
+class OnnxGraph(Struct, frozen=True):
     """A whole model. declared: the datatype, and where one is said the shape, of inputs, outputs and values between.
 
     A dimension that is not a number is DYNAMIC. inputs are without those that are constants.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+
+from msgspec import Struct
 
 from edge_runtime.backends.onnx_graph import (
     BOOL,
@@ -551,13 +552,12 @@ def _quantization(use: NodeUse, value: TracedValue, zero_types: Sequence[int]) -
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """One row: how its shapes follow, under which conditions, and why no data can do harm in it."""
 
     follow: Follow
     why: str
-    outputs: int = field(default=1)
+    outputs: int = 1
 
 
 _EACH = "each element by itself, in floating point, which never traps"

@@ -8,8 +8,9 @@ Called by onnxruntime_backend.py, and by model_metadata.py for the names. onnx_f
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.backends.protobuf_fields import FIXED32, LENGTH_DELIMITED, VARINT, ProtobufFields, signed, varints
@@ -36,8 +37,7 @@ _MAX_CLASSES = 100_000
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ZipMap:
+class ZipMap(Struct, frozen=True):
     """One such node. classes: its keys in the order of columns, as text."""
 
     span: Span

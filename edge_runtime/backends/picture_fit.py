@@ -10,12 +10,12 @@ Pillow cuts that after each axis too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from edge_runtime.steps import Filter, Fit
 from edge_runtime.tensors import Array
@@ -35,8 +35,7 @@ SUPPORT: dict[Filter, float] = {"nearest": 0.5, "linear": 1.0, "bilinear": 1.0, 
 """Pixels that count, on each side of a place of the result. Source: Pillow's Resample.c."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A picture scaled to `width` x `height`, whose pixel (0, 0) comes to lie at (left, top) of the model's picture.
 
     left and top are negative where it is cropped. x of the model's picture is (x - left) * source_width / width.

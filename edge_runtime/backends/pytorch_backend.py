@@ -17,12 +17,13 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
@@ -104,8 +105,7 @@ class PyTorchBackend:
         return PyTorchInstance(torch, found, threads, device=device, memory_bytes=growth())
 
 
-@dataclass(frozen=True, slots=True)
-class RunnableModule:
+class RunnableModule(Struct, frozen=True):
     """A module ready to run. call: takes tensors in the order of the inputs, and returns the outputs, flat.
 
     within: the dtype that floats become before it runs, None where they stay.
@@ -252,8 +252,7 @@ def _check_options(options: LoadOptions) -> None:
 # ---- TorchScript ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
+class _Argument(Struct, frozen=True):
     """One that callers give. place: among all of forward's. is_guessed: its rows are those of the trace."""
 
     place: int

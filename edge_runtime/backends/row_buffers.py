@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.errors import RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -22,8 +22,7 @@ _MAX_BUFFER_BYTES = 1 << 30
 """One tensor's buffer; a model with larger batches takes the general path, which allocates only when it runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowLayout:
+class RowLayout(Struct, frozen=True):
     """Inner shapes of a model whose axis 0 is rows everywhere. fixed_rows: the only number of rows that it takes."""
 
     inputs: tuple[tuple[int, ...], ...]

@@ -11,9 +11,11 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import probe_library
@@ -151,8 +153,7 @@ class TensorRtBackend:
         return _Wanted(library, gpu, plan, key, declared, typing.precision)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """A planned engine. declared: the model's inputs and outputs; planned: the precision that it is built in."""
 
     library: Library

@@ -7,9 +7,10 @@ versions. Imports a library only in `import_tensorrt`. Called by the other tenso
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
+
+from msgspec import Struct
 
 from edge_runtime.backends.library_import import import_library, not_installed
 from edge_runtime.errors import BackendUnavailable
@@ -20,8 +21,7 @@ LIBRARIES = (FULL, RTX)
 """In the order of the search."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(Struct, frozen=True):
     """What a version can do.
 
     weak_typing: builder flags may lower precisions, layer by layer. strong_flag: a flag keeps the model's own types.
@@ -57,8 +57,7 @@ _RTX = Traits(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Struct, frozen=True):
     """One imported library. name: "tensorrt" or "tensorrt_rtx"."""
 
     module: ModuleType

@@ -11,7 +11,6 @@ import difflib
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
@@ -37,8 +36,7 @@ MAX_LEVEL = 5
 """IBuilderConfig.builder_optimization_level: 0 builds quickest, 5 searches longest for quick kernels; default 3."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """The GPU that engines are built for and run on.
 
     index: CUDA's number. capability: "8.7". driver: its version, as the system says it. is_integrated: it shares
@@ -161,8 +159,7 @@ _ENTRY = re.compile(r"(?P<name>.+):(?P<shape>\d+(x\d+)*)")
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeRange:
+class ShapeRange(Struct, frozen=True):
     """Smallest, tuned-for and largest shape of one input."""
 
     least: Shape
@@ -241,8 +238,7 @@ _LOWERING = {"f16": "FP16", "bf16": "BF16"}
 """Precision -> the builder flag that lets a weakly typed network run in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Typing:
+class Typing(Struct, frozen=True):
     """How a network is typed. is_strong: by the model's own types. flags: builder flags that allow lower ones.
 
     precision: the expected one, for the report until the built engine is inspected.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.errors import LoadFailed
@@ -30,8 +31,7 @@ _MAX_ENTRIES = 4096
 _MAX_NAME_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureNames:
+class SignatureNames(Struct, frozen=True):
     """The names that a signature gives to tensors, by the tensor's own name; empty where the file has no signature."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edge_runtime.backends.onnx_graph import FLOAT, INT64, OnnxConstant, OnnxNode
 from edge_runtime.model_spec import DYNAMIC
@@ -33,8 +34,7 @@ class NotInside(Exception):
     """A reason why a model may not run inside the daemon, in words that follow the model's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedValue:
+class TracedValue(Struct, frozen=True):
     """A tensor between two operators.
 
     shape: axis 0 may be DYNAMIC, for the rows of a run; every other length is 1 or more. datatype: in the words of the
@@ -254,8 +254,7 @@ class NodeUse:
         return self._is_constant
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(Struct, frozen=True):
     """The result of one operator: shape, type, and the multiplications or the like that a row of it takes.
 
     numbers: its elements where they are known.
@@ -271,8 +270,7 @@ Follow = Callable[[NodeUse], tuple[Followed, ...]]
 """Follows one use of an operator; returns its outputs. Raises NotInside."""
 
 
-@dataclass(slots=True)
-class RunCost:
+class RunCost(Struct):
     """What loading, and one row of a run, take: summed over a model's values."""
 
     row_bytes: int = 0

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from edge_runtime.cli.arguments import add_connection, milliseconds, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +146,6 @@ def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:
     """The keys in the file of `--curve-keys`, if one was given. Raises ConfigError naming the file and the key."""
     if arguments.curve_keys is None:
         return None
-    from msgspec import defstruct
-    from msgspec.structs import asdict
-
     from edge_runtime.typed_toml import build, parse_toml
 
     path = Path(arguments.curve_keys)
@@ -157,9 +153,7 @@ def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    keys = [(each.name, str) for each in fields(CurveKeys)]
-    found = build(defstruct("CurveFile", keys, forbid_unknown_fields=True), parse_toml(text, str(path)), str(path))
-    return CurveKeys(**asdict(found))
+    return build(CurveKeys, parse_toml(text, str(path)), str(path))
 
 
 def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:

@@ -6,8 +6,9 @@ show asks no daemon: it detects what a daemon started now would detect. list sho
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from edge_runtime.backends.base import Probe
 from edge_runtime.backends.registry import probe_all

@@ -15,10 +15,10 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from msgspec import Struct
 from zmq.backend import Socket as RawSocket
 
 from edge_runtime.client.frames import Frame
@@ -71,8 +71,7 @@ _send: Any = RawSocket.send
 _get: Any = RawSocket.get
 
 
-@dataclass(frozen=True, slots=True)
-class CurveKeys:
+class CurveKeys(Struct, frozen=True, forbid_unknown_fields=True):
     """CURVE keys of a client, each 40 characters of Z85: the daemon's public key and the client's own pair."""
 
     server_key: str

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.answers import Answer, PictureRead, answers_from_fields
 from edge_runtime.backends.picture_fit import place

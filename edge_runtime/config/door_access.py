@@ -11,8 +11,10 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES
 from edge_runtime.config.settings import DoorSettings
@@ -27,8 +29,7 @@ ANY_ORIGIN = "*"
 _LOCAL = "localhost"
 
 
-@dataclass(frozen=True, slots=True)
-class DoorAddress:
+class DoorAddress(Struct, frozen=True):
     """Where a door listens: host and port (0: any free one), or the path of a Unix socket.
 
     is_control: every caller of this address may load, unload and change settings. is_tls: it speaks TLS only.

@@ -11,7 +11,6 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,8 +40,7 @@ NAME_FORM = "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter o
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(Struct, frozen=True):
     """What a caller may do. name: of its token; None: it needs none here."""
 
     may_infer: bool

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from edge_runtime import __version__
 from edge_runtime.backends.hosts import Hosts
@@ -44,8 +45,7 @@ LOOK_S = 0.05
 """How often a stop looks whether the loader has ended."""
 
 
-@dataclass(slots=True)
-class Core:
+class Core(Struct):
     """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it."""
 
     config: Config

@@ -6,8 +6,9 @@ Imported only with `grpc.endpoint` or `grpc.control`, since it imports grpcio an
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import GrpcSettings

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import HttpSettings

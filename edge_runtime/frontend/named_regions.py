@@ -11,9 +11,10 @@ import os
 import stat
 import threading
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edge_runtime.errors import (
     DecodeFailed,
@@ -40,8 +41,7 @@ MAX_KEY_BYTES = 255
 """A file name's length."""
 
 
-@dataclass(eq=False, slots=True)
-class NamedRegion:
+class NamedRegion(Struct, eq=False, weakref=True):
     """A registered region. offset, nbytes: the part of the file that was registered."""
 
     name: str
@@ -49,7 +49,6 @@ class NamedRegion:
     offset: int
     nbytes: int
     fd: int
-    __weakref__: Any = field(init=False, repr=False)
 
     def fields(self) -> dict[str, Any]:
         """Describe the region for the status of regions."""

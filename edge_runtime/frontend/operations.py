@@ -7,8 +7,9 @@ operations of updates reply later, from the loader's or the updater's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
 from edge_runtime.frontend import triton_words
@@ -80,8 +81,7 @@ class Updates(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class OperationCall:
+class OperationCall(Struct, frozen=True):
     """One call of an operation. reply: called once. is_control: whether it came to a control endpoint.
 
     max_frame_bytes: the largest tensor that its endpoint takes. connection: by which it came; None where there is none.

@@ -8,15 +8,15 @@ then the name, so that the choice is never chance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.profile import MatchRules, Profile
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A decision: the profile, its reason, and at least one reason against every other profile."""
 
     profile: Profile

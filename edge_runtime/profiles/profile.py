@@ -7,12 +7,12 @@ match.py chooses a host's profile. `device_profiles/README.md` describes each fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.facts import Facts
@@ -156,8 +156,7 @@ class LimitOverlay(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedLimits:
+class ResolvedLimits(Struct, frozen=True):
     """Limits as numbers for one host. cores is at least 1 and never above what the process may use.
 
     memory_bytes None: neither the host nor a setting tells the memory, so models are not bounded.
@@ -170,8 +169,7 @@ class ResolvedLimits:
     max_run_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveProfile:
+class EffectiveProfile(Struct, frozen=True):
     """A profile applied to a host, as the daemon uses it. No backend has more threads than limits.cores."""
 
     name: str

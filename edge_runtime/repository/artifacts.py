@@ -7,8 +7,10 @@ a loss of precision is never silent; or where it is all that its owner put there
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.repository.folder import VersionFolder
@@ -23,8 +25,7 @@ from edge_runtime.repository.names import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(Struct, frozen=True):
     """A backend that may load a version. artifacts: names of files that it loads, best first.
 
     precision: asked of the backend, "" for its own.

@@ -7,11 +7,11 @@ model's versions are served.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings, Versions
 from edge_runtime.pipelines import PIPELINE_FILE
@@ -30,8 +30,7 @@ DEFAULT_LATEST = 1
 """A device has memory for one version of a model; a new one replaces it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself.
 
     is_of_version: of a version, or of the settings of a model that has some, whose own states tell it.
@@ -47,8 +46,7 @@ class Problem:
         return self.reason if self.reason.startswith(path) else f"{path}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionFolder:
+class VersionFolder(Struct, frozen=True):
     """One version on disk. files: plain files by name. path: their folder.
 
     fingerprint: covers folders below it too, so that a change of external data is noticed. within: the real folders
@@ -69,8 +67,7 @@ class VersionFolder:
         return self.files.get(PIPELINE_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
+class ModelFolder(Struct, frozen=True):
     """One model on disk. settings_error: why its settings cannot be used; `settings` are the defaults then.
 
     triton: its `config.pbtxt`, where it has one; told: the keys of its `model.toml`. `settings` are both, and of a key
@@ -145,8 +142,7 @@ class FolderTask(Struct, frozen=True):
         return ModelFolder(self.name, path, self.settings, None, {self.number: version}, owned=owned)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """The result of one walk. unreadable: folders that exist (or did) and could not be listed."""
 
     models: Mapping[str, ModelFolder] = field(default_factory=dict)

@@ -7,10 +7,10 @@ version with it before it serves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from edge_runtime.errors import TensorMismatch, Unsupported, UpdateError
 from edge_runtime.repository.manifest import Golden, TensorForm, Tolerance
@@ -32,8 +32,7 @@ MAX_GOLDEN_BYTES = 64 << 20
 """Devices hold it in memory beside two versions of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """Tensors as one run of bytes: their forms with concrete shapes, and the bytes of each."""
 
     forms: tuple[TensorForm, ...]
@@ -69,8 +68,7 @@ def unpack(golden: Golden, data: bytes) -> tuple[dict[str, Array], dict[str, Arr
     return dict(named[:count]), dict(named[count:])
 
 
-@dataclass(frozen=True, slots=True)
-class GoldenTensors:
+class GoldenTensors(Struct, frozen=True):
     """A release's golden input and output by name, as on the wire, with the tolerance for each precision."""
 
     inputs: Mapping[str, Array]

@@ -15,9 +15,10 @@ import stat
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from edge_runtime.repository.names import suffix_of
 
@@ -27,8 +28,7 @@ MAX_NAMES_BYTES = 8 << 20
 """Of a zip's list of names: a PyTorch program has one member a weight, 70 000 of some 120 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileKind:
+class FileKind(Struct, frozen=True):
     """One kind of file. name: for people, with its article. suffixes: that such files have, the usual one first.
 
     may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for

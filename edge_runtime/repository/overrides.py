@@ -11,11 +11,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import DecodeFailed, LoadFailed
@@ -32,8 +33,7 @@ _FILE = re.compile(r"([1-9][0-9]{0,17})/([A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.(?:o
 """No code and no compiled engine: only what a library reads as a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(Struct, frozen=True):
     """settings: keys of `model.toml` with their values. files: by path below the model's folder; none: its own.
 
     triton: the config that the settings are of, in the place of the model's own `config.pbtxt`.

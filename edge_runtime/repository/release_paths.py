@@ -8,7 +8,8 @@ beyond ASCII.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edge_runtime.errors import UpdateError
 from edge_runtime.repository.names import is_model_name, parse_version
@@ -87,8 +88,7 @@ def assignments_path(group: str) -> str:
     return f"fleet/{group}/assign.json"
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePath:
+class ReleasePath(Struct, frozen=True):
     """The path of one release of a model. counter: the release counter, which only grows for a model."""
 
     team: str

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Unsupported
@@ -57,8 +58,7 @@ USUAL_FILES = {
 """What a version of each backend holds, as the walk names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TritonConfig:
+class TritonConfig(Struct, frozen=True):
     """A ModelConfig, read. config: all of it, with protobuf's defaults, as the protocol's JSON has it.
 
     settings: the keys of `model.toml` that it stands for. notes: what has no meaning here, each by name. pipeline: of
@@ -171,8 +171,7 @@ _NO_STEP_NAME = re.compile(r"[^A-Za-z0-9_-]")
 """What a model's name may have, and a step's not."""
 
 
-@dataclass(slots=True)
-class _Taking:
+class _Taking(Struct):
     """A config while its fields are taken, one after another."""
 
     model: str

@@ -16,9 +16,11 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
@@ -52,8 +54,7 @@ MAX_VERSION_FILES = 4096
 """Files of one version that are watched: a model split into one file a tensor has fewer, a wrong mount has more."""
 
 
-@dataclass(slots=True)
-class Files:
+class Files(Struct):
     """The plain files of one folder while it is read: their names, the stamps of all files below, and problems."""
 
     names: list[str] = field(default_factory=list)

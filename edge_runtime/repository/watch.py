@@ -7,9 +7,11 @@ and starts no thread: the loader calls `poll()` about each half second and acts 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed
@@ -21,8 +23,7 @@ SETTLE_S = 2.0
 """A copy that pauses for longer is taken half-done, fails to load, and is taken again when it continues."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionChange:
+class VersionChange(Struct, frozen=True):
     """One settled change. version None: the model's settings (`model.toml`) changed, appeared or went."""
 
     kind: Literal["appeared", "changed", "removed"]

@@ -7,7 +7,6 @@ ending means for a release, an engine or a model.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -80,16 +79,17 @@ class ShowProgress(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLimits:
+class ChildLimits(Struct, frozen=True):
     """When the parent ends a child. memory_bytes: resident memory, None for no limit."""
 
     limit_s: float = 0.0
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ending(Generic[ResultT]):
+NO_LIMITS = ChildLimits()
+
+
+class Ending(Struct, Generic[ResultT], frozen=True):
     """How a child ended. result: of the function, where the cause is RETURNED. reason: a sentence, "" for RETURNED.
 
     code: of the EdgeRuntimeError that the child's function raised, else "".
@@ -108,7 +108,7 @@ def judge_ending(
     report: ChildResult | ChildError | None = None,
     result_type: Any = Any,
     said: str = "",
-    limits: ChildLimits = ChildLimits(),
+    limits: ChildLimits = NO_LIMITS,
 ) -> Ending[Any]:
     """Judge a child by its exit status (negative: a signal's number) and its last report.
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 
@@ -81,8 +83,7 @@ class RunTimes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(Struct, frozen=True):
     """Bounds on one batch.
 
     max_rows: rows joined into one run. max_delay_s: how long an idle instance may wait for a fuller batch (0: never).
@@ -98,8 +99,7 @@ class BatchLimits:
     in_order: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan(Generic[W]):
+class BatchPlan(Struct, Generic[W], frozen=True):
     """What to do now: run `take` together, answer `expired` with deadline_exceeded, look again at `wake_at_s`.
 
     take and expired are disjoint. wake_at_s is None when nothing asks for another look.
@@ -156,8 +156,7 @@ def due_s(arrived_s: float, deadline_s: float) -> float:
     return min(deadline_s, arrived_s + PATIENCE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """The work before a new request, in seconds of one slot each.
 
     running_s: what is left of runs under way. own_queued_s: queued work of the request's own model at equal or higher
@@ -204,8 +203,7 @@ def queue_timeout_s(policy: QueuePolicy, asked_ms: float) -> float:
     return allowed_ms / 1e3 if allowed_ms else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class ChainLoad:
+class ChainLoad(Struct, frozen=True):
     """The work before a new request to a pipeline, in seconds of one core.
 
     promised_s: of steps that chains under way will still ask for, of all pipelines: by their deadlines they come first.
@@ -225,8 +223,7 @@ def forecast_chain_s(load: ChainLoad, path_s: float, cores: int) -> float:
     return (load.promised_s + load.waiting_s) / cores + path_s
 
 
-@dataclass(frozen=True, slots=True)
-class ChainFlow:
+class ChainFlow(Struct, frozen=True):
     """The chains of one pipeline that are under way.
 
     rows: of all. full_rows: as many as keep each step's model at full batches, with the next ones queued. work_s: what
@@ -283,8 +280,7 @@ def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float,
     return min(max(now_s + retry_s, paid_until_s - REFUSAL_BURST_S), deadline_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """One model that wants the cores: how urgent its first request is, and the run time it has used."""
 
     priority: int

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
@@ -134,8 +135,7 @@ class LatencyModel:
         return values[low] + share * (values[high] - values[low])
 
 
-@dataclass(slots=True)
-class Layout:
+class Layout(Struct):
     """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
 
     runner: None for what never runs, whose concurrency is 0. run_limit_s: how long a run may last; None: as the curve
@@ -168,8 +168,7 @@ class Layout:
         return max(known_s * LIMIT_RUNS, self.least_limit_s)
 
 
-@dataclass(slots=True, eq=False)
-class ScheduledModel:
+class ScheduledModel(Struct, eq=False):
     """One servable as the dispatcher sees it. Changed only under the dispatcher's lock.
 
     layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. served_s: run time
@@ -202,8 +201,7 @@ class ScheduledModel:
         return full * times.predict_s(batch) + (times.predict_s(rest) if rest else 0.0)
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(Struct, eq=False):
     """One batch in one layout, from its start to its end.
 
     ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:

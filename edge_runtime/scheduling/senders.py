@@ -8,8 +8,9 @@ Knows no lock and no clock. Thread: under the dispatcher's lock.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+
+from msgspec import Struct
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
@@ -38,8 +39,7 @@ MOST_ACCOUNTS = 8192
 """Senders whose refusals are counted, one for each of their models; the one counted longest ago is forgotten."""
 
 
-@dataclass(slots=True)
-class Culprit:
+class Culprit(Struct):
     """One sender. until_s: it is forgotten then. not_before_s: its next request runs then; wait_s: that long a wait."""
 
     until_s: float

@@ -12,10 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (

@@ -17,7 +17,6 @@ import stat
 import struct
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ _MAGIC = b"ERENGIN2"
 _MODE = 0o600
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """A converted model that is kept: its files by name, in a folder that holds nothing else of a model.
 
     report: what the converter told, as `edge-runtime convert --json` prints it.

@@ -14,12 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.tensorrt_plan import EnginePlan
@@ -135,8 +134,7 @@ class EngineBuilds:
         return run(self._child, task, reads=reads, writes=[self.cache.folder])
 
 
-@dataclass(frozen=True, slots=True)
-class BuildNews:
+class BuildNews(Struct, frozen=True):
     """How far the build of an artifact is; has_ended: words say why it failed, "" where it did not.
 
     is_conversion: nothing else serves these very files meanwhile.
@@ -148,8 +146,7 @@ class BuildNews:
     is_conversion: bool = False
 
 
-@dataclass(slots=True)
-class _Build:
+class _Build(Struct):
     """One waiting or running build. artifacts: the files that wait for it; copies share one build."""
 
     kind: BuildKind

@@ -10,8 +10,10 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import HostedInstance, Instance
 from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
@@ -48,8 +50,7 @@ WIDE_MIN_RUN_S = 0.001
 """Shorter runs lose to waking the other cores what they gain."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunCurve:
+class RunCurve(Struct, frozen=True):
     """Run seconds by rows; wide_s: of one row on all cores, None where that is not worth a second copy."""
 
     times: Mapping[int, float]

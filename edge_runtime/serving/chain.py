@@ -18,7 +18,8 @@ import math
 import threading
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import (
@@ -62,8 +63,7 @@ SMOOTHING, MOST_SLOWNESS = 0.05, 4.0
 """Of how much slower chains are than their runs: the weight of a new one (the last forty count), and a bound."""
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
+class _Asked(Struct, eq=False):
     """A step whose time has come: its requests, and their answers as they come.
 
     asked: requests that are not answered yet. following: the index of the next one to ask.

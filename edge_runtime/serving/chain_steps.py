@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import numpy as np
+from msgspec import Struct, field
 
 from edge_runtime.backends.base import HandsOver
 from edge_runtime.errors import EdgeRuntimeError, NotReady, RunFailed
@@ -42,8 +42,7 @@ BOX_COLUMNS, ANSWER_COLUMNS = 4, 6
 """Columns of a box, and of a box in an answer: index, score, left, top, right, bottom (answers.py)."""
 
 
-@dataclass(slots=True)
-class StepNode:
+class StepNode(Struct):
     """A step, and what is known of it.
 
     needs: steps that must be done before. reads: what it is given. followers: steps that need it. wanted: tensors that
@@ -71,8 +70,7 @@ class StepNode:
         return rows if servable.batches else 1
 
 
-@dataclass(slots=True)
-class StepWay:
+class StepWay(Struct):
     """How a step is asked with inputs of certain shapes, until the model table changes.
 
     plan: once `Infer.submit` has made it, so that the next request of these shapes is not checked. servables: of all
@@ -92,8 +90,7 @@ class StepWay:
                 self.servables[self.node.index] = plan.servable
 
 
-@dataclass(slots=True)
-class _Resolved:
+class _Resolved(Struct):
     """Who answers each step now: valid for one generation of the model table. None: nobody does.
 
     ways: by step, shapes and urgency.
@@ -281,8 +278,7 @@ def _is_queued(servable: Servable | None) -> TypeGuard[Servable]:
 # ---- what a step is given --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(Struct, frozen=True):
     """The requests that one step makes of its inputs, each made when it is asked for.
 
     inputs: by the model's input, whole. mapped: those of them that are cut, as items along axis 0. boxes: FP64 [n, 4]

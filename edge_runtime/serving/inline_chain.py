@@ -9,10 +9,10 @@ fit. Thread: under the inline lock of the pipeline's servable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.backends.base import Bound
 from edge_runtime.clock import Clock
@@ -36,8 +36,7 @@ class _Copy(NamedTuple):
     destination: Array
 
 
-@dataclass(frozen=True, slots=True)
-class _BoundStep:
+class _BoundStep(Struct, frozen=True):
     """A step with its model's bound buffers. fill: before its run; keep: after it."""
 
     name: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Compiler, LoadOptions
 from edge_runtime.backends.registry import Backends, artifact_names, known_backends
@@ -33,8 +35,7 @@ CODE = frozenset(("python",))
 CODE_FILE = "model.py"
 
 
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
+class ServingLimits(Struct, frozen=True):
     """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
 
     host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
@@ -49,8 +50,7 @@ class ServingLimits:
     run_limit_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(Struct, frozen=True):
     """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
 
     is_of_file: the file was tried, and is what it could not load, or run first.
@@ -65,8 +65,7 @@ class PassedOver:
         return f"{self.choice.name}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(Struct, frozen=True):
     """One way to load a version: a backend of the profile, the artifact it takes, and how.
 
     conversion: what the artifact is part of, where the version's own file was converted.

@@ -10,8 +10,10 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.declared_instance import DeclaringBackend
@@ -67,8 +69,7 @@ PICTURE_LIMIT_S = 15.0
 Xeon."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedVersion:
+class LoadedVersion(Struct, frozen=True):
     """A servable ready to be published, and calibration's needs. note: for a person, may be empty.
 
     owned: the models that a pipeline brings with it. breaks_clients: those of the version before cannot use it.

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError
@@ -32,8 +33,7 @@ MAX_COPY_BYTES = 16 << 20
 """Tensors of one request, in and out, above which it is not copied: a batch of 25 images of 600 KB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mirrored:
+class Mirrored(Struct, frozen=True):
     """Results of the copies so far.
 
     requests: copies that were run. failures: of them, those that the candidate could not run. different: those whose
@@ -56,8 +56,7 @@ class Mirrored:
     candidate_median_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """One answered request, in arrays of its own unless they are read-only. run_s None: it ran with others."""
 
     inputs: Sequence[Array]

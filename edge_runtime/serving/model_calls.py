@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Called
 from edge_runtime.clock import Clock
@@ -64,8 +66,7 @@ class ModelCalls:
         return cancel
 
 
-@dataclass(slots=True)
-class _CallReply:
+class _CallReply(Struct):
     """The reply of a call: the run that waits for it goes on."""
 
     dispatcher: Dispatcher

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from edge_runtime.errors import ModelNotFound, NotReady, NotServed
 from edge_runtime.repository.folder import Problem
@@ -47,8 +49,7 @@ NOT_SERVED = "not_served"
 """The state that `models` reports of what lies in the models folder and is no version."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionStatus:
+class VersionStatus(Struct, frozen=True):
     """The state of one version, loaded or not, and why."""
 
     model: str

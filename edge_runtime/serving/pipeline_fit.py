@@ -8,9 +8,11 @@ pipeline answers, and before a new version of a step's model does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.answers import kind_of
 from edge_runtime.backends.base import DECODE_PICTURE, StepFunction
@@ -32,8 +34,7 @@ _UNSAID = 1
 """Stands for an open dimension where a form is chosen by a shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """What goes in and out of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
 
     pipeline: with a step for each encoded picture that is cropped. batches: a request of n rows is n rows to each step.

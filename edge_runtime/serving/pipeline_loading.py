@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
 from edge_runtime.backends.host_instance import HostInstance
@@ -77,8 +79,7 @@ class PipelineInstance:
         """Free nothing: its chain ends its Python steps, whose host is closed beside it."""
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """The last time that a pipeline's version was loaded: what it asks, and what was there.
 
     seen: of each step, what would make another attempt worth it when it differs. fit: None where it failed.
@@ -89,8 +90,7 @@ class Attempt:
     fit: Fit | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Absence:
+class _Absence(Struct, frozen=True):
     """Why a step has nobody to answer it. is_coming: it will be by itself; is_built: after minutes."""
 
     words: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
@@ -38,8 +40,7 @@ Check = Callable[[LoadedVersion], None]
 """Checks a loaded version before it answers. Raises LoadFailed to reject it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(Struct, frozen=True):
     """A loaded version: its memory, when a request last used it (monotonic seconds), and whether it must stay."""
 
     model: str
@@ -49,8 +50,7 @@ class Resident:
     is_pinned: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(Struct, frozen=True):
     """Versions to unload, in order; `missing_bytes` > 0: even without them there is not enough memory."""
 
     leave: tuple[Resident, ...]

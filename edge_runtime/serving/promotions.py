@@ -9,11 +9,11 @@ import contextlib
 import logging
 import queue
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import BackendError, LoadFailed

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import math
 import secrets
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
 from edge_runtime.backends.base import HostedInstance
@@ -52,14 +53,13 @@ FRAMES = {
 """Shapes of raw frames that are not RGB, by what an input is declared `from`."""
 
 
-@dataclass(frozen=True, slots=True)
-class InlineCut:
+class InlineCut(Struct, frozen=True):
     """How to cut a batch's outputs into requests: for each wanted output, its index and one request's share.
 
     shapes: of one request's outputs, in that order. nbytes: of these together. header: of the answer, as in frames.
     """
 
-    outputs: tuple[tuple[int, Struct], ...]
+    outputs: tuple[tuple[int, struct.Struct], ...]
     shapes: tuple[tuple[int, ...], ...]
     nbytes: int
     header: bytes
@@ -278,7 +278,9 @@ class RequestPlan:
         if self.order != tuple(range(len(self.order))):
             return None
         shapes = tuple((self.rows, *buffers.output_inner_shapes[index]) for index in self.outputs)
-        cuts = tuple((index, Struct(f"{self.rows * buffers.output_row_bytes[index]}s")) for index in self.outputs)
+        cuts = tuple(
+            (index, struct.Struct(f"{self.rows * buffers.output_row_bytes[index]}s")) for index in self.outputs
+        )
         if not cuts or not all(cut.size for _, cut in cuts):
             return None  # nothing to cut a batch by
         header = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes))

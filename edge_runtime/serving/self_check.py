@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import LOWEST_PRIORITY
@@ -54,8 +55,7 @@ class Door(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Question:
+class _Question(Struct, eq=False):
     """One model that is asked. runs: finished by then. is_put: the request was sent. is_over: its reply came."""
 
     servable: Servable

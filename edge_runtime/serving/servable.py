@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from struct import Struct
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
 from edge_runtime.backends.host_instance import HostInstance
@@ -47,8 +47,7 @@ RUN_GRACE_S = 1.0
 """A run inside the daemon, whose requests have been refused, has this long to end before its memory is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layouts:
+class Layouts(Struct, frozen=True):
     """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None.
 
     others: what a pipeline has beside its models, the host of its Python steps.
@@ -111,7 +110,7 @@ class InlineBuffers:
             destination[: len(joined)] = joined
         self.bound.run(rows)
 
-    def unpack(self, outputs: Sequence[tuple[int, Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:
+    def unpack(self, outputs: Sequence[tuple[int, struct.Struct]], rows: int) -> Sequence[tuple[bytes, ...]]:
         """Cut the wanted outputs into requests. outputs: for each its index, and a Struct of one request's share."""
         columns = [
             row.iter_unpack(self._outputs[index][: rows * self.output_row_bytes[index]]) for index, row in outputs

@@ -13,12 +13,13 @@ import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings, Warmup
@@ -59,8 +60,7 @@ TOLERANCE = {"f32": (1e-3, 1e-4), "f16": (2e-2, 2e-2), "bf16": (5e-2, 5e-2)}
 summation orders by batch size; measured on MobileNetV2 and ResNet-18 the fp32 difference is below 1e-5."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRuns:
+class FirstRuns(Struct, frozen=True):
     """Results of the first runs.
 
     times: run seconds by rows, empty when there were none. length: of dynamic inner axes in these runs. sample: their

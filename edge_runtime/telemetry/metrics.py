@@ -14,9 +14,11 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 E12 = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 3.9, 4.7, 5.6, 6.8, 8.2)
 """Twelve steps a decade (IEC 60063's E12 values): a quantile is off by at most a tenth, and bounds stay readable."""
@@ -110,8 +112,7 @@ class Histogram:
         return low + (self.bounds[index] - low) * share
 
 
-@dataclass(slots=True)
-class StepMetrics:
+class StepMetrics(Struct):
     """A pipeline's share of one of its steps: requests to its model that were answered, their wait and their runs."""
 
     requests: int = 0
@@ -249,8 +250,7 @@ class ModelMetrics:
         }
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """Metrics of one version, reported as part of its model's. writer: the object that may still write, if any."""
 
     metrics: ModelMetrics

@@ -12,8 +12,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edge_runtime.config.endpoints import make_named_folder
 from edge_runtime.errors import AddressTaken, ConfigError
@@ -100,8 +101,7 @@ BACKLOG = 512
 """Connections waiting to be accepted: several hundred clients may reconnect at once after a restart."""
 
 
-@dataclass(slots=True)
-class EarlySocket:
+class EarlySocket(Struct):
     """A Unix socket that clients connect to while what answers them is still imported. `release` what nobody took."""
 
     path: Path

@@ -17,10 +17,11 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import StorageFailed, UpdateError

@@ -15,11 +15,11 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from struct import pack as pack_struct
 from typing import Any, NoReturn
 
 import msgpack
+from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch, Unsupported
 from edge_runtime.messages import RegionPlace, RequestHeader, TensorHeader
@@ -55,8 +55,7 @@ MAX_REPLY_HEADER_BYTES = 16 << 20
 # ---- header maps as values: what msgpack and JSON share --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHeader:
+class ReplyHeader(Struct, frozen=True):
     """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three).
 
     answer: what the outputs say where the model declares steps, as answers.answer_fields has it.

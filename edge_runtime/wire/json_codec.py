@@ -14,11 +14,11 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import orjson
+from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
@@ -46,8 +46,7 @@ FEW_KEYS = 16
 """So many keys are looked for one by one; text with more is read a second time."""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonRequest:
+class JsonRequest(Struct, frozen=True):
     """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
 
     reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1). pictures: where it has them in

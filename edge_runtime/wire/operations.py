@@ -8,10 +8,11 @@ are made from these rows: a new operation is one row here and one method there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed
 from edge_runtime.messages import RequestHeader
@@ -41,8 +42,7 @@ class Scope(Enum):
     """On control endpoints only, so nothing that arrives by MQTT changes the device or names a folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One parameter. kind: str, int, or Path, which travels as its absolute text.
 
     in_header: a field of the header itself (model, version); the others are entries of the header's `parameters`.
@@ -74,8 +74,7 @@ class Parameter:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One row. summary: one sentence for help, docstrings and documents; notes: what it cannot say.
 
     result: the Python type of what clients return. wait_s: how long a client waits that names no timeout. command: the

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from edge_runtime.errors import ConfigError, DecodeFailed, Forbidden
 from edge_runtime.wire.codec import MAX_VERSION, short
@@ -31,16 +32,14 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Model and version that a request's topic names. No model: an op of the daemon itself."""
 
     model: str = ""
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTopics:
+class DeviceTopics(Struct, frozen=True):
     """The topics of one device: `<prefix>/<device_id>/…`."""
 
     device_id: str

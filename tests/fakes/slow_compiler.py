@@ -7,9 +7,10 @@ built is tests/tensorrt's to show.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
 from edge_runtime.backends.host_instance import HostedBackend

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import threading
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
 import pytest
 
 from edge_runtime.backends import tensorrt_backend
@@ -77,7 +77,7 @@ def test_an_engine_is_built_once_and_found_by_the_next_process(tmp_path: Path) -
 def test_another_device_or_driver_builds_anew(tmp_path: Path, field: str, value: str) -> None:
     artifact = onnx_models.mlp(tmp_path / "m")
     assert build(tmp_path / "state", artifact)
-    changed = dataclasses.replace(TARGET, **{field: value})
+    changed = msgspec.structs.replace(TARGET, **{field: value})
     assert build(tmp_path / "state", artifact, gpu=changed)
     assert len(list((tmp_path / "state" / "engines").glob("*.engine"))) == 2
 
