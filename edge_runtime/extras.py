@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +25,8 @@ IMAGE_HOME = Path("/opt/edge-runtime")
 
 def install_advice(extra: str) -> str:
     """What to do where a library of an extra is missing, as the end of a message. Raises nothing."""
+    from importlib import metadata  # brings the parsers of e-mail, and only a missing library asks
+
     place = Path(edge_runtime.__file__).parent.parent
     try:
         found = metadata.distribution(DISTRIBUTION)

@@ -20,7 +20,6 @@ import fcntl
 import logging
 import mmap
 import os
-import secrets
 import threading
 import weakref
 from collections import deque
@@ -113,7 +112,7 @@ class RegionOwner:
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
-        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.secret = os.urandom(SECRET_BYTES)
         self.regions: dict[int, Region] = {}
         self.lent = 0
         self.idle: list[Region] = []

@@ -6,8 +6,6 @@ Called by serving/declared_steps.py. What cannot be read there is left out: it i
 
 from __future__ import annotations
 
-import ast
-import html
 import os
 import re
 from collections.abc import Iterator
@@ -92,6 +90,8 @@ def parse_names(text: str) -> tuple[str, ...]:
     text = text.strip()
     if (text[:1], text[-1:]) not in (("{", "}"), ("[", "]")):
         return ()
+    import ast
+
     body, position = text[1:-1].rstrip(), 0
     names: list[str] = []
     while position < len(body):
@@ -152,6 +152,8 @@ def _xml(artifact: Path) -> str:
 
 def _of_ir(text: str) -> ModelMetadata:
     """`model_info` of rt_info, as Ultralytics and OpenVINO's Model API write it: labels without spaces inside."""
+    import html
+
     told = text.rpartition("<model_info>")[2].partition("</model_info>")[0] if "<model_info>" in text else ""
     told = told[:_MAX_VALUE_BYTES]
     values = {key: html.unescape(value) for key, value in re.findall(r'<(\w+) value="([^"]*)"', told)}
@@ -173,6 +175,8 @@ def _layers(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _ir_interface(text: str) -> ModelSpec | None:
+    import html
+
     inputs: list[TensorSpec] = []
     outputs: list[TensorSpec] = []
     for kind, body in _layers(text):

@@ -6,12 +6,12 @@ scan: a reader sees here what a device can run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from edge_runtime.backends.base import Backend, Probe
 from edge_runtime.backends.library_import import not_installed
-from edge_runtime.backends.tensorrt_library import installed_library
 from edge_runtime.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from edge_runtime.backends.tensorrt_backend import EngineSource
     from edge_runtime.clock import Clock
 
-_BACKENDS = ("onnxruntime", "openvino", "litert", "tensorrt", "pytorch", "python")
+ARTIFACTS: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime": ("model.onnx",),
+    "openvino": ("model.xml", "model.onnx", "saved_model.pb", "model.tflite", "model.pdmodel"),
+    "litert": ("model.tflite",),
+    "tensorrt": ("model.onnx", "model.plan", "model.engine", "model.trt"),
+    "pytorch": ("model.pt", "model.pt2"),
+    "python": ("model.py",),
+}
+"""The files that each backend loads, best first, as its class has them: known without importing its file."""
 
 _MODULES = {"litert": "ai_edge_litert", "pytorch": "torch"}
 """The library of a backend, where it has another name."""
@@ -28,7 +36,7 @@ _MODULES = {"litert": "ai_edge_litert", "pytorch": "torch"}
 
 def known_backends() -> tuple[str, ...]:
     """Every backend's name, whether or not its library is installed."""
-    return _BACKENDS
+    return tuple(ARTIFACTS)
 
 
 def backend(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:
@@ -37,15 +45,23 @@ def backend(name: str, *, allow_python: bool = False, engines: EngineSource | No
     allow_python: whether `model.py` may be loaded (`python_models` in the configuration). engines: the source of
     TensorRT's; None builds them at load. Raises BackendUnavailable with the extra to install.
     """
-    if name not in _BACKENDS:
-        raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(_BACKENDS)}")
+    artifact_names(name)
+    return _make(name, allow_python=allow_python, engines=engines)
+
+
+def artifact_names(name: str) -> tuple[str, ...]:
+    """Return the files that an installed backend loads, best first. Imports none. Raises BackendUnavailable."""
+    if name not in ARTIFACTS:
+        raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(ARTIFACTS)}")
     if name == "tensorrt":
+        from edge_runtime.backends.tensorrt_library import installed_library
+
         is_installed = installed_library() is not None
     else:  # the others' extras have their names
         is_installed = name == "python" or find_spec(_MODULES.get(name, name)) is not None
     if not is_installed:
         raise not_installed(_MODULES.get(name, name), name)
-    return _make(name, allow_python=allow_python, engines=engines)
+    return ARTIFACTS[name]
 
 
 class Backends:
@@ -71,6 +87,10 @@ class Backends:
         self._here: dict[str, Backend] = {}
         self._hosted: dict[str, Backend] = {}
 
+    def artifacts(self, name: str) -> tuple[str, ...]:
+        """Return the files that an installed backend loads, as `artifact_names`. Raises BackendUnavailable."""
+        return artifact_names(name)
+
     def here(self, name: str) -> Backend:
         """Return the backend of this name whose instances live in this process. Raises BackendUnavailable."""
         if name not in self._here:
@@ -93,14 +113,9 @@ class Backends:
         return self._hosted[name]
 
 
-def artifact_names(name: str) -> tuple[str, ...]:
-    """Return the files that a backend loads, best first, whether or not its library is installed."""
-    return _make(name).artifacts
-
-
 def probe_all() -> tuple[Probe, ...]:
     """Probe every backend; imports their libraries."""
-    return tuple(_make(name).probe() for name in _BACKENDS)
+    return tuple(_make(name).probe() for name in ARTIFACTS)
 
 
 def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:

@@ -7,7 +7,6 @@ silently kept higher: a precision that a version cannot run is an error with adv
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -86,6 +85,8 @@ def plan_engine(
     """An order from the options of a model. library: name, version. Raises LoadFailed for an option that is wrong."""
     for key in options:
         if key not in KNOWN_OPTIONS:
+            import difflib
+
             near = difflib.get_close_matches(key, KNOWN_OPTIONS, 1)
             raise LoadFailed(
                 f"TensorRT has no option {key!r}{f' (did you mean {near[0]}?)' if near else ''}; "

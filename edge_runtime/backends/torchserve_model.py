@@ -8,7 +8,6 @@ files lie in `archive/` beside it. Thread: the main thread of a host, one run at
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
 import sys
@@ -154,7 +153,7 @@ def _entry(handler: str, archive: Path) -> tuple[Callable[[Any, Any], Any], Call
         return built_in.handle, built_in.initialize
     module = importlib.import_module(stem)
     named = getattr(module, function or "handle", None)
-    if callable(named) and not inspect.isclass(named):
+    if callable(named) and not isinstance(named, type):
         return named, lambda context: named(None, context)
     found = [each for each in list_classes_from_module(module) if hasattr(each, "handle")]
     if len(found) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -78,6 +77,8 @@ class Parser(argparse.ArgumentParser):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` when a known word is near, else an empty text."""
+    import difflib
+
     found = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +20,9 @@ from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES
 from edge_runtime.config.settings import DoorSettings
 from edge_runtime.config.tokens import Rights, TokenFile, read_tokens
 from edge_runtime.errors import ConfigError, Forbidden, Unauthenticated
+
+if TYPE_CHECKING:
+    import ssl
 
 ADDRESS_FORMS = "host:port, such as 127.0.0.1:8000 or [::1]:8000, or unix:/path"
 
@@ -99,6 +102,8 @@ class DoorAccess:
         settings = self._settings
         if settings.cert_file is None:
             return None
+        import ssl
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # A client that renegotiates without end would keep the door busy.

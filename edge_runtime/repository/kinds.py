@@ -10,10 +10,8 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import stat
 import struct
-import zipfile
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +51,8 @@ class FileKind(Struct, frozen=True):
 
     def sentence(self, path: str) -> str:
         """Say what a file of this kind is, and what it lacks to be served: the end of "<path> is ..."."""
+        import shlex
+
         if self.advice:
             return f"is {self.name}: {self.advice.replace('FILE', shlex.quote(path))}"
         ways = [f"to serve it as it is, install {self.served_with}"] if self.served_with else []
@@ -308,57 +308,53 @@ def head_of(path: Path) -> bytes:
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
-_COMPRESSED = re.compile(
-    rb"\x1f\x8b|BZh[1-9]|\xfd7zXZ|7z\xbc\xaf\x27\x1c|\x28\xb5\x2f\xfd|Rar!\x1a\x07|.{257}ustar", re.DOTALL
-)
+# Patterns are text here, compiled when a file is first compared with them: few daemons ever do.
+_COMPRESSED = rb"(?s)\x1f\x8b|BZh[1-9]|\xfd7zXZ|7z\xbc\xaf\x27\x1c|\x28\xb5\x2f\xfd|Rar!\x1a\x07|.{257}ustar"
 """gzip, bzip2, xz, 7z, Zstandard, RAR, tar."""
 
 _PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """A pickle of protocol 2 to 5; earlier ones are text, told by their suffix."""
 
-_XGBOOST_JSON = re.compile(rb'\s*\{\s*("version"\s*:\s*\[[\d,\s]*\]\s*,\s*)?"learner"\s*:\s*\{')
-_XGBOOST_UBJ = re.compile(rb"\{[UIilL]\0*\x07learner")
+_XGBOOST_JSON = rb'\s*\{\s*("version"\s*:\s*\[[\d,\s]*\]\s*,\s*)?"learner"\s*:\s*\{'
+_XGBOOST_UBJ = rb"\{[UIilL]\0*\x07learner"
 """Universal Binary JSON: an object whose first key has seven letters, its length in one to eight bytes."""
 
-_LIGHTGBM = re.compile(rb"tree\r?\nversion=")
-_PIR = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{\s*"magic"\s*:\s*"pir"')
-_XGBOOST_DUMP = re.compile(rb'booster\[\d+\]:\r?\n\d+:|\s*\[\s*\{\s*"nodeid"\s*:')
-_LIGHTGBM_DUMP = re.compile(rb'\s*\{\s*"name"\s*:\s*"tree"\s*,\s*"version"\s*:')
-_CATBOOST_JSON = re.compile(rb'\s*\{\s*"(ctr_data|features_info|model_info|oblivious_trees)"\s*:')
-_WEB_PAGE = re.compile(
-    rb"(\xef\xbb\xbf)?\s*((<\?xml[^>]*>|<!--.*?-->)\s*)*<(!doctype\s+html|html|head|body)[\s>]",
-    re.IGNORECASE | re.DOTALL,
-)
-_ERROR_TEXT = re.compile(
-    rb"\s*(<\?xml|<error|\{\s*\"|\[\s*\{)|[\x09\x0a\x0d\x20-\x7e]{0,200}?"
-    rb"\b(not found|denied|forbidden|unauthori[sz]ed|error|invalid|expired|too many|bad gateway|unavailable)\b",
-    re.IGNORECASE,
+_LIGHTGBM = rb"tree\r?\nversion="
+_PIR = rb'\s*\{\s*"base_code"\s*:\s*\{\s*"magic"\s*:\s*"pir"'
+_XGBOOST_DUMP = rb'booster\[\d+\]:\r?\n\d+:|\s*\[\s*\{\s*"nodeid"\s*:'
+_LIGHTGBM_DUMP = rb'\s*\{\s*"name"\s*:\s*"tree"\s*,\s*"version"\s*:'
+_CATBOOST_JSON = rb'\s*\{\s*"(ctr_data|features_info|model_info|oblivious_trees)"\s*:'
+_WEB_PAGE = rb"(?is)(\xef\xbb\xbf)?\s*((<\?xml[^>]*>|<!--.*?-->)\s*)*<(!doctype\s+html|html|head|body)[\s>]"
+_ERROR_TEXT = (
+    rb"(?i)\s*(<\?xml|<error|\{\s*\"|\[\s*\{)|[\x09\x0a\x0d\x20-\x7e]{0,200}?"
+    rb"\b(not found|denied|forbidden|unauthori[sz]ed|error|invalid|expired|too many|bad gateway|unavailable)\b"
 )
 """What servers answer in place of a file: XML, JSON, or a sentence."""
 
 _MAGIC = (
-    (re.compile(rb"version https://git-lfs\.github\.com/spec/"), LFS_POINTER),
+    (rb"version https://git-lfs\.github\.com/spec/", LFS_POINTER),
     (_WEB_PAGE, WEB_PAGE),
-    (re.compile(rb".{4}TFL3", re.DOTALL), LITERT),
-    (re.compile(rb".{4}ORTM", re.DOTALL), ORT),
+    (rb"(?s).{4}TFL3", LITERT),
+    (rb"(?s).{4}ORTM", ORT),
     (_LIGHTGBM, LIGHTGBM),
     (_XGBOOST_JSON, XGBOOST),
     (_XGBOOST_UBJ, XGBOOST),
     (_PIR, PADDLE_PIR),
     (_XGBOOST_DUMP, TREE_DUMP),
     (_LIGHTGBM_DUMP, TREE_DUMP),
-    (re.compile(rb"binf"), XGBOOST_BINARY),
-    (re.compile(rb"CBM1"), CATBOOST),
-    (re.compile(rb"GGUF|GGML"), GGUF),
-    (re.compile(rb"\x89HDF\r\n\x1a\n"), KERAS),
-    (re.compile(rb".{8}\{\s*\"", re.DOTALL), SAFETENSORS),
+    (rb"binf", XGBOOST_BINARY),
+    (rb"CBM1", CATBOOST),
+    (rb"GGUF|GGML", GGUF),
+    (rb"\x89HDF\r\n\x1a\n", KERAS),
+    (rb"(?s).{8}\{\s*\"", SAFETENSORS),
 )
 """First bytes, in this order; the last is as weak as that format."""
 
 _BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
 """Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
 
-_BROKEN_ZIP = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
+_BROKEN_ZIP = (OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
+"""What zipfile raises of a damaged archive, beside its own error."""
 
 
 @lru_cache(maxsize=4096)
@@ -375,15 +371,15 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _of_zip(path)
     for begins, kind in _MAGIC:
-        if begins.match(head) and (kind is not SAFETENSORS or suffix in kind.suffixes):
+        if re.match(begins, head) and (kind is not SAFETENSORS or suffix in kind.suffixes):
             return kind
     if head.startswith(_PICKLED) or suffix in PICKLE.suffixes:
         return PYTORCH_WEIGHTS if suffix in PYTORCH_WEIGHTS.suffixes else PICKLE
-    if _COMPRESSED.match(head):  # a joblib.dump(..., compress=...) may be called model.pkl.gz
+    if re.match(_COMPRESSED, head):  # a joblib.dump(..., compress=...) may be called model.pkl.gz
         return PICKLE if Path(path.stem).suffix.lower() in PICKLE.suffixes else COMPRESSED
-    if suffix == ".json" and _CATBOOST_JSON.match(head):
+    if suffix == ".json" and re.match(_CATBOOST_JSON, head):
         return CATBOOST_JSON
-    if is_named and suffix not in IR.suffixes and _ERROR_TEXT.match(head):
+    if is_named and suffix not in IR.suffixes and re.match(_ERROR_TEXT, head):
         return ERROR_TEXT
     if path.name == "saved_model.pb":
         return SAVED_MODEL
@@ -394,10 +390,12 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
 
 
 def _of_zip(path: Path) -> FileKind:  # noqa: PLR0911 (one line a rule)
+    import zipfile
+
     try:
         with _BoundedFile(path) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-    except _BROKEN_ZIP:
+    except (zipfile.BadZipFile, *_BROKEN_ZIP):
         return CUT
     inner = [name.partition("/")[2] for name in names]
     if "schema.json" in names:

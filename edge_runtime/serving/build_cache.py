@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import stat
 import struct
 import threading
@@ -166,7 +165,7 @@ class BuildCache:
         Locked meanwhile, so that `clean` of another process removes it only where its owner was killed.
         """
         make_folder(self.folder)
-        work = self.folder / f"{key}.{secrets.token_hex(4)}{PART_SUFFIX}"
+        work = self.folder / f"{key}.{os.urandom(4).hex()}{PART_SUFFIX}"
         held: int | None = None
         try:
             try:
@@ -268,7 +267,7 @@ class BuildCache:
         """Remove a build at once: a folder under the name of a part, so that no half of it is ever found."""
         with contextlib.suppress(OSError):
             if path.is_dir() and not path.is_symlink():
-                path = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}"))
+                path = path.rename(path.with_name(f"{path.name}.{os.urandom(4).hex()}{PART_SUFFIX}"))
                 remove_tree(path)
             else:
                 path.unlink(missing_ok=True)

@@ -15,7 +15,6 @@ import resource
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +239,8 @@ def _is_as_before(plan: ConversionPlan, key: str) -> bool:
 
 def _version_of(module: str) -> str:
     """The version of an installed module; "" where it does not say."""
+    from importlib import metadata
+
     for name in _DISTRIBUTIONS.get(module, (module,)):
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)

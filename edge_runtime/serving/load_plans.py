@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Compiler, LoadOptions
-from edge_runtime.backends.registry import Backends, artifact_names, known_backends
+from edge_runtime.backends.registry import ARTIFACTS, Backends
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
@@ -151,7 +151,7 @@ class LoadPlans:
         usable: list[BackendChoice] = []
         for choice in choices:
             try:
-                artifacts = self._backends.here(choice.name).artifacts
+                artifacts = self._backends.artifacts(choice.name)
             except BackendError as error:
                 if settings.backend is not None or _is_read_by(choice.name, version):
                     passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
@@ -193,7 +193,7 @@ class LoadPlans:
         names: set[str] = set()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
-                names.update(self._backends.here(choice.name).artifacts)
+                names.update(self._backends.artifacts(choice.name))
         return frozenset(suffix_of(name) for name in names if not is_code(name))
 
     def precisions(self) -> frozenset[str]:
@@ -210,7 +210,7 @@ class LoadPlans:
         nets: set[str] = set()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
-                nets.update(self._backends.here(choice.name).artifacts)
+                nets.update(self._backends.artifacts(choice.name))
         beside = sorted(nets & set(version.files) - {CODE_FILE})
         return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else ""
 
@@ -311,7 +311,7 @@ def _options(
 
 def _is_read_by(backend: str, version: VersionFolder) -> bool:
     """Return whether a version has a file that a backend, which may not be installed, would load."""
-    return backend in known_backends() and Want(backend, artifact_names(backend)).find(version) is not None
+    return backend in ARTIFACTS and Want(backend, ARTIFACTS[backend]).find(version) is not None
 
 
 def _declared(settings: ModelSettings) -> ModelSpec | None:
@@ -332,7 +332,7 @@ def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
     mine: dict[str, str] = {}
     for key, value in options.items():
         owner, dot, option = key.partition(".")
-        if not dot or owner not in known_backends():
+        if not dot or owner not in ARTIFACTS:
             mine[key] = value
         elif owner == backend:
             mine[option] = value

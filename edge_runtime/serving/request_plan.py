@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-import secrets
+import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +35,7 @@ from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, pack_answer, typed
 
-OWN_PARAMETER, OWN_TOKEN = "self_check", secrets.token_hex(16)
+OWN_PARAMETER, OWN_TOKEN = "self_check", os.urandom(16).hex()
 """The parameter in the header of a request that self_check.py makes: answered like any other, but no use of its model.
 It neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published. The value is
 this process's secret, so that no client's request passes for one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.library_import import import_library, probe_library
-from edge_runtime.backends.registry import backend, known_backends, probe_all
+from edge_runtime.backends.registry import ARTIFACTS, backend, known_backends, probe_all
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from edge_runtime.extras import install_advice
 from tests.models import python_models
@@ -100,6 +101,22 @@ def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> Non
         BackendUnavailable, match="no backend 'abacus'; known: onnxruntime, openvino, litert, tensorrt, pytorch"
     ):
         backend("abacus")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("onnxruntime", "onnxruntime_backend.OnnxRuntimeBackend"),
+        ("openvino", "openvino_backend.OpenVinoBackend"),
+        ("litert", "litert_backend.LiteRtBackend"),
+        ("tensorrt", "tensorrt_backend.TensorRtBackend"),
+        ("pytorch", "pytorch_backend.PyTorchBackend"),
+        ("python", "python_backend.PythonBackend"),
+    ],
+)
+def test_the_registry_has_the_artifacts_of_each_backend(name: str, module: str) -> None:
+    file, _, kind = module.partition(".")
+    assert ARTIFACTS[name] == getattr(importlib.import_module(f"edge_runtime.backends.{file}"), kind).artifacts
 
 
 def test_every_known_backend_is_probed() -> None:

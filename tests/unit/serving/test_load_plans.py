@@ -41,6 +41,9 @@ class SomeBackends(Backends):
         super().__init__(Hosts())
         self._make = make
 
+    def artifacts(self, name: str) -> tuple[str, ...]:
+        return self._make(name).artifacts
+
     def here(self, name: str) -> Backend:
         return self._make(name)
 
