@@ -81,8 +81,7 @@ class RequestPlan:
     it; None while a canary or a mirror needs each request by itself. timeout_s is math.inf without a deadline.
     absent: optional inputs that it leaves out, whose index in `order` is -1. makes_bursts: many requests of it may be
     one, whose only input and outputs are theirs in a row.
-    level, queue_timeout_s: of a model with `[queue]`. is_judged_first: its queue alone decides what is refused, so that
-    can be told before a request is made of it.
+    level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
     shared memory, as in the header.
     """
@@ -129,9 +128,13 @@ class RequestPlan:
         is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not self.is_own)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
-        self.is_judged_first = canary is None and servable.chain is None and servable.mode == "workers"
         self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
         self._answer_header = b""
+
+    @property
+    def is_judged_first(self) -> bool:
+        """Whether the queue of its model alone decides what is refused: that is known before a request is made."""
+        return self.canary is None and self.servable.chain is None and self.servable.mode == "workers"
 
     def turn(self) -> RequestPlan:
         """This plan, or the candidate's when it is its turn. Counts a request: called once for each."""
