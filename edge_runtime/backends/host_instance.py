@@ -387,12 +387,22 @@ class HostInstance:
             return
         life.was_killed_for_limit = True
         life.process.end(f"it was killed: a run took longer than its limit, {limit_s:g} s")
+        self._leave(life)
+
+    def _leave(self, life: _HostLife) -> None:
+        """Use a host no more, also one that does not end: the result of a run given up would answer the next one."""
+        with self._changed:
+            is_dead = life.is_dead
+        if not is_dead:
+            life.process.hang_up()
+            self._host_ended(life)
 
     def _ended(self, life: _HostLife) -> HostEnded:
         """Say how a host ended, whose channel ended during a run."""
         process = life.process
-        if not process.has_ended.wait(END_TIMEOUT_S):
+        if not life.is_dead and not process.has_ended.wait(END_TIMEOUT_S):
             process.end("it closed its channel")
+            self._leave(life)
         how = process.signal_name or ("" if process.status is None else f"exit status {process.status}")
         return HostEnded(
             f"the model's process ended during this run ({process.ended_for or how or process.how_it_ended}); "
@@ -490,8 +500,10 @@ class HostInstance:
         memory.close()
 
     def _host_ended(self, life: _HostLife) -> None:
-        """A host is gone: have the next one started. Thread: `edge-hosts`."""
+        """A host is gone, or is left: have the next one started. Thread: `edge-hosts`, or a run's."""
         with self._changed:
+            if life.is_dead:
+                return
             life.is_dead = True
             life.running_at_end = life.running
             self._last_end = life.process.how_it_ended

@@ -87,17 +87,23 @@ class HostProcess:
             self.log_reader, self._log_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(self._log_writer, True)
         self._parent: socket.socket | None = None
+        self._watch_orders: Callable[[], None] = lambda: None
         self.log: HostLog | None = None
 
-    def begin(self, parent: socket.socket) -> None:
-        """Have the prepared parent fork it, and close its own ends here. Raises ChannelEnded: the parent is gone."""
+    def begin(self, parent: socket.socket, watch_orders: Callable[[], None] = lambda: None) -> None:
+        """Have the prepared parent fork it, and close its own ends here. Raises ChannelEnded: the parent is gone.
+
+        watch_orders: called after each order to the parent; must not wait.
+        """
         self._parent = parent
+        self._watch_orders = watch_orders
         own = self._pipes or (self._log_writer, *(each.fileno() for each in self._runners_there))
         there = [self._control_there.fileno(), *own]
         try:
             send(parent, Fork(self.number, self.task), there)
         finally:
             self._close_theirs()
+            watch_orders()
 
     def is_alive(self) -> bool:
         """Return whether it runs."""
@@ -117,6 +123,7 @@ class HostProcess:
             if self._parent is not None:
                 with contextlib.suppress(ChannelEnded):
                     send(self._parent, Kill(self.number))
+                self._watch_orders()
 
     def hang_up(self) -> None:
         """End its channels: the host ends by itself, and every thread that waits for it wakes. Idempotent."""

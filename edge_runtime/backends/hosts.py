@@ -9,11 +9,13 @@ kernel ends a child with the thread that made it; it logs what hosts print, and 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import math
 import os
 import selectors
 import tempfile
+import termios
 import threading
 import time
 from collections import deque
@@ -61,7 +63,13 @@ PREPARE_TIMEOUT_S = 120.0
 """Enough to import the largest library from an SD card."""
 
 FORK_TIMEOUT_S = 5.0
-"""A fork takes milliseconds; one that takes this long met a lock that a library's thread held, and hangs."""
+"""A fork takes milliseconds; one that takes this long met a lock that a library's thread held, and hangs.
+
+A parent that leaves orders unread for as long is ended with its hosts: it was stopped, or hangs.
+"""
+
+_LOOKS = 10
+"""At orders that a parent has not read, within that time: counted, since all may have been stopped together."""
 
 FORK_TRIES = 3
 """Each in a new parent: the cause of a fork that hangs may make the next one hang too."""
@@ -257,7 +265,7 @@ class Hosts:
             host.drop()
             return None, "the process that prepares hosts ends"
         try:
-            host.begin(parent.channel)
+            host.begin(parent.channel, lambda: parent.keeper.call(parent.look_at_orders))
             host.control.settimeout(self._fork_timeout_s)
             receive(host.control, Hello)
             host.has_forked.wait(self._fork_timeout_s)
@@ -283,7 +291,7 @@ class Hosts:
             if parent is not None and not parent.is_leaving:
                 return parent
             if self._keeper is None:
-                self._keeper = _HostKeeper(self._parent_idle_s)
+                self._keeper = _HostKeeper(self._parent_idle_s, self._fork_timeout_s)
                 self._make_folder()
             parent = self._parents[key] = _PreparedParent(self._keeper, key, str(self._folder or ""))
         parent.keeper.call(parent.start)
@@ -345,6 +353,8 @@ class _PreparedParent:
         self.how_it_ended = ""
         self.hosts: dict[int, HostProcess] = {}
         self.idle_since_s = time.monotonic()
+        self.look_s = 0.0  # 0: no order is waited for
+        self.looks = 0
         self.channel, self._there = new_channel()
         self.log: HostLog | None = None
         self._wanted = wanted
@@ -375,6 +385,17 @@ class _PreparedParent:
             self._there.close()
         self.keeper.watch_parent(self)
 
+    def look_at_orders(self) -> None:
+        """Look soon whether it has read what it was sent."""
+        self.look_s = self.look_s or time.monotonic()
+
+    def has_unread(self) -> bool:
+        """Whether it has not yet read all that it was sent: unix(7), SIOCOUTQ."""
+        try:
+            return fcntl.ioctl(self.channel, termios.TIOCOUTQ, bytes(4)) != bytes(4)
+        except OSError:
+            return False
+
     def end(self) -> None:
         """Close the channel, by which it ends with its hosts; kill what is left, reap it. Idempotent."""
         self.is_leaving = True
@@ -384,7 +405,8 @@ class _PreparedParent:
             end_s = time.monotonic() + (_LEAVE_S if self.is_prepared.is_set() else 0.0)
             while self._process.is_alive() and time.monotonic() < end_s:
                 time.sleep(_LEAVE_LOOK_S)
-            self.how_it_ended = self.how_it_ended or judge_ending(self._process.end()).reason
+            status = self._process.end()
+            self.how_it_ended = self.how_it_ended or judge_ending(status).reason
             self._process = None
 
     def _environment(self) -> Mapping[str, str]:
@@ -400,8 +422,10 @@ class _PreparedParent:
 class _HostKeeper:
     """The thread `edge-hosts`: starts parents, reads their reports and the output of hosts, ends idle parents."""
 
-    def __init__(self, parent_idle_s: float) -> None:
+    def __init__(self, parent_idle_s: float, silent_s: float) -> None:
+        """silent_s: how long a parent may leave an order unread."""
         self._parent_idle_s = parent_idle_s
+        self._step_s = silent_s / _LOOKS
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
@@ -479,7 +503,7 @@ class _HostKeeper:
                 self._guarded(key)
             self._call_all()
             self._resume_logs()
-            for parent in [each for each in self._parents if self._may_leave(each)]:
+            for parent in [each for each in self._parents if self._is_silent(each) or self._may_leave(each)]:
                 self.parent_ended(parent)
         self._call_all()
         for parent in list(self._parents):
@@ -552,8 +576,23 @@ class _HostKeeper:
 
     def _wait_s(self) -> float | None:
         ends = [each.idle_since_s + self._parent_idle_s for each in self._parents if not each.hosts]
+        ends += [each.look_s for each in self._parents if each.look_s]
         ends += [each.read_again_s for each in self._logs if each.read_again_s]
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
+
+    def _is_silent(self, parent: _PreparedParent) -> bool:
+        """Whether a parent takes no orders any more. It is killed with its hosts, and another one made."""
+        now_s = time.monotonic()
+        if not parent.look_s or now_s < parent.look_s:
+            return False
+        parent.looks = parent.looks + 1 if parent.has_unread() else 0
+        parent.look_s = now_s + self._step_s if parent.looks else 0.0
+        if parent.looks <= _LOOKS:
+            return False
+        parent.is_leaving = True
+        parent.how_it_ended = f"it was ended, since it took no order for {_LOOKS * self._step_s:g} s"
+        log.warning("the process that prepares hosts ended", extra={"reason": parent.how_it_ended})
+        return True
 
     def _may_leave(self, parent: _PreparedParent) -> bool:
         with self._lock:

@@ -1,8 +1,9 @@
-"""Models that mean harm to the process that prepares hosts, and through it to other models: those are answered on."""
+"""Harm to the process that prepares hosts, by a model or from outside: other models and other hosts are answered on."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.sandbox.folder_tree import remove_tree
-from tests.fakes.daemon_process import DaemonProcess
+from tests.fakes.daemon_process import START_S, DaemonProcess
 from tests.models import python_models
 
 CONFIG = "python_models = true\ncalibrate = false\n"
@@ -41,6 +42,14 @@ if value == 13:
     signal.pause()
 """
 """Beyond the longest path that names anything."""
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait for something in another process."""
+    end_s = time.monotonic() + START_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def number(value: float) -> dict[str, np.ndarray]:
@@ -86,6 +95,17 @@ def put(tmp_path: Path, **bodies: str) -> None:
         (tmp_path / "models" / name / "model.toml").write_text(SETTINGS)
 
 
+def parent_of(client: Client, model: str) -> psutil.Process:
+    """The process that prepared a model's host, once it has one."""
+    until(lambda: hosts_of(client)[model]["pid"])
+    return psutil.Process(psutil.Process(hosts_of(client)[model]["pid"]).ppid())
+
+
+def left_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that run on; one that ended may wait for whoever reaps orphans here."""
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
 def hosts_of(client: Client) -> dict[str, dict]:
     return {each["name"]: each["host"] for each in client.models()}
 
@@ -111,4 +131,53 @@ def test_a_temporary_folder_of_any_form_costs_other_models_nothing(
         children = psutil.Process(daemon.process.pid).children(recursive=True)
         assert daemon.stop() == 0
     assert list(temporary.iterdir()) == []
-    assert [each for each in children if each.is_running()] == []
+    assert left_of(children) == []
+
+
+KILLS = 3
+
+
+def test_a_killed_parent_costs_nobody_an_answer(tmp_path: Path) -> None:
+    put(tmp_path, other="")
+    with DaemonProcess(tmp_path, config=CONFIG) as daemon, Client(daemon.endpoint) as client:
+        daemon.wait_ready()
+        with good_work(daemon.endpoint) as answered:
+            for kills in range(1, KILLS + 1):
+                parent = parent_of(client, "other")
+                before = answered()
+                parent.kill()
+                for value in range(20):
+                    assert client.infer("other", number(value), timeout_ms=60_000)["y"].tolist() == [[value]]
+                until(lambda before=before: answered() > before)
+                until(lambda kills=kills: {each["restarts"] for each in hosts_of(client).values()} == {kills})
+        assert daemon.stop() == 0
+
+
+def test_a_stopped_parent_costs_nobody_an_answer_and_its_hosts_are_replaced_when_one_is_to_end(tmp_path: Path) -> None:
+    put(tmp_path, crashing="if value == 13: os._exit(1)", endless="if value == 13: time.sleep(3600)")
+    limited = tmp_path / "models" / "endless" / "model.toml"
+    limited.write_text("batch = false\n[limits]\nrun_limit_ms = 500\n")
+    with DaemonProcess(tmp_path, config=CONFIG) as daemon, Client(daemon.endpoint) as client:
+        daemon.wait_ready()
+        with good_work(daemon.endpoint) as answered:
+            for hostile in ("endless", "crashing"):
+                parent, before = parent_of(client, "good"), answered()
+                parent.suspend()
+                with pytest.raises(EdgeRuntimeError):
+                    client.infer(hostile, number(13), timeout_ms=120_000)
+                for value in range(3):
+                    assert client.infer(hostile, number(value), timeout_ms=120_000)["y"].tolist() == [[value]]
+                assert left_of([parent]) == []
+                assert answered() > before
+        assert daemon.stop() == 0
+
+
+def test_a_daemon_ends_though_its_parents_are_stopped_and_takes_their_hosts_along(tmp_path: Path) -> None:
+    put(tmp_path)
+    with DaemonProcess(tmp_path, config=CONFIG + "drain_s = 1.0\n") as daemon, Client(daemon.endpoint) as client:
+        daemon.wait_ready()
+        assert client.infer("good", number(3))["y"].tolist() == [[3]]
+        parent_of(client, "good").suspend()
+        children = psutil.Process(daemon.process.pid).children(recursive=True)
+        assert daemon.stop() == 0
+        assert left_of(children) == []

@@ -293,6 +293,42 @@ def test_hosts_share_one_prepared_parent_and_end_with_it(tmp_path: Path, load: L
     assert not any(psutil.pid_exists(pid) for pid in parents)
 
 
+def test_a_stopped_parent_costs_its_hosts_and_gives_no_run_the_result_of_another(tmp_path: Path) -> None:
+    hosts = Hosts(fork_timeout_s=1.0)
+    artifact = python_models.on_first_value(tmp_path / "m", "if value == 13: time.sleep(3600)")
+    hosted = HostedBackend(backend("python", allow_python=True), hosts, allow_python=True)
+    try:
+        sleepy, other = (hosted.load(artifact, LoadOptions()) for _ in range(2))
+        for each in (sleepy, other):
+            each.finish_warm_up()
+        parent = psutil.Process(psutil.Process(sleepy.host.pid).ppid())
+        parent.suspend()
+        with pytest.raises(RunTooLong):
+            sleepy.run_parts([[np.array([[13]], np.float32)]], 0.2)
+        for instance in (sleepy, other):
+            instance.restore()
+            assert instance.run({"x": np.array([[7]], np.float32)})[0].tolist() == [[7]]
+            assert instance.host.restarts == 1
+        assert not parent.is_running()
+    finally:
+        hosts.close()
+        sleepy.close()
+        other.close()
+
+
+def test_a_parent_that_was_stopped_for_a_moment_keeps_its_hosts(tmp_path: Path, load: Load) -> None:
+    instance = load(onnx_models.added(tmp_path))
+    host = psutil.Process(instance.host.pid)
+    parent = psutil.Process(host.ppid())
+    parent.suspend()
+    starting = threading.Thread(target=lambda: load(onnx_models.added(tmp_path)).close())
+    starting.start()
+    parent.resume()
+    starting.join()
+    assert instance.run(rows(1, 2))[0].tolist() == [[2, 3]]
+    assert (instance.host.restarts, instance.host.pid) == (0, host.pid)
+
+
 @pytest.mark.parametrize("place", ["load", "warm_up"])
 def test_a_load_that_never_ends_is_given_up_when_the_daemon_stops(
     tmp_path: Path, hosts: Hosts, load: Load, place: str

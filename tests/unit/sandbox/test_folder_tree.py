@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ DEEP = 1500
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "tree").mkdir()
-    return tmp_path / "tree"
+    yield tmp_path / "tree"
+    remove_tree(tmp_path / "tree")  # pytest cannot
 
 
 def dig(folder: Path, name: str, levels: int, content: bytes) -> None:
