@@ -29,12 +29,6 @@ from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import Array
 from edge_runtime.typed_toml import build, parse_toml
 
-PIPELINE_FILE = "pipeline.toml"
-"""In a model's folder, or in a version's."""
-
-STEPS_FILE = "steps.py"
-"""Beside it: the functions of Python steps."""
-
 INPUT = "input"
 """The step of places that name the pipeline's own inputs."""
 
@@ -169,7 +163,7 @@ class Crop(NamedTuple):
 
 
 class Step(Struct, frozen=True):
-    """One step: exactly one of `model` and `python` (a function of STEPS_FILE) is set. version: None for the default.
+    """One step: exactly one of `model` and `python` (a function of `steps.py`) is set. version: None for the default.
 
     inputs: by the model's own input. raw: as the parameter of a request, None where it has none. map: empty where the
     step is not mapped; the inputs that read these places are given one item each. crop: its box is among `map`.
@@ -267,7 +261,7 @@ def make_pipeline(
     inputs: Mapping[str, TensorSpec] | None = None,
     *,
     max_batch_rows: int | None = None,
-    source: str = PIPELINE_FILE,
+    source: str = "pipeline.toml",
 ) -> Pipeline:
     """Put steps into order. Raises ConfigError: names twice, places of no step, no output, too many steps, a cycle."""
     faults = list(_faults_of(steps, outputs, inputs or {}))

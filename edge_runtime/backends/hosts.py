@@ -37,7 +37,6 @@ from edge_runtime.backends.host_messages import (
     new_channel,
     receive,
 )
-from edge_runtime.backends.host_parent import ParentTask, prepare_hosts
 from edge_runtime.backends.host_process import END_TIMEOUT_S, HostLog, HostProcess
 from edge_runtime.errors import LoadFailed
 from edge_runtime.regions import Regions
@@ -363,6 +362,8 @@ class _PreparedParent:
 
     def start(self) -> None:
         """Start the process. Thread: the keeper's, which outlives it."""
+        from edge_runtime.backends.host_parent import ParentTask, prepare_hosts
+
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writer, True)
         self.log = self.keeper.watch_log(reader, f"prepared {self.backend}")

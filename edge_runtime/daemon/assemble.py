@@ -18,9 +18,8 @@ from edge_runtime import __version__
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import Backends, known_backends
 from edge_runtime.clock import Calendar, Clock, SystemClock
-from edge_runtime.config.door_access import door_access
 from edge_runtime.config.endpoints import state_folder
-from edge_runtime.config.settings import Config, UpdateSettings
+from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, UpdateSettings
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
@@ -58,7 +57,6 @@ from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.binding import EarlySocket
-from edge_runtime.wire.topics import ID_RULE, is_id
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
@@ -404,6 +402,8 @@ def served_apart(config: Config, profile: str) -> Config:
 def _device_id(config: Config, settings: UpdateSettings) -> str:
     """The same id as on MQTT, where there is one."""
     if settings.device_id is not None:
+        from edge_runtime.wire.topics import ID_RULE, is_id
+
         if not is_id(settings.device_id):
             raise ConfigError(f"update.device_id: got {settings.device_id!r}, wanted {ID_RULE}")
         return settings.device_id
@@ -443,6 +443,10 @@ def _new_http_door(
     config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
 ) -> HttpDoor | None:
     """The HTTP door, with a frontend of its own; None where `[http]` names no address. Raises ConfigError."""
+    if config.http == HttpSettings():  # names no address
+        return None
+    from edge_runtime.config.door_access import door_access
+
     access = door_access(config.http, "http")
     if access is None:
         return None
@@ -474,6 +478,10 @@ def _new_grpc_door(
     config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
 ) -> GrpcDoor | None:
     """The gRPC door, with a frontend of its own; None where `[grpc]` names no address. Raises ConfigError."""
+    if config.grpc == GrpcSettings():  # names no address
+        return None
+    from edge_runtime.config.door_access import door_access
+
     access = door_access(config.grpc, "grpc")
     if access is None:
         return None

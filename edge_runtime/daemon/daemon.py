@@ -25,7 +25,6 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.zmq_frontend import ZmqFrontend
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.landlock import unguarded
-from edge_runtime.serving.self_check import SelfCheck
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from edge_runtime.daemon.grpc_door import GrpcDoor
     from edge_runtime.daemon.http_door import HttpDoor
     from edge_runtime.daemon.mqtt_door import MqttDoor
+    from edge_runtime.serving.self_check import SelfCheck
     from edge_runtime.telemetry.prometheus import MetricsServer
 
 log = logging.getLogger("edge_runtime")
@@ -299,6 +299,8 @@ class Daemon:
         """Feed the watchdog only while models answer from now on; until now, while the I/O loop goes round."""
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is not None:
+            from edge_runtime.serving.self_check import SelfCheck
+
             self._self_check = SelfCheck(self._core.table, self._core.clock, interval_s, self._loopbacks)
 
     def _start_zap(self) -> None:

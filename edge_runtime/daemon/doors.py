@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from edge_runtime.config.door_access import DoorAddress
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.transports.binding import PASSING
 from edge_runtime.transports.growth_watch import private_bytes, trim_memory
 
 if TYPE_CHECKING:
+    from edge_runtime.config.door_access import DoorAddress
     from edge_runtime.daemon.core import Core
     from edge_runtime.daemon.frigate_door import FrigateDoor
     from edge_runtime.frontend.infer_frontend import InferFrontend

@@ -12,11 +12,9 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
-from edge_runtime.frontend import triton_words
 from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.pipelines import pipeline_fields
 from edge_runtime.regions import Regions
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.loader import Loader
@@ -231,7 +229,9 @@ class OperationHandlers:
 
     def model_config(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply a ModelConfig of the version that answers."""
-        call.reply(triton_words.told_config(self._table.resolve(model, version)))
+        from edge_runtime.frontend.triton_words import told_config
+
+        call.reply(told_config(self._table.resolve(model, version)))
 
     def model_statistics(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply statistics of loaded versions: of one model, or of all."""
@@ -239,7 +239,9 @@ class OperationHandlers:
             self._table.resolve(model, version)  # raises for one that is not there
         found = self._table.live_of(model) if model else self._table.live()
         wanted = [each for each in found if version in {None, each.number}]
-        call.reply(triton_words.model_statistics(wanted))
+        from edge_runtime.frontend.triton_words import model_statistics
+
+        call.reply(model_statistics(wanted))
 
     def stats(self, call: OperationCall) -> None:
         """Reply counters, latencies, memory and uptime."""
@@ -291,6 +293,8 @@ class OperationHandlers:
                 if form.answers and form.given != "tensor"
             ]
         if servable.chain is not None:
+            from edge_runtime.pipelines import pipeline_fields
+
             described["pipeline"] = pipeline_fields(servable.chain.pipeline)
         if servable.offered is not None:
             described["preset"] = servable.offered

@@ -20,13 +20,16 @@ from typing import Any
 
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
-from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE, Pipeline, read_pipeline
+from edge_runtime.pipelines import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.repository.kinds import kind_of
 from edge_runtime.repository.manifest import read_release_settings
 from edge_runtime.repository.names import (
+    CONFIG_FILE,
     NAME_RULE,
+    PIPELINE_FILE,
     SETTINGS_FILE,
+    STEPS_FILE,
     VARIANTS,
     artifact_candidates,
     is_ignored,
@@ -38,7 +41,7 @@ from edge_runtime.repository.names import (
     weights_name,
 )
 from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
-from edge_runtime.repository.triton_config import CONFIG_FILE, read_config_file
+from edge_runtime.repository.triton_config import read_config_file
 from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.serving.declared_steps import read_labels
 from edge_runtime.typed_toml import parse_toml

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings, Versions
-from edge_runtime.pipelines import PIPELINE_FILE
-from edge_runtime.repository.names import SETTINGS_FILE
-from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
+from edge_runtime.repository.names import CONFIG_FILE, PIPELINE_FILE, SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, field
@@ -21,7 +21,9 @@ from msgspec.structs import replace
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import DecodeFailed, LoadFailed
 from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.repository.triton_config import TritonConfig
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
 
 MAX_FILES = 64
 MAX_MODELS = 64

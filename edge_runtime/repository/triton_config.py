@@ -26,9 +26,6 @@ from edge_runtime.model_spec import DYNAMIC as ANY
 from edge_runtime.model_spec import DeclaredTensor, Interface, TensorSpec
 from edge_runtime.pipelines import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
 
-CONFIG_FILE = "config.pbtxt"
-"""Beside a model's version folders."""
-
 MAX_CHARACTERS = 1 << 18
 """Of a file, which takes about 8 µs a character to read; one of a thousand tensors has 100 000."""
 

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,13 +26,15 @@ from msgspec.structs import replace
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.pipelines import PIPELINE_FILE, STEPS_FILE
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, Problem, Scan, Stamp, VersionFolder
 from edge_runtime.repository.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.repository.names import (
+    CONFIG_FILE,
     LOOSE_SUFFIXES,
     NAME_RULE,
+    PIPELINE_FILE,
     SETTINGS_FILE,
+    STEPS_FILE,
     VARIANTS,
     artifact_candidates,
     is_ignored,
@@ -42,7 +45,9 @@ from edge_runtime.repository.names import (
     variant_of,
     weights_name,
 )
-from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig, read_config_file
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
 
 MAX_DEPTH = 4
 """Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
@@ -505,6 +510,8 @@ def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder
     try:
         if CONFIG_FILE in files:
             path = files[CONFIG_FILE]
+            from edge_runtime.repository.triton_config import read_config_file
+
             triton = read_config_file(path, model.name)
         if SETTINGS_FILE in files:
             path = files[SETTINGS_FILE]

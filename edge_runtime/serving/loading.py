@@ -11,22 +11,21 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, HostedInstance, Instance, LoadOptions
-from edge_runtime.backends.declared_instance import DeclaringBackend
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import Backends
-from edge_runtime.backends.torchserve_model import is_handler
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import ByRequest
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
+from edge_runtime.repository.names import CONFIG_FILE
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
@@ -48,6 +47,9 @@ from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable
 from edge_runtime.serving.warmup import FirstRuns, configured_sample, read_sample, time_bound, time_steps, warm_up
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +203,11 @@ class VersionLoader:
             return self._backends.hosted(name), "its declared steps decode pictures"
         if why_always is not None:
             return self._backends.hosted(name), f"{artifact.name} {why_always}"
-        here = self._backends.here(name) if options.interface is None else DeclaringBackend(self._backends.here(name))
+        here = self._backends.here(name)
+        if options.interface is not None:
+            from edge_runtime.backends.declared_instance import DeclaringBackend
+
+            here = DeclaringBackend(here)
         if isolation == "never":
             return here, ""
         why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
@@ -233,7 +239,7 @@ class VersionLoader:
         most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
         joined = settings.max_batch_rows or most
         # TorchServe's batchSize, which a handler's max_batch_rows was, counts requests; one may have many instances.
-        max_rows = (max(joined, most) if is_handler(instance.spec) else joined) if first.batches else 1
+        max_rows = (max(joined, most) if _is_handler(instance) else joined) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
@@ -364,6 +370,15 @@ def _fewer_instances(settings: ModelSettings, servable: Servable, backend: str) 
         return ""
     why = "a Python model has one process, with one run at a time" if backend == "python" else "the cores allow no more"
     return f"instances = {settings.instances}: {runs} at once, since {why}"
+
+
+def _is_handler(instance: Instance) -> bool:
+    """Whether an instance is a handler of TorchServe's, which a `model.py` runs."""
+    if instance.backend not in CODE:
+        return False
+    from edge_runtime.backends.torchserve_model import is_handler
+
+    return is_handler(instance.spec)
 
 
 def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:

@@ -10,38 +10,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
-from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.pipelines import MAX_DEPTH, PIPELINE_FILE, STEPS_FILE, Pipeline, Step, read_pipeline
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, is_owned_name, owned_name
-from edge_runtime.repository.triton_config import CONFIG_FILE, TritonConfig
+from edge_runtime.repository.names import CONFIG_FILE, PIPELINE_FILE, STEPS_FILE
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
-from edge_runtime.serving.chain import Chain, chain_model
 from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.inline_chain import bind_inline_chain
 from edge_runtime.serving.kept_interfaces import KeptInterfaces, why_clients_fail
 from edge_runtime.serving.load_plans import ServingLimits
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.serving.model_table import ModelTable, VersionState
-from edge_runtime.serving.pipeline_fit import Fit, ensemble_faults, fit_pipeline
 from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.warmup import FirstRuns
 from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array, Tensors
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.host_instance import HostInstance
+    from edge_runtime.pipelines import Pipeline, Step
+    from edge_runtime.repository.triton_config import TritonConfig
+    from edge_runtime.serving.pipeline_fit import Fit
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +252,8 @@ class PipelineLoader:
                 servables[step.name] = found
         if not any(each is candidate for each in servables.values()):
             return None
+        from edge_runtime.serving.pipeline_fit import fit_pipeline
+
         return fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
 
     def _newest(self, model: str) -> Pipeline | None:
@@ -294,6 +298,8 @@ class PipelineLoader:
 
     def _begin(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
         """Read a pipeline, and note whom it asks. Raises LoadFailed: a circle of pipelines, or too long a way."""
+        from edge_runtime.pipelines import MAX_DEPTH
+
         pipeline = self.read(folder, version)
         key = folder.name, version.number
         self.attempts.setdefault(key, Attempt(pipeline)).pipeline = pipeline
@@ -306,6 +312,8 @@ class PipelineLoader:
 
     def _circle(self, model: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
         """Find a way from a model back to the first of the way, or one that is too long."""
+        from edge_runtime.pipelines import MAX_DEPTH
+
         if len(way) > MAX_DEPTH:
             return way
         asked = {
@@ -335,6 +343,8 @@ class PipelineLoader:
 
     def _fit(self, pipeline: Pipeline, config: TritonConfig | None = None) -> Fit:
         """Raise LoadFailed with all that is missing, else with all that does not fit. config: of an ensemble."""
+        from edge_runtime.serving.pipeline_fit import ensemble_faults, fit_pipeline
+
         servables: dict[str, Servable] = {}
         missing: dict[str, _Absence] = {}
         for step in pipeline.steps:
@@ -382,6 +392,9 @@ class PipelineLoader:
         return version.fingerprint if version is not None else None
 
     def _make_servable(self, folder: ModelFolder, version: VersionFolder, fit: Fit, metrics: ModelMetrics) -> Servable:
+        from edge_runtime.serving.chain import Chain, chain_model
+        from edge_runtime.serving.inline_chain import bind_inline_chain
+
         pipeline = fit.pipeline
         settings = folder.settings
         host = self._load_functions(version, settings, fit.functions) if fit.functions else None
@@ -466,6 +479,8 @@ class PipelineLoader:
             raise
         except BackendError as error:
             raise LoadFailed(error.message) from None
+        from edge_runtime.backends.host_instance import HostInstance
+
         assert isinstance(host, HostInstance)
         host.finish_warm_up()
         return host
@@ -510,6 +525,8 @@ class PipelineLoader:
 
 def _read_file(file: Path) -> Pipeline:
     """Read a `pipeline.toml`. Raises LoadFailed."""
+    from edge_runtime.pipelines import read_pipeline
+
     try:
         return read_pipeline(read_settings(file), str(file))
     except ConfigError as error:

@@ -18,7 +18,6 @@ from edge_runtime.backends.base import HostStatus
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady, WaitsForModels
-from edge_runtime.pipelines import MAX_DEPTH
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
@@ -348,7 +347,12 @@ class Placement:
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
         """Load the models of a pipeline's steps, and keep them in memory until the pipeline is loaded."""
-        if not folder.asks_models(version) or self._depth >= MAX_DEPTH:
+        asks = folder.asks_models(version)
+        if asks:
+            from edge_runtime.pipelines import MAX_DEPTH
+
+            asks = self._depth < MAX_DEPTH
+        if not asks:
             yield
             return
         before = len(self._held)

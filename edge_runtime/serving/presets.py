@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge_runtime.backends.box_layouts import is_finished
 from edge_runtime.backends.model_metadata import ModelMetadata
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -134,6 +133,8 @@ def _layout_of(tensor: TensorSpec | None, metadata: ModelMetadata) -> BoxLayout 
         return None if metadata.task == "classify" else "yolov8"
     if len(tensor.shape) != 3:
         return None
+    from edge_runtime.backends.box_layouts import is_finished
+
     _, first, last = tensor.shape
     if is_finished(tensor) and first != DYNAMIC:
         return "yolov8"

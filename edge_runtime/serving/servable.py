@@ -17,7 +17,6 @@ import numpy as np
 from msgspec import Struct
 
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
-from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining
@@ -27,7 +26,6 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, Runner, ScheduledModel
 from edge_runtime.scheduling.worker import check_in_time, join, run_batch
-from edge_runtime.serving.request_runs import STREAM_LIMIT_S, RequestRuns
 from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
@@ -316,10 +314,14 @@ def layout_of(
         runner if most is None or not batches else PieceRunner(runner, most), threads, concurrency, run_times
     )
     by_request = instance.spec.by_request
-    if by_request is not None and isinstance(instance, HostInstance):
-        layout.by_request = RequestRuns(instance)
-        if by_request.streams and run_limit_s is None:
-            run_limit_s = STREAM_LIMIT_S
+    if by_request is not None:
+        from edge_runtime.backends.host_instance import HostInstance
+        from edge_runtime.serving.request_runs import STREAM_LIMIT_S, RequestRuns
+
+        if isinstance(instance, HostInstance):
+            layout.by_request = RequestRuns(instance)
+            if by_request.streams and run_limit_s is None:
+                run_limit_s = STREAM_LIMIT_S
     if isinstance(instance, HostedInstance):
         layout.run_limit_s = run_limit_s
         layout.warm_row_bytes = warm_row_bytes

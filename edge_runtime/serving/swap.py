@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotReady
 from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES
-from edge_runtime.repository.manifest import Tolerance
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.loading import LoadedVersion
-from edge_runtime.serving.mirror import Mirror
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.placement import Placement, log_loaded
@@ -26,6 +24,10 @@ from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.served_folder import ServedFolder
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.split import Split, why_not_alike
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.manifest import Tolerance
+    from edge_runtime.serving.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +241,9 @@ class Swap:
         self._table.arrange(self.model, live, beside, Split(current, self.candidate, percent))
 
     def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
+        from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES
+        from edge_runtime.serving.mirror import Mirror
+
         self._check_not_over()
         others = [] if self._is_switched else self._others()
         current, candidate = self._check_both(others), self.candidate

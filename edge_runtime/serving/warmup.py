@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,11 @@ from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed, RequestError
 from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
 from edge_runtime.repository.durable import open_within
-from edge_runtime.repository.triton_config import TritonConfig
 from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, as_tensors, element_count, values_to_bits
+
+if TYPE_CHECKING:
+    from edge_runtime.repository.triton_config import TritonConfig
 
 MAX_SAMPLE_BYTES = 64 << 20
 """Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""

@@ -29,7 +29,7 @@ import msgspec
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
-from edge_runtime.pipelines import PIPELINE_FILE, read_pipeline
+from edge_runtime.pipelines import read_pipeline
 from edge_runtime.repository.golden import MAX_GOLDEN_BYTES
 from edge_runtime.repository.manifest import (
     Artifact,
@@ -40,6 +40,7 @@ from edge_runtime.repository.manifest import (
     decode_manifest,
     read_release_settings,
 )
+from edge_runtime.repository.names import PIPELINE_FILE
 from edge_runtime.repository.release_paths import (
     GOLDEN_FILE,
     LONGEST_LEAP,

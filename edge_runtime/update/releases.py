@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import StorageFailed, UpdateError
-from edge_runtime.pipelines import PIPELINE_FILE
 from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
 from edge_runtime.repository.golden import GoldenTensors, read_golden
 from edge_runtime.repository.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
+from edge_runtime.repository.names import PIPELINE_FILE
 from edge_runtime.repository.release_paths import (
     GOLDEN_FILE,
     MANIFEST_FILE,
