@@ -29,6 +29,7 @@ ONLY = 'backend = "tensorrt"\n'
 def compiler(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
     made = SlowCompiler()
     monkeypatch.setattr(registry, "backend", made.in_place_of)
+    monkeypatch.setattr(registry, "artifact_names", made.in_place_of_names)
     monkeypatch.setattr(host_instance, "HostedBackend", made.in_place_of_hosts)
     return made
 

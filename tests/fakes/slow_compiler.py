@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
 from edge_runtime.backends.host_instance import HostedBackend
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import artifact_names, backend
 from edge_runtime.errors import LoadFailed, NotBuiltYet
 from edge_runtime.tensors import Array, Tensors
 
@@ -78,6 +78,10 @@ class SlowCompiler:
     def in_place_of(self, name: str, **settings: object) -> Backend:
         """What `registry.backend` is called with."""
         return self if name == self.name else backend(name, allow_python=bool(settings.get("allow_python")))  # type: ignore[return-value]
+
+    def in_place_of_names(self, name: str) -> tuple[str, ...]:
+        """What `registry.artifact_names` is called with."""
+        return self.artifacts if name == self.name else artifact_names(name)
 
     def in_place_of_hosts(self, inside: Backend, *arguments: Any, **settings: Any) -> Backend:
         """What `HostedBackend` is called with: a host cannot have this object, so its instances live here."""

@@ -13,7 +13,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, DecodeFailed, Unsupported
 from edge_runtime.extras import install_advice
 from edge_runtime.pipelines import Place
-from edge_runtime.repository import triton_config, walk
+from edge_runtime.repository import triton_config
 from edge_runtime.repository.triton_config import TritonConfig, read_config_file, read_config_json
 from edge_runtime.repository.walk import scan
 from tests.models import onnx_models
@@ -395,7 +395,7 @@ def test_what_no_reader_foresaw_costs_its_model_alone(tmp_path, monkeypatch):
     onnx_models.mlp(tmp_path / "good" / "1")
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "config.pbtxt").write_text(TENSORS)
-    monkeypatch.setattr(walk, "read_config_file", lambda path, _: len(path, path))
+    monkeypatch.setattr(triton_config, "read_config_file", lambda path, _: len(path, path))
     found = scan(tmp_path)
     assert set(found.models) == {"good"}
     (problem,) = found.problems
