@@ -365,6 +365,10 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     """Whether TorchServe's paths are answered too (`--torchserve`): `/predictions/NAME`, `/ping`, `/models`; see
     [From TorchServe](from-torchserve.md)."""
 
+    torchserve_hosts: tuple[str, ...] = ()
+    """Servers, `"host"` or `"host:port"`, whose archives `POST /models?url=https://host/NAME.mar` takes into the models
+    folder, where control is allowed. When empty: no archive is fetched."""
+
 
 class GrpcSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     """The Open Inference Protocol over gRPC; see [HTTP and gRPC](http.md)."""

@@ -16,6 +16,7 @@ from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import HttpSettings
 from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.doors import drain, keeping, why_not_bound
+from edge_runtime.daemon.torchserve_archives import TorchServeArchives
 from edge_runtime.frontend.http_frontend import HttpFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
@@ -47,6 +48,7 @@ class HttpDoor:
         self._core = core
         self._frontend = frontend
         self._descriptors = descriptors
+        self._archives = TorchServeArchives(settings.torchserve_hosts, core, core.clock)
         self._http_frontend = HttpFrontend(
             frontend,
             protocol,
@@ -56,7 +58,7 @@ class HttpDoor:
             metrics=core.metrics,
             max_body_bytes=settings.max_body_bytes,
             inflated_bytes=max(core.config.limits.message_bytes, settings.max_body_bytes),
-            torchserve=TorchServe(protocol, core.table) if settings.torchserve else None,
+            torchserve=TorchServe(protocol, core.table, self._archives) if settings.torchserve else None,
         )
         self._transport: HttpTransport | None = None
         self._files = SocketFiles()
@@ -110,6 +112,7 @@ class HttpDoor:
 
     def close(self) -> None:
         """Send the responses that are there and close every connection. Idempotent."""
+        self._archives.close()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.stop()

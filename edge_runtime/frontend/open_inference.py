@@ -153,7 +153,7 @@ class OpenInference:
         self, operation: str, values: Mapping[str, Any], caller: Caller, reply: Done, shape: Callable[[Any], Any]
     ) -> None:
         """Answer a call by a row of the table of operations. shape: makes the protocol's answer of its result."""
-        _check_rights(operation, caller)
+        check_rights(operation, caller)
         header = RequestHeader(
             op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
         )
@@ -211,7 +211,7 @@ class OpenInference:
 
     def _repository_index(self, values: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         only_ready = typed(values, "ready", bool, False)
-        _check_rights("models", caller)
+        check_rights("models", caller)
         self._operations.loader.look(
             lambda: self.operate("models", {}, caller, reply, lambda entries: _index(entries, only_ready=only_ready))
         )
@@ -347,7 +347,7 @@ def _classes(servable: Servable, header: TensorHeader, array: Array, count: int)
     return triton_words.answered_classes(array, count, labels)
 
 
-def _check_rights(operation: str, caller: Caller) -> None:
+def check_rights(operation: str, caller: Caller) -> None:
     """Raise Forbidden unless the caller may do what the operation's scope says."""
     if OPERATIONS[operation].scope is Scope.CONTROL:
         _check_may_control(operation, caller)

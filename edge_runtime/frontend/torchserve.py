@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, Unsupported
 from edge_runtime.frontend.http_call import INFER, OPTIONS, HttpCall, read_headers
-from edge_runtime.frontend.open_inference import Caller, OpenInference
+from edge_runtime.frontend.open_inference import Caller, OpenInference, check_rights
 from edge_runtime.frontend.operations import Done
 from edge_runtime.frontend.torchserve_message import TorchServeAnswer
 from edge_runtime.serving.model_table import ModelTable, VersionState
@@ -52,11 +52,20 @@ MOST_LISTED = 100
 """Models of one page where the client names no limit, as TorchServe has it."""
 
 
+class Archives(Protocol):
+    """Takes archives by URL into the models folder."""
+
+    def take(self, url: str, name: str, done: Done) -> None:
+        """`done` gets the names of an archive's models, or an EdgeRuntimeError, on another thread. Raises it, too."""
+        ...
+
+
 class TorchServe:
     """TorchServe's calls, answered by the table of models and the table of operations."""
 
-    def __init__(self, protocol: OpenInference, table: ModelTable) -> None:
+    def __init__(self, protocol: OpenInference, table: ModelTable, archives: Archives) -> None:
         self._protocol = protocol
+        self._archives = archives
         self._table = table
         self._calls: dict[str, Callable[[Mapping[str, str], Caller, Done], None]] = {
             PING: self._ping,
@@ -144,18 +153,38 @@ class TorchServe:
     def _register(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         query = parse_qs(values["query"])
         url = query.get("url", [""])[0]
+        wanted = _whole(query, "initial_workers", 1)
         if "://" in url:
-            raise Unsupported("no archive is fetched here; run: edge-runtime import FILE.mar --models DIR")
+            check_rights("load", caller)
+            found = query.get("model_name", [""])[0]
+            self._archives.take(url, found, lambda names: self._load_taken(names, wanted, caller, reply))
+            return
         name = query.get("model_name", [url.rpartition("/")[2].removesuffix(".mar")])[0]
         if not name:
             raise DecodeFailed("url: wanted the name of a model in the models folder, as in /models?url=resnet.mar")
-        wanted = _whole(query, "initial_workers", 1)
+        self._load((name,), wanted, caller, reply)
+
+    def _load_taken(self, names: Any, wanted: int, caller: Caller, reply: Done) -> None:
+        """Load the models of an archive that was taken. Thread: any."""
+        if isinstance(names, EdgeRuntimeError):
+            reply(names)
+            return
+        try:
+            self._load(names, wanted, caller, reply)
+        except EdgeRuntimeError as error:
+            reply(error)
+
+    def _load(self, names: Sequence[str], wanted: int, caller: Caller, reply: Done) -> None:
+        """Load a model and those beside it, which go first."""
+        name, *beside = names
 
         def told(_: Any) -> Any:
             return {
                 "status": f'Model "{name}" registered with {self._workers(name, None, wanted)} initial workers'
             }, 200
 
+        for each in beside:
+            self._protocol.operate("load", {"name": each}, caller, lambda _: None, lambda _: None)
         self._protocol.operate("load", {"name": name}, caller, reply, told)
 
     def _unregister(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:

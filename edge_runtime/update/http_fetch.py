@@ -66,13 +66,14 @@ class HttpFetcher:
         stall_s: float = STALL_S,
         allow_plain: bool = False,
         redirect_hosts: Sequence[str] = (),
+        hosts_key: str = "update.redirect_hosts",
         stop: threading.Event | None = None,
     ) -> None:
         """Check the address, without a connection.
 
         tls: None takes the system's certificate authorities. allow_plain: http also to other hosts than this one.
-        redirect_hosts: other servers, `host` or `host:port`, that redirects may lead to. stop: ends a transfer once it
-        is set.
+        redirect_hosts: other servers, `host` or `host:port`, that redirects may lead to. hosts_key: the setting that
+        names them. stop: ends a transfer once it is set.
         Raises ConfigError: not http or https, no host, a user in it, or http where it is not allowed.
         """
         self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
@@ -80,6 +81,7 @@ class HttpFetcher:
         self._stall_s = stall_s
         self._allow_plain = allow_plain
         self._redirect_hosts = redirect_hosts
+        self._hosts_key = hosts_key
         self._stop = stop or threading.Event()
         complaint = self._complaint(self._base_url)
         if "?" in base_url or "#" in base_url:
@@ -120,10 +122,10 @@ class HttpFetcher:
         if complaint is not None:
             raise DownloadError(f"{url} leads to {to!r}: {complaint}")
         known, new = urlsplit(self._base_url), urlsplit(to)
-        named = {new.hostname, f"{new.hostname}:{_port_of(new)}"}
-        if (new.hostname, _port_of(new)) != (known.hostname, _port_of(known)) and not named & set(self._redirect_hosts):
+        is_known = (new.hostname, _port_of(new)) == (known.hostname, _port_of(known))
+        if not (is_known or is_listed(new, self._redirect_hosts)):
             raise DownloadError(
-                f"{url} leads to another server, {new.netloc}; name it in update.redirect_hosts, or give its address"
+                f"{url} leads to another server, {new.netloc}; name it in {self._hosts_key}, or give its address"
             )
         return to
 
@@ -141,6 +143,11 @@ class HttpFetcher:
         if parts.scheme == "http" and not self._allow_plain and not _is_this_host(host):
             return "http tells every listener what is fetched; wanted https, or http allowed in the settings"
         return None
+
+
+def is_listed(url: SplitResult, hosts: Sequence[str]) -> bool:
+    """Whether the server of an address is one of `host` or `host:port`."""
+    return url.hostname is not None and bool({url.hostname, f"{url.hostname}:{_port_of(url)}"} & set(hosts))
 
 
 class _HttpConnection:

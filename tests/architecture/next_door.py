@@ -24,6 +24,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.client.mqtt_link": "threads and connections; mqtt_client has none",
     "edge_runtime.client.near_misses": "pure: the advice on tensors that do not fit",
     "edge_runtime.daemon.state_lock": "one daemon a state folder, held before anything else is made",
+    "edge_runtime.daemon.torchserve_archives": "a thread of its own, only while an archive is fetched",
     "edge_runtime.fleet.camera_child": PROGRAM,
     "edge_runtime.fleet.camera_source": "one of two sources of results: a camera's frames",
     "edge_runtime.fleet.drawn_pictures": "a thread of its own, only where a rule asks for pictures",

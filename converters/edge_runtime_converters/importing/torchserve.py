@@ -78,7 +78,7 @@ _ADVICE: Mapping[str, str] = {
     "install_py_dep_per_model": "nothing is installed here; install what handlers import beside the daemon",
     "number_of_gpu": "the device profile says what runs where",
     "default_workers_per_model": "the device profile says how many runs are on at once",
-    "allowed_urls": "no archive is fetched here",
+    "allowed_urls": "say [http] torchserve_hosts",
 }
 _READ_KEYS = ("models", "model_snapshot", "load_models", "model_store", "default_response_timeout", "job_queue_size")
 
