@@ -9,6 +9,7 @@ import logging
 import socket
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,15 +17,16 @@ from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import HttpSettings
 from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.doors import drain, keeping, why_not_bound
-from edge_runtime.daemon.torchserve_archives import TorchServeArchives
 from edge_runtime.frontend.http_frontend import HttpFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
-from edge_runtime.frontend.torchserve import TorchServe
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
 from edge_runtime.transports.http_connection import HttpListener
 from edge_runtime.transports.http_transport import HttpTransport
+
+if TYPE_CHECKING:
+    from edge_runtime.daemon.torchserve_archives import TorchServeArchives
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,14 @@ class HttpDoor:
         self._core = core
         self._frontend = frontend
         self._descriptors = descriptors
-        self._archives = TorchServeArchives(settings.torchserve_hosts, core, core.clock)
+        self._archives: TorchServeArchives | None = None
+        torchserve = None
+        if settings.torchserve:
+            from edge_runtime.daemon.torchserve_archives import TorchServeArchives
+            from edge_runtime.frontend.torchserve import TorchServe
+
+            self._archives = TorchServeArchives(settings.torchserve_hosts, core, core.clock)
+            torchserve = TorchServe(protocol, core.table, self._archives)
         self._http_frontend = HttpFrontend(
             frontend,
             protocol,
@@ -58,7 +67,7 @@ class HttpDoor:
             metrics=core.metrics,
             max_body_bytes=settings.max_body_bytes,
             inflated_bytes=max(core.config.limits.message_bytes, settings.max_body_bytes),
-            torchserve=TorchServe(protocol, core.table, self._archives) if settings.torchserve else None,
+            torchserve=torchserve,
         )
         self._transport: HttpTransport | None = None
         self._files = SocketFiles()
@@ -112,7 +121,8 @@ class HttpDoor:
 
     def close(self) -> None:
         """Send the responses that are there and close every connection. Idempotent."""
-        self._archives.close()
+        if self._archives is not None:
+            self._archives.close()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.stop()

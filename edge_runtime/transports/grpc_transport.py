@@ -23,6 +23,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc import aio
 
+from edge_runtime.errors import Unauthenticated
+
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 1024
@@ -89,11 +91,11 @@ class GrpcCall:
 
     @property
     def authorization(self) -> str | None:
-        """The metadata of that name."""
-        for key, value in self._context.invocation_metadata() or ():
-            if key == "authorization":
-                return value if isinstance(value, str) else None
-        return None
+        """The metadata of that name. Raises Unauthenticated: it came twice, so a proxy might have looked at another."""
+        found = [value for key, value in self._context.invocation_metadata() or () if key == "authorization"]
+        if len(found) > 1:
+            raise Unauthenticated("authorization came twice; send one token")
+        return found[0] if found and isinstance(found[0], str) else None
 
     def time_remaining(self) -> float | None:
         """Seconds until the caller's deadline; None without one, and while nobody knows.
