@@ -117,11 +117,13 @@ class Forest:
         base: Sequence[float],
         scale: float = 1.0,
         classes: Sequence[str | int] = (),
+        threshold: float = 0.5,
         made_by: str,
     ) -> None:
         """Write the model, durably. base: what each target's sum begins with. scale: of sums before a sigmoid.
 
-        classes: the labels in order, where they are not 0, 1 and so on. Input `features` FP32 [rows, n]. A classifier's
+        classes: the labels in order, where they are not 0, 1 and so on. threshold: the probability above which the
+        second of two classes is the label. Input `features` FP32 [rows, n]. A classifier's
         outputs are `label` INT64 or BYTES [rows] and `probabilities` FP32 [rows, classes], others' is `variable` FP32
         [rows, targets]. Raises ConversionFailed.
         """
@@ -144,7 +146,7 @@ class Forest:
         if scale != 1.0:
             sums = graph.node("Mul", [sums, graph.number(scale)])
         if ending in _CLASSIFYING:
-            outputs = _labelled(graph, sums, ending, self.targets, classes)
+            outputs = _labelled(graph, sums, ending, self.targets, classes, threshold=threshold)
         else:
             outputs = _estimated(graph, sums, ending, self.targets)
         with whole(target) as output:
@@ -251,7 +253,7 @@ def label_array(classes: Sequence[str | int], places: Array) -> Array:
 
 
 def _labelled(
-    graph: _ForestGraph, sums: str, ending: Ending, targets: int, classes: Sequence[str | int]
+    graph: _ForestGraph, sums: str, ending: Ending, targets: int, classes: Sequence[str | int], *, threshold: float
 ) -> dict[str, tuple[str, int]]:
     """A classifier's outputs: name -> type and columns, 0 for labels. Raises ConversionFailed."""
     if ending == "binary":
@@ -267,10 +269,17 @@ def _labelled(
     count = max(targets, 2)
     if classes and len(classes) != count:
         raise ConversionFailed(f"it names {len(classes)} classes and has {count}; the file is damaged")
-    if not classes or list(classes) == list(range(count)):
-        graph.node("ArgMax", [chances], output="label", axis=1, keepdims=0)
+    is_by_place = not classes or list(classes) == list(range(count))
+    shown = {"output": "label"} if is_by_place else {}
+    if ending == "binary" and threshold != 0.5:
+        is_second = graph.node(
+            "Greater", [graph.node("Squeeze", [second, graph.constant(np.array([1]))]), graph.number(threshold)]
+        )
+        place = graph.node("Cast", [is_second], to=7, **shown)
+    else:
+        place = graph.node("ArgMax", [chances], axis=1, keepdims=0, **shown)
+    if is_by_place:
         return {"label": ("INT64", 0), "probabilities": ("FLOAT", count)}
-    place = graph.node("ArgMax", [chances], axis=1, keepdims=0)
     labels = label_array(classes, np.arange(count))
     graph.node("Gather", [graph.constant(labels), place], output="label")
     return {"label": ("INT64" if labels.dtype == np.int64 else "STRING", 0), "probabilities": ("FLOAT", count)}

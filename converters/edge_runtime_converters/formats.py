@@ -23,7 +23,7 @@ class SourceFormat(Enum):
     SKLEARN = "scikit-learn (.skops)"
     XGBOOST = "XGBoost (.json, .ubj)"
     LIGHTGBM = "LightGBM (.txt)"
-    CATBOOST = "CatBoost (.cbm)"
+    CATBOOST = "CatBoost (.cbm, .json)"
     KERAS = "Keras (.keras, .h5)"
     SAVED_MODEL = "TensorFlow SavedModel"
     GRAPHDEF = "TensorFlow frozen graph (.pb, .graphdef)"

@@ -1,8 +1,9 @@
 """CatBoost (its .cbm file, or a model in memory) to ONNX.
 
 Owns: what CatBoost's trees mean, by its JSON export (`x > border`, NaN to the side that the feature's mode says), and
-what each loss makes of their sums. CatBoost's own ONNX export leaves out Poisson's exponent, the sigmoids of one
-against all, several targets and trees that are not symmetric.
+their writing as a forest. What a loss makes of their sums is told by backends/catboost_backend.py, which serves what
+ONNX cannot hold. CatBoost's own ONNX export leaves out Poisson's exponent, the sigmoids of one against all, several
+targets and trees that are not symmetric.
 """
 
 from __future__ import annotations
@@ -10,32 +11,19 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edge_runtime.errors import ConversionFailed
+from edge_runtime.backends.catboost_backend import CatBoostAnswers, answers_of
+from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime.tensors import Array
-from edge_runtime_converters.forest import Ending, Forest, label_array
+from edge_runtime_converters.forest import Forest
 from edge_runtime_converters.libraries import failing_as, import_library
 from edge_runtime_converters.options import Shapes
-from edge_runtime_converters.original import Original, rows_first
+from edge_runtime_converters.original import Original
 
 EXTRA = "convert-catboost"
-
-ENDINGS: Mapping[str, Ending] = {
-    "Logloss": "binary", "CrossEntropy": "binary", "MultiClass": "softmax", "MultiClassOneVsAll": "each by itself",
-    "MultiLogloss": "sigmoid", "MultiCrossEntropy": "sigmoid", "Poisson": "exp", "Tweedie": "exp",
-    **dict.fromkeys(
-        ("RMSE", "MAE", "MAPE", "Quantile", "MultiQuantile", "Huber", "Expectile", "Lq", "LogLinQuantile", "LogCosh",
-         "MultiRMSE", "MultiRMSEWithMissingValues", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy", "GroupQuantile",
-         "PairLogit", "PairLogitPairwise", "YetiRank", "YetiRankPairwise", "LambdaMart", "StochasticRank",
-         "StochasticFilter"), "none",
-    ),
-}  # fmt: skip
-"""What a loss makes of sums, as CatBoostClassifier and CatBoostRegressor predict. Source: catboost/core.py of 1.2."""
 
 _OTHER_FEATURES = {"categorical_features": "categories", "text_features": "text", "embedding_features": "embeddings"}
 
@@ -43,23 +31,17 @@ _OTHER_FEATURES = {"categorical_features": "categories", "text_features": "text"
 class CatboostModel:
     """A model. An `Original`."""
 
-    def __init__(self, catboost: Any, model: Any, ending: Ending, classes: Sequence[str | int]) -> None:
+    def __init__(self, catboost: Any, model: Any, answers: CatBoostAnswers) -> None:
         self.described = f"CatBoost {catboost.__version__}"
         self._catboost = catboost
         self._model = model
-        self._ending = ending
-        self._classes = classes
+        self._answers = answers
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs in the converted model's order. Raises ConversionFailed."""
         (features,) = inputs.values()
-        kind = {"none": "RawFormulaVal", "exp": "Exponent"}.get(self._ending, "Probability")
         with failing_as("CatBoost cannot run it"):
-            predict = self._catboost.CatBoost.predict  # a wrapper's own answers in other shapes
-            found = np.asarray(predict(self._model, features, prediction_type=kind, thread_count=1))
-        if self._ending in ("none", "exp", "sigmoid"):
-            return rows_first([found])
-        return [label_array(self._classes, found.argmax(axis=1)), found]
+            return self._answers.of(self._catboost, self._model, features, 1)
 
 
 def convert(source: Path, target: Path, shapes: Shapes) -> Original:
@@ -67,7 +49,7 @@ def convert(source: Path, target: Path, shapes: Shapes) -> Original:
     catboost = import_library("catboost", EXTRA)
     model = catboost.CatBoost()
     with failing_as(f"{source}: CatBoost {catboost.__version__} cannot read it"):
-        model.load_model(str(source))
+        model.load_model(str(source), format="json" if source.suffix == ".json" else "cbm")
     return convert_model(model, target)
 
 
@@ -80,17 +62,17 @@ def convert_model(model: Any, target: str | Path) -> Original:
     catboost = import_library("catboost", EXTRA)
     with failing_as("this model is not as CatBoost's JSON export says"):
         told = _told(model)
-        loss = str(told["model_info"]["params"]["loss_function"]["type"])
-        if loss not in ENDINGS:
-            raise ConversionFailed(
-                f"what the loss {loss!r} makes of its trees' sums is not known; known: {', '.join(sorted(ENDINGS))}"
-            )
-        ending = ENDINGS[loss]
+        try:
+            answers = answers_of(model)
+        except LoadFailed as error:
+            raise ConversionFailed(error.message) from error
         scale, base = told["scale_and_bias"]
         forest = _forest(told, len(base), float(scale))
-        classes = _classes(told["model_info"].get("class_params"), forest.targets, ending)
-    forest.write(Path(target), ending, base=base, classes=classes, made_by=f"CatBoost {catboost.__version__}, {loss}")
-    return CatboostModel(catboost, model, ending, classes)
+    forest.write(
+        Path(target), answers.ending, base=base, classes=answers.classes, threshold=answers.threshold,
+        made_by=f"CatBoost {catboost.__version__}, {answers.loss}",
+    )  # fmt: skip
+    return CatboostModel(catboost, model, answers)
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -116,19 +98,9 @@ def _told(model: Any) -> Any:
 def _no_numbers(words: str) -> str:
     return (
         f"some of its features are {words}, which CatBoost turns into numbers by statistics of its training data, and "
-        "ONNX cannot; encode them before training (as numbers), or serve the file as it is, by a model.py with "
-        "catboost (docs/python-models.md, Categories of CatBoost)"
+        "ONNX cannot; encode them before training (as numbers), or put its file into the models folder as it is, where "
+        "edge-runtime[catboost] serves it (docs/models.md, CatBoost)"
     )
-
-
-def _classes(params: Any, targets: int, ending: Ending) -> list[str | int]:
-    """The labels of classes in order: text, or whole numbers."""
-    if ending not in ("binary", "softmax", "each by itself"):
-        return []
-    named = (params or {}).get("class_names") or []
-    if all(isinstance(name, (int, bool)) or (isinstance(name, float) and name.is_integer()) for name in named):
-        return [int(name) for name in named] or list(range(max(targets, 2)))
-    return [str(name) for name in named]
 
 
 def _forest(told: Mapping[str, Any], targets: int, scale: float) -> Forest:

@@ -111,6 +111,10 @@ def import_backend(name: str) -> None:
                 from edge_runtime.backends import pytorch_backend
 
                 pytorch_backend.PyTorchBackend().prepare_import()
+            case "catboost":
+                from edge_runtime.backends import catboost_backend
+
+                catboost_backend.import_catboost()
             case _:
                 from edge_runtime.backends import python_backend  # noqa: F401
 

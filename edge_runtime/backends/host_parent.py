@@ -356,12 +356,13 @@ def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confine
 
     It may write to its temporary folder, and where OpenVINO is to keep its cache.
 
-    One of PyTorch, whose files may hold code, sees its file alone: a model without a folder lies beside others.
+    One of PyTorch, whose files may hold code, or of CatBoost sees its file alone: a model without a folder lies beside
+    others.
     """
     if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
         return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes)
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
-    own = task.artifact if task.backend == "pytorch" else str(Path(task.artifact).parent)
+    own = task.artifact if task.backend in ("pytorch", "catboost") else str(Path(task.artifact).parent)
     delegates = (delegate,) if delegate.startswith("/") else ()
     within = task.options.within
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES

@@ -26,6 +26,7 @@ ARTIFACTS: Mapping[str, tuple[str, ...]] = {
     "litert": ("model.tflite",),
     "tensorrt": ("model.onnx", "model.plan", "model.engine", "model.trt"),
     "pytorch": ("model.pt", "model.pt2"),
+    "catboost": ("model.cbm",),
     "python": ("model.py",),
 }
 """The files that each backend loads, best first, as its class has them: known without importing its file."""
@@ -118,7 +119,7 @@ def probe_all() -> tuple[Probe, ...]:
     return tuple(_make(name).probe() for name in ARTIFACTS)
 
 
-def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:
+def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:  # noqa: PLR0911 (one a backend)
     match name:
         case "onnxruntime":
             from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -140,6 +141,10 @@ def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None
             from edge_runtime.backends.pytorch_backend import PyTorchBackend
 
             return PyTorchBackend()
+        case "catboost":
+            from edge_runtime.backends.catboost_backend import CatBoostBackend
+
+            return CatBoostBackend()
         case _:
             from edge_runtime.backends.python_backend import PythonBackend
 

@@ -193,8 +193,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Cores that one run takes. When absent: the measured layout."""
 
     backend: str | None = None
-    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"` or `"python"`. When absent: the
-    profile's order."""
+    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"`, `"catboost"` or `"python"`. When absent:
+    the profile's order."""
 
     device: str | None = None
     """The backend's device, such as `"CPU"`, `"GPU"`, `"NPU"`, `"AUTO"`, `"CUDA"`, `"TENSORRT"`, `"OPENVINO"` or
@@ -719,7 +719,7 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """One backend to load models with; the entries are tried in their order and replace the profile's."""
 
     name: str
-    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"` or `"pytorch"`."""
+    """`"onnxruntime"`, `"openvino"`, `"litert"`, `"tensorrt"`, `"pytorch"` or `"catboost"`."""
 
     device: str = ""
     """The backend's device; empty means the backend's own default."""

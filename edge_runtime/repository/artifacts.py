@@ -51,7 +51,7 @@ class Want(Struct, frozen=True):
         for name in self.names():
             found = artifact_candidates(version.files, name) or _of_kind(version, name)
             path = version.files[found[0]] if len(found) == 1 else None
-            if path is not None and not _is_no_model(path):
+            if path is not None and _may_be_loaded(path):
                 return path
         return None
 
@@ -90,10 +90,13 @@ def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _is_no_model(path: Path) -> bool:
-    """Return whether a file is none, whatever its name says: a Git LFS pointer, a web page, a pickle, an empty file."""
+def _may_be_loaded(path: Path) -> bool:
+    """Return whether a backend may take a file, whatever its name says: no Git LFS pointer, web page, empty file.
+
+    And none of a kind that is only ever converted.
+    """
     kind = kind_of(path)
-    return kind is not None and not kind.is_model and kind is not TENSORRT  # that backend says why it refuses one
+    return kind is None or bool(kind.served_with) or kind is TENSORRT  # that backend says why it refuses one
 
 
 def _is_of_model(path: Path) -> bool:

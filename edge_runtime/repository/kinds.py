@@ -1,8 +1,9 @@
 """What a file of the models folder is: one table of kinds, told by first bytes and a zip's list of names.
 
 Owns: every kind of file that people have models in; what serves or converts each; which may hold code; and the sentence
-that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, and of a zip its list of names: loads
-nothing, runs nothing. Called by the walk, the choice of artifacts, and the converters.
+that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a
+CatBoost model how many features it has of each sort: loads nothing, runs nothing. Called by the walk, the choice of
+artifacts, and the converters.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ XGBOOST_BINARY = FileKind(
     advice="in the XGBoost that made it, booster.save_model('model.json'), and put that here",
 )
 LIGHTGBM = FileKind("a LightGBM model", (".txt",), converts_to="onnx", extra="convert-lightgbm")
-CATBOOST = FileKind("a CatBoost model", (".cbm",), converts_to="onnx", extra="convert-catboost")
+CATBOOST = FileKind("a CatBoost model", (".cbm", ".json"), converts_to="onnx", extra="convert-catboost")
+CATBOOST_WORDS = FileKind(
+    "a CatBoost model with categories or text", (".cbm", ".json"), served_with="edge-runtime[catboost]"
+)
 SKOPS = FileKind(
     "a scikit-learn model (skops)", (".skops",), may_hold_code=True, converts_to="onnx", extra="convert-sklearn"
 )
@@ -188,11 +192,6 @@ TREE_DUMP = FileKind(
         "where it was made, model.save_model('model.json') for XGBoost, model.save_model('model.txt') for LightGBM, "
         "and put that here"
     ),
-)
-CATBOOST_JSON = FileKind(
-    "a CatBoost model as JSON",
-    (".json",),
-    advice="where it was made, model.save_model('model.cbm'), and put that here",
 )
 FOREIGN = FileKind(
     "a model of a system that nothing here reads",
@@ -240,8 +239,8 @@ NOT_AS_NAMED = FileKind(
 
 KINDS = (
     ONNX, ORT, IR, TENSORRT, LITERT, SAVED_MODEL, FROZEN_GRAPH, PADDLE, PADDLE_PIR, TORCHSCRIPT, PYTORCH_PROGRAM,
-    PYTORCH_WEIGHTS, SAFETENSORS, XGBOOST, XGBOOST_BINARY, LIGHTGBM, CATBOOST, SKOPS, KERAS, PICKLE, MAR, GGUF, COREML,
-    TREE_DUMP, CATBOOST_JSON, FOREIGN, COMPRESSED, OTHER_ZIP, LFS_POINTER, WEB_PAGE, ERROR_TEXT, EMPTY, CUT,
+    PYTORCH_WEIGHTS, SAFETENSORS, XGBOOST, XGBOOST_BINARY, LIGHTGBM, CATBOOST, CATBOOST_WORDS, SKOPS, KERAS, PICKLE,
+    MAR, GGUF, COREML, TREE_DUMP, FOREIGN, COMPRESSED, OTHER_ZIP, LFS_POINTER, WEB_PAGE, ERROR_TEXT, EMPTY, CUT,
     NOT_AS_NAMED,
 )  # fmt: skip
 
@@ -324,6 +323,15 @@ _PIR = rb'\s*\{\s*"base_code"\s*:\s*\{\s*"magic"\s*:\s*"pir"'
 _XGBOOST_DUMP = rb'booster\[\d+\]:\r?\n\d+:|\s*\[\s*\{\s*"nodeid"\s*:'
 _LIGHTGBM_DUMP = rb'\s*\{\s*"name"\s*:\s*"tree"\s*,\s*"version"\s*:'
 _CATBOOST_JSON = rb'\s*\{\s*"(ctr_data|features_info|model_info|oblivious_trees)"\s*:'
+_CATBOOST_JSON_WORDS = (
+    rb'\s*\{\s*"(ctr_data"|features_info"\s*:\s*\{\s*"(cat_features_hash|categorical_features)"\s*:\s*\[\s*\{)'
+)
+"""Statistics of categories come first in a file that has any, else the categories themselves: keys are sorted."""
+
+_CBM_TREES, _CBM_WORDS = 1, (4, 12, 18)
+"""Numbers of fields: the trees of TModelCore; the categorical, text and embedding features of TModelTrees. Source:
+catboost/libs/model/flatbuffers/model.fbs."""
+
 _WEB_PAGE = rb"(?is)(\xef\xbb\xbf)?\s*((<\?xml[^>]*>|<!--.*?-->)\s*)*<(!doctype\s+html|html|head|body)[\s>]"
 _ERROR_TEXT = (
     rb"(?i)\s*(<\?xml|<error|\{\s*\"|\[\s*\{)|[\x09\x0a\x0d\x20-\x7e]{0,200}?"
@@ -372,13 +380,13 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
         return _of_zip(path)
     for begins, kind in _MAGIC:
         if re.match(begins, head) and (kind is not SAFETENSORS or suffix in kind.suffixes):
-            return kind
+            return _of_catboost(path) if kind is CATBOOST else kind
     if head.startswith(_PICKLED) or suffix in PICKLE.suffixes:
         return PYTORCH_WEIGHTS if suffix in PYTORCH_WEIGHTS.suffixes else PICKLE
     if re.match(_COMPRESSED, head):  # a joblib.dump(..., compress=...) may be called model.pkl.gz
         return PICKLE if Path(path.stem).suffix.lower() in PICKLE.suffixes else COMPRESSED
     if suffix == ".json" and re.match(_CATBOOST_JSON, head):
-        return CATBOOST_JSON
+        return CATBOOST_WORDS if re.match(_CATBOOST_JSON_WORDS, head) else CATBOOST
     if is_named and suffix not in IR.suffixes and re.match(_ERROR_TEXT, head):
         return ERROR_TEXT
     if path.name == "saved_model.pb":
@@ -387,6 +395,34 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
         if suffix in kind.suffixes:
             return kind
     return NOT_AS_NAMED if is_named else None
+
+
+def _of_catboost(path: Path) -> FileKind:
+    """Tell by a .cbm's lists of features whether it takes numbers alone; one that is damaged counts as such.
+
+    After "CBM1" and a length it is a flatbuffer, whose tables and lists lie anywhere in it.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+
+            def number(at: int, size: int = 4, *, signed: bool = False) -> int:
+                found = os.pread(file.fileno(), size, at)
+                if len(found) < size:
+                    raise EOFError
+                return int.from_bytes(found, "little", signed=signed)
+
+            def below(table: int, field: int) -> int:
+                """The place of what a field of a table leads to; 0 for a field that it leaves out."""
+                fields = table - number(table, signed=True)
+                own = 4 + 2 * field
+                place = number(fields + own, 2) if own < number(fields, 2) else 0
+                return table + place + number(table + place) if place else 0
+
+            trees = below(8 + number(8), _CBM_TREES)
+            lists = [below(trees, field) for field in _CBM_WORDS] if trees else []
+            return CATBOOST_WORDS if any(number(place) for place in lists if place) else CATBOOST
+    except (OSError, EOFError, OverflowError):
+        return CATBOOST
 
 
 def _of_zip(path: Path) -> FileKind:  # noqa: PLR0911 (one line a rule)

@@ -41,8 +41,8 @@ _CODE = re.compile(
     re.IGNORECASE,
 )
 _SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
-"""Files that are converted before a backend loads them; .json and .txt are not among them, because labels and data are
-called so too: a device loads neither."""
+"""Files that are converted before a backend loads them, or are of kinds (.cbm) most of which are. Not .json and .txt,
+because labels and data are called so too: a device loads neither."""
 
 _OWNER = re.compile(r"[a-z0-9-]{1,64}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

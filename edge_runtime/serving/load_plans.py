@@ -24,7 +24,7 @@ from edge_runtime.repository.artifacts import Want, choose_artifacts
 from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.kinds import PICKLE, kind_of, may_be_model, stand_ins
 from edge_runtime.repository.names import suffix_of, variant_of
-from edge_runtime.repository.release_paths import is_code
+from edge_runtime.repository.release_paths import is_code, is_source
 from edge_runtime.serving.build_cache import Conversion
 from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.conversions import plan_conversion
@@ -189,12 +189,12 @@ class LoadPlans:
                         compiler.prepare(plan.artifact, plan.options, stop)
 
     def suffixes(self) -> frozenset[str]:
-        """Return the suffixes of artifacts that an update may bring: of backends here, without code and plans."""
+        """Return the suffixes of artifacts that an update may bring: of backends here, no code, plans and sources."""
         names: set[str] = set()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
                 names.update(self._backends.artifacts(choice.name))
-        return frozenset(suffix_of(name) for name in names if not is_code(name))
+        return frozenset(suffix_of(name) for name in names if not is_code(name) and not is_source(name))
 
     def precisions(self) -> frozenset[str]:
         """Return the precisions of the profile: variants of a release in others are of no use here."""

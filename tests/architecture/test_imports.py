@@ -33,6 +33,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     # torchserve_handlers: what handlers of TorchServe's find in a host, where they use both themselves.
     "torch": ("backends.pytorch", "backends.torchserve_handlers"),
     "ai_edge_litert": ("backends.litert_backend",),
+    "catboost": ("backends.catboost_backend",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "cuda"), ("backends.tensorrt",)),
     "zmq": ("transports.", "client."),
     "paho": ("transports.", "client."),

@@ -18,7 +18,7 @@ from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.forest import float32_below
-from edge_runtime_converters.formats import SourceFormat
+from edge_runtime_converters.formats import SourceFormat, format_of
 from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import Original, serve
 from tests.converters.sources import needs, source_of, write_held_out
@@ -390,6 +390,32 @@ def test_catboosts_classes_keep_their_names(names: Sequence[Any], tmp_path: Path
     assert set(said) == set(order)
     assert [order[place] for place in chances.argmax(axis=1)] == said
     assert read_metadata(tmp_path / "model.onnx").names == tuple(map(str, order))
+
+
+def test_catboosts_label_follows_the_threshold_that_its_owner_set(tmp_path: Path) -> None:
+    for names in ([], ["no", "yes"]):
+        model = catboost_trained("Classifier", {}, 2, names)
+        rows = edge_rows(table(), catboost_cuts(model))
+        model.set_probability_threshold(0.8)
+        original = onnx_from_catboost.convert_model(model, tmp_path / "model.onnx")
+        held(original, tmp_path / "model.onnx", rows)
+        served = serve(tmp_path / "model.onnx")
+        label, _ = served.run({"features": rows})
+        served.close()
+        said = [word.decode() if isinstance(word, bytes) else word for word in label.tolist()]
+        assert said == model.predict(rows).tolist()
+        assert 0 < (model.predict_proba(rows)[:, 1] > 0.8).sum() < (model.predict_proba(rows)[:, 1] > 0.5).sum()
+
+
+def test_a_catboost_model_as_json_converts_as_the_cbm(tmp_path: Path) -> None:
+    model = catboost_trained("Classifier", {}, 4)
+    for name, kind in (("model.cbm", "cbm"), ("model.json", "json")):
+        model.save_model(str(tmp_path / name), format=kind)
+    assert format_of(tmp_path / "model.json") is SourceFormat.CATBOOST
+    rows = edge_rows(table(), catboost_cuts(model))
+    original = onnx_from_catboost.convert(tmp_path / "model.json", tmp_path / "model.onnx", {})
+    held(original, tmp_path / "model.onnx", rows)
+    np.testing.assert_allclose(original.run({"features": rows})[1], model.predict_proba(rows), rtol=1e-6)
 
 
 def test_catboosts_categories_are_refused_with_what_to_do(tmp_path: Path) -> None:

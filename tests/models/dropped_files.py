@@ -20,6 +20,7 @@ import numpy as np
 
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.errors import EdgeRuntimeError
+from tests.models.catboost_models import cbm_head
 from tests.models.mutated_files import MISSING, REAL, write_real
 
 SERVED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -33,6 +34,7 @@ SERVED_WITH: Mapping[str, tuple[str, ...]] = {
     "xgboost": ("xgboost",),
     "ubj": ("xgboost",),
     "cbm": ("catboost",),
+    "cbm_words": ("catboost",),
     "lightgbm": ("lightgbm",),
     "skops": ("skops",),
     "keras": ("keras",),
@@ -56,6 +58,7 @@ STAND_INS: Mapping[str, tuple[str, bytes, str]] = {
     "xgboost": ("xgboost.json", b'{"learner":{"attributes":{}},"version":[3,2,0]}', "is an XGBoost model"),
     "ubj": ("ubj.ubj", b"{L\0\0\0\0\0\0\0\x07learner{", "is an XGBoost model"),
     "cbm": ("cbm.cbm", b"CBM1\x10\0\0\0", "is a CatBoost model"),
+    "cbm_words": ("cbm_words.cbm", cbm_head(categories=1), "is a CatBoost model with categories or text"),
     "lightgbm": ("lightgbm.txt", b"tree\nversion=v4\nnum_class=1\n", "is a LightGBM model"),
     "skops": ("skops.skops", b"PK\x05\x06" + bytes(18), "is a zip archive that is no model known here"),
 }

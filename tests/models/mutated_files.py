@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.models import ir_models, onnx_models, paddle_models
+from tests.models import catboost_models, ir_models, onnx_models, paddle_models
 
 TENSORFLOW = Path(__file__).parent / "tensorflow"
 
@@ -171,6 +171,10 @@ def _ubj(folder: Path) -> None:
     (folder / "made.json").unlink()
 
 
+def _cbm_words(folder: Path) -> None:
+    catboost_models.words(folder)
+
+
 REAL: Mapping[str, Callable[[Path], None]] = {
     "onnx": _onnx,
     "xml": _ir,
@@ -188,6 +192,7 @@ REAL: Mapping[str, Callable[[Path], None]] = {
     "xgboost": _made("XGBOOST", "model.json"),
     "ubj": _ubj,
     "cbm": _made("CATBOOST", "model.cbm"),
+    "cbm_words": _cbm_words,
     "lightgbm": _made("LIGHTGBM", "model.txt"),
     "skops": _made("SKLEARN", "model.skops"),
 }
@@ -209,6 +214,7 @@ NEEDS = {
     "xgboost": "xgboost",
     "ubj": "xgboost",
     "cbm": "catboost",
+    "cbm_words": "catboost",
     "lightgbm": "lightgbm",
     "skops": "skops",
 }

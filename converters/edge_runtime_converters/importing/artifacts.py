@@ -44,6 +44,8 @@ def artifact_pieces(
         return _copied(artifact, folder, "model.xml"), _copied(weights, folder, "model.bin")
     if kind is kinds.LITERT:
         return (_copied(artifact, folder, "model.tflite"),)
+    if kind is kinds.CATBOOST_WORDS:
+        return (_copied(artifact, folder, "model.json" if artifact.suffix == ".json" else "model.cbm"),)
     if kind is kinds.PADDLE:
         weights = _beside(artifact, f"{artifact.stem}{_PADDLE_WEIGHTS}", "its weights")
         return _copied(artifact, folder, "model.pdmodel"), _copied(weights, folder, f"model{_PADDLE_WEIGHTS}")

@@ -39,8 +39,10 @@ for name in known_backends():
     try:
         backend(name)
     except BackendUnavailable as error:  # what no development environment holds
-        assert name in ("tensorrt", "pytorch"), error
-libraries = ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "cuda", "torch", "onnx")
+        assert name in ("tensorrt", "pytorch", "catboost"), error
+libraries = (
+    "onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "cuda", "torch", "onnx", "catboost",
+)
 print([name for name in libraries if name in sys.modules])
 """
     assert run_python(program) == "[]"
@@ -79,7 +81,7 @@ def test_a_missing_library_is_a_reason_with_what_to_install(tmp_path: Path) -> N
 import importlib.abc, sys
 class Nothing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name in ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "torch"):
+        if name in ("onnxruntime", "openvino", "ai_edge_litert", "tensorrt", "tensorrt_rtx", "torch", "catboost"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Nothing())
 from edge_runtime.backends.registry import probe_all
@@ -93,7 +95,8 @@ for probe in probe_all():
         "pytorch False torch is not installed; install it with: pip install torch --index-url "
         "https://download.pytorch.org/whl/cpu"
     )
-    assert lines[5].startswith("python True")
+    assert lines[5] == f"catboost False catboost is not installed; {install_advice('catboost')}"
+    assert lines[6].startswith("python True")
 
 
 def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> None:

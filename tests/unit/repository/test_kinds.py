@@ -14,6 +14,7 @@ import pytest
 
 from edge_runtime.repository import kinds
 from edge_runtime.repository.kinds import FileKind, kind_of, what_it_lacks
+from tests.models.catboost_models import cbm_head
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -49,6 +50,12 @@ SAMPLES: list[tuple[str, bytes, FileKind | None]] = [
     ("m.txt", b"tree\nversion=v4\nnum_class=1\n", kinds.LIGHTGBM),
     ("m.txt", b"tree\r\nversion=v3\r\n", kinds.LIGHTGBM),
     ("m.cbm", b"CBM1\x10", kinds.CATBOOST),
+    ("m.cbm", cbm_head(), kinds.CATBOOST),
+    ("m.cbm", cbm_head(categories=1), kinds.CATBOOST_WORDS),
+    ("m.cbm", cbm_head(texts=2), kinds.CATBOOST_WORDS),
+    ("m.cbm", cbm_head(vectors=1), kinds.CATBOOST_WORDS),
+    ("m.cbm", cbm_head(categories=1)[:-12], kinds.CATBOOST),
+    ("m.cbm", b"CBM1" + b"\xff" * 60, kinds.CATBOOST),
     ("m.skops", archive("schema.json", "1.npy"), kinds.SKOPS),
     ("m.keras", archive("config.json", "metadata.json", "model.weights.h5"), kinds.KERAS),
     ("m.h5", b"\x89HDF\r\n\x1a\n\0", kinds.KERAS),
@@ -61,7 +68,10 @@ SAMPLES: list[tuple[str, bytes, FileKind | None]] = [
     ("m.json", b'[\n  { "nodeid": 0, "depth": 0, "split": "f36",', kinds.TREE_DUMP),
     ("m.txt", b"booster[0]:\n0:[f36<0.5] yes=1,no=2,missing=2\n", kinds.TREE_DUMP),
     ("m.json", b'{"name": "tree", "version": "v4", "num_class": 10,', kinds.TREE_DUMP),
-    ("m.json", b'{\n  "features_info":\n    {', kinds.CATBOOST_JSON),
+    ("m.json", b'{\n  "features_info":\n    {', kinds.CATBOOST),
+    ("m.json", b'{\n  "features_info":\n {"cat_features_hash": [ {"hash":1', kinds.CATBOOST_WORDS),
+    ("m.json", b'{"features_info":{"categorical_features":[{"feature_id":"city"', kinds.CATBOOST_WORDS),
+    ("m.json", b'{"ctr_data":{"', kinds.CATBOOST_WORDS),
     ("m.rknn", b"RKNN\0\0", kinds.FOREIGN),
     ("m.tar.gz", b"\x1f\x8b\x08\0", kinds.COMPRESSED),
     ("m.onnx", b"\x1f\x8b\x08\0", kinds.COMPRESSED),

@@ -17,6 +17,7 @@ from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.library_import import not_installed
 from edge_runtime.backends.registry import Backends, backend
 from edge_runtime.errors import LoadFailed
+from edge_runtime.extras import install_advice
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.repository.folder import ModelFolder
@@ -29,6 +30,7 @@ from edge_runtime.serving.loading import VersionLoader
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
+from tests.models.catboost_models import cbm_head
 from tests.models.onnx_models import add_weights, external_tensor, mlp, mlp_int8, sequence_output
 
 CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name="onnxruntime", threads=2))
@@ -153,6 +155,42 @@ def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None
         LoadFailed, match=r"model\.pt is .*TorchScript.*convert .*; pytorch: torch is not installed; .*pip"
     ):
         plans(choices, without_pytorch).of(folder, folder.versions[1])
+
+
+def test_catboosts_categories_without_catboost_are_told_with_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "m" / "1" / "churn.cbm"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(cbm_head(categories=2))
+    folder = scan(tmp_path).models["m"]
+
+    def without_catboost(name: str) -> Backend:
+        if name == "catboost":
+            raise not_installed("catboost", "catboost")
+        return backend(name)
+
+    choices = (*CHOICES, BackendChoice(name="catboost"))
+    with pytest.raises(LoadFailed) as failure:
+        plans(choices, without_catboost).of(folder, folder.versions[1])
+    assert failure.value.message == (
+        "churn.cbm is a CatBoost model with categories or text; to serve it as it is, install edge-runtime[catboost]; "
+        f"catboost: catboost is not installed; {install_advice('catboost')}"
+    )
+    assert "catboost>=1.2" in install_advice("catboost") or "[catboost]" in install_advice("catboost")
+
+
+def test_a_catboost_model_of_numbers_is_never_loaded_as_it_is(tmp_path: Path) -> None:
+    class Anything:
+        artifacts = ("model.cbm",)
+
+    file = tmp_path / "m" / "1" / "model.cbm"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(cbm_head())
+    folder = scan(tmp_path).models["m"]
+    with pytest.raises(LoadFailed, match=r"model\.cbm is a CatBoost model; to have it converted here, install"):
+        plans((BackendChoice(name="catboost"),), lambda _: Anything()).of(folder, folder.versions[1])  # type: ignore[return-value,arg-type]
+    file.write_bytes(cbm_head(texts=1))
+    (plan,) = plans((BackendChoice(name="catboost"),), lambda _: Anything()).of(folder, folder.versions[1])  # type: ignore[return-value,arg-type]
+    assert plan.artifact == file
 
 
 def test_pytorch_that_is_not_there_is_no_reason_of_a_model_that_it_never_reads(tmp_path: Path) -> None:
