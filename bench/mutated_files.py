@@ -123,6 +123,9 @@ class Drops:
                 found = {each["name"]: dict(each) for each in self._client.models() if each["name"] in names}
             except ASKED:
                 continue
+            if any(str(each.get("reason")).startswith("was found just now") for each in found.values()):
+                time.sleep(0.1)  # not looked at yet
+                continue
             states = {each["state"] for each in found.values()}
             if len(found) == len(names) and states <= SETTLED:
                 return found
