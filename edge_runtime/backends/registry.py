@@ -6,6 +6,7 @@ scan: a reader sees here what a device can run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def artifact_names(name: str) -> tuple[str, ...]:
 
 
 class Backends:
-    """The backends of one daemon, each made once.
+    """The backends of one daemon, each made once. Thread: any.
 
     allow_python, engines: as of `backend`. begin_call: as of `HostedBackend`.
     """
@@ -85,6 +86,7 @@ class Backends:
         self._engines = engines
         self._clock = clock
         self._begin_call = begin_call
+        self._lock = threading.RLock()
         self._here: dict[str, Backend] = {}
         self._hosted: dict[str, Backend] = {}
 
@@ -94,24 +96,26 @@ class Backends:
 
     def here(self, name: str) -> Backend:
         """Return the backend of this name whose instances live in this process. Raises BackendUnavailable."""
-        if name not in self._here:
-            self._here[name] = backend(name, allow_python=self._allow_python, engines=self._engines)
-        return self._here[name]
+        with self._lock:
+            if name not in self._here:
+                self._here[name] = backend(name, allow_python=self._allow_python, engines=self._engines)
+            return self._here[name]
 
     def hosted(self, name: str) -> Backend:
         """Return the backend of this name whose instances live in hosts. Raises BackendUnavailable."""
-        if name not in self._hosted:
-            from edge_runtime.backends.host_instance import HostedBackend
+        with self._lock:
+            if name not in self._hosted:
+                from edge_runtime.backends.host_instance import HostedBackend
 
-            self._hosted[name] = HostedBackend(
-                self.here(name),
-                self._hosts,
-                allow_python=self._allow_python,
-                engines=self._engines,
-                clock=self._clock,
-                begin_call=self._begin_call,
-            )
-        return self._hosted[name]
+                self._hosted[name] = HostedBackend(
+                    self.here(name),
+                    self._hosts,
+                    allow_python=self._allow_python,
+                    engines=self._engines,
+                    clock=self._clock,
+                    begin_call=self._begin_call,
+                )
+            return self._hosted[name]
 
 
 def probe_all() -> tuple[Probe, ...]:

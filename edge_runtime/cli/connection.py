@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
 from edge_runtime.cli.screen import Screen
 from edge_runtime.client.channel import starting_control
+from edge_runtime.client.core import how_far
 from edge_runtime.client.zmq_client import Client, CurveKeys
 from edge_runtime.config.broker import is_broker_url
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
@@ -99,15 +100,21 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
 
 
 def wait_started(arguments: argparse.Namespace) -> None:
-    """Wait while the daemon at the endpoint of the options loads its models. Raises ConnectionError: it takes long."""
+    """Wait while the daemon at the endpoint of the options starts, until it has loaded the model of the options.
+
+    Raises ConnectionError: it takes long, or there is none.
+    """
     endpoint = client_endpoint(arguments.connect)
-    early = starting_control(endpoint, arguments.control and client_endpoint(arguments.control))
-    if early is None:
-        return
+    model = getattr(arguments, "model", None)
     screen, told, end_s = Screen(sys.stdout, sys.stderr), "", time.monotonic() + START_WAIT_S
-    with Client(early, control=early, curve=curve_keys(arguments)) as client:
-        while starting_control(endpoint, early) is not None:
-            text = how_far(client.models())
+    _wait_bound(arguments, endpoint, end_s)
+    with Client(endpoint, control=arguments.control, curve=curve_keys(arguments)) as client:
+        while not client.is_ready():
+            models = client.models()
+            found = [each for each in models if each.get("name") == model]
+            if found and not any(each.get("state") == "loading" for each in found):
+                return
+            text = how_far(models)
             if time.monotonic() >= end_s:
                 raise ConnectionError(f"the daemon at {endpoint} is still {text}; edge-runtime status shows each model")
             if text != told:
@@ -116,18 +123,21 @@ def wait_started(arguments: argparse.Namespace) -> None:
             time.sleep(_LOOK_S)
 
 
-def how_far(models: Sequence[Mapping[str, Any]]) -> str:
-    """How far a daemon's start is, by what its `models` operation lists."""
-    listed = [each for each in models if each.get("state") != "not_served"]
-    return f"starting, {sum(each.get('state') == 'ready' for each in listed)} of {len(listed)} ready"
+def _wait_bound(arguments: argparse.Namespace, endpoint: str, end_s: float) -> None:
+    """Wait for the endpoint of a daemon that has begun: its control endpoint listens before its libraries are there."""
+    control = arguments.control and client_endpoint(arguments.control)
+    while starting_control(endpoint, control) is not None and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
 
 
 @contextmanager
 def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
-    """Connect, through the control endpoint while inference is not served yet, so that a start can be watched."""
+    """Connect, through the control endpoint where no other answers, and say so where the daemon is starting."""
     with connected(arguments, waits=False) as client:
         silence = _silence(client) if isinstance(client, Client) else None
         if silence is None:
+            if isinstance(client, Client):
+                _tell_start(client)
             yield client
             return
     if arguments.control is None and not client.endpoint.startswith("ipc://"):
@@ -135,11 +145,22 @@ def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
     with connected_over_zmq(arguments, "this", through_control=True) as early:
         if _silence(early) is not None:
             raise silence
-        # Until the folder was read once nothing is known, which would look like an empty one.
         while not (models := early.models()) and starting_control(client.endpoint, early.endpoint) is not None:
             time.sleep(_LOOK_S)
         Screen(sys.stdout, sys.stderr).note(f"the daemon at {client.endpoint} is {how_far(models)}")
         yield early
+
+
+def _tell_start(client: Client) -> None:
+    """Say how far a daemon is that starts; nothing of one that is ready, or stops."""
+    while not client.is_ready():
+        models = client.models()
+        if any(each.get("state") == "loading" for each in models):
+            Screen(sys.stdout, sys.stderr).note(f"the daemon at {client.endpoint} is {how_far(models)}")
+        # Until the folder was read once nothing is known, which would look like an empty one.
+        if models:
+            return
+        time.sleep(_LOOK_S)
 
 
 def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:

@@ -325,8 +325,8 @@ def _why_silent(endpoint: str) -> OSError | None:
 def starting_control(endpoint: str, control: str | None = None) -> str | None:
     """The control endpoint of the daemon that starts there; None where none does.
 
-    A daemon opens its control endpoint before it loads models, and the others after it. control: where that is; None:
-    beside an ipc endpoint.
+    A daemon listens at its control endpoint before its libraries are imported, and at the others after that. control:
+    where that is; None: beside an ipc endpoint.
     """
     if control is None:
         if not endpoint.startswith("ipc://"):
@@ -359,8 +359,8 @@ def _no_daemon(endpoint: str, error: OSError) -> ConnectionError:
         reason = error.strerror or str(error) or type(error).__name__
     if starting_control(endpoint) is not None:
         return ConnectionError(
-            f"no daemon answers at {endpoint} yet: it is starting, and answers when its models are loaded; "
-            "wait_ready() waits for that, and from a shell edge-runtime status tells how far it is"
+            f"no daemon answers at {endpoint} yet: it is starting, and answers in a moment; wait_ready() waits for "
+            "that, and from a shell edge-runtime status tells how far it is"
         )
     return ConnectionError(f"no daemon answers at {endpoint}: {reason}; {no_daemon_advice(endpoint)}")
 

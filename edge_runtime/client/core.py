@@ -24,7 +24,7 @@ from edge_runtime.client.in_flight import Call, Carrier, NotBack
 from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
-from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, TensorMismatch
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, NotReady, TensorMismatch
 from edge_runtime.messages import PICTURE, InferResult
 from edge_runtime.repository.names import check_model_name
 from edge_runtime.steps import ModelSteps, steps_from_fields
@@ -58,6 +58,8 @@ LEAST_PAUSE_S = 0.001
 MOST_PAUSE_S = 1.0
 """Bounds of the pause after a refusal without a forecast: it doubles from the first to the second."""
 
+SOON_MS = 1000.0
+"""What is loading says to ask again in a tenth of it; HTTP says a second of all that gives no forecast."""
 
 T = TypeVar("T")
 
@@ -163,14 +165,19 @@ class ClientCore:
         return InferArguments(model, inputs, picture, pictures, options, with_raw(parameters, raw), outputs, cast)
 
     def infer(self, asked: InferArguments, *, retry: bool) -> Flow[InferResult]:
-        """Ask once; with `retry` again after each refusal until the deadline."""
-        inputs = asked.inputs
-        if inputs is None or asked.picture is not None or asked.pictures is not None:
-            inputs = yield from self._with_pictures(asked)
-        options = asked.options
-        retries = Retries(options) if retry else None
+        """Ask once, or while the daemon's start still loads the model; with `retry` again after each refusal.
+
+        All until the deadline. What is raised then says how far the start is.
+        """
+        options, inputs = asked.options, asked.inputs
+        has_pictures = inputs is None or asked.picture is not None or asked.pictures is not None
+        began_s = time.monotonic()
+        retries: Retries | None = None
         while True:
             try:
+                if has_pictures:
+                    inputs, has_pictures = (yield from self._with_pictures(asked)), False
+                assert inputs is not None
                 call = yield from self._call(asked, inputs, options)
                 try:
                     result: InferResult = yield call
@@ -179,8 +186,9 @@ class ClientCore:
                     self._forget(call.model)
                     raise (yield from self._advised(error, asked, inputs)) from None
             except (EdgeRuntimeError, NotBack) as error:
-                if retries is None:
+                if not (retry or is_starting(error)):
                     raise
+                retries = retries or Retries(options, began_s)
                 pause_s = retries.pause_s(error)
                 options = retries.options
             yield pause_s
@@ -216,16 +224,33 @@ class ClientCore:
 
     # ---- operations -------------------------------------------------------------------------------------------------
 
-    def operation(
+    def operation(self, name: str, values: Mapping[str, Any], timeout_ms: float | None = None) -> Flow[Any]:
+        """Ask an operation, while the daemon's start still loads its model again and again until its wait is over.
+
+        timeout_ms: of one with scope control; others take the client's.
+        """
+        end_s = time.monotonic() + self._wait_s(name, timeout_ms)
+        while True:
+            try:
+                return (yield from self._ask(name, values, timeout_ms))
+            except NotReady as error:
+                pause_s = (error.retry_after_ms or 0.0) / 1e3
+                if not is_starting(error) or time.monotonic() + pause_s >= end_s:
+                    raise
+            yield pause_s
+
+    def _wait_s(self, name: str, timeout_ms: float | None) -> float:
+        operation = OPERATIONS[name]
+        return wait_for_s(self._timeout_ms if operation.scope is Scope.INFER else timeout_ms, operation.wait_s)
+
+    def _ask(
         self, name: str, values: Mapping[str, Any], timeout_ms: float | None = None, limit_s: float = math.inf
     ) -> Flow[Any]:
-        """Ask an operation. timeout_ms: of one with scope control; others take the client's. limit_s: of the wait."""
+        """Ask an operation once. limit_s: of the wait."""
         operation = OPERATIONS[name]
-        if operation.scope is Scope.INFER:
-            timeout_ms = self._timeout_ms
-        else:
+        if operation.scope is Scope.CONTROL:
             self._forget(values.get("model") or "")
-        wait_s = min(wait_for_s(timeout_ms, operation.wait_s), limit_s)
+        wait_s = min(self._wait_s(name, timeout_ms), limit_s)
         return (yield from self._builder.operation(operation, values, wait_s))
 
     def is_live(self) -> Flow[bool]:
@@ -244,7 +269,8 @@ class ClientCore:
         while not (yield from self.is_ready(model, min(ask_s, max(end_s - time.monotonic(), READY_POLL_S)))):
             if time.monotonic() >= end_s:
                 what = model or f"the {builder.noun}"
-                raise TimeoutError(f"{what} at {builder.endpoint} was not ready within {limit_s:.1f} s")
+                how_far = yield from self._how_far(model)
+                raise TimeoutError(f"{what} at {builder.endpoint} was not ready within {limit_s:.1f} s{how_far}")
             ask_s *= 2
             yield READY_POLL_S
 
@@ -252,7 +278,7 @@ class ClientCore:
         """Fetch metadata, unless another flow has meanwhile."""
         found = self._known.get(wanted)
         if found is None:
-            found = self._known[wanted] = yield from self.operation("metadata", wanted._asdict())
+            found = self._known[wanted] = yield from self._ask("metadata", wanted._asdict())
         return found
 
     # ---- private ----------------------------------------------------------------------------------------------------
@@ -336,9 +362,24 @@ class ClientCore:
 
     def _says(self, name: str, values: Mapping[str, Any], limit_s: float = math.inf) -> Flow[bool]:
         try:
-            return bool((yield from self.operation(name, values, limit_s=limit_s)))
+            return bool((yield from self._ask(name, values, limit_s=limit_s)))
         except (ConnectionError, TimeoutError, EdgeRuntimeError):
             return False
+
+    def _how_far(self, model: str) -> Flow[str]:
+        """The end of a sentence: how far the daemon, or one model, is; "" where there is no answer."""
+        try:
+            known = yield from self._ask("models", {}, limit_s=SLACK_S)
+        except (ConnectionError, TimeoutError, EdgeRuntimeError):
+            return ""
+        if not model:
+            return f": it is {how_far(known)}"
+        states = (
+            ": ".join(filter(None, (str(each.get("state")), str(each.get("reason") or ""))))
+            for each in known
+            if each.get("name") == model
+        )
+        return f": {'; '.join(states) or 'no such model is known'}"
 
 
 class DaemonCalls:
@@ -404,11 +445,11 @@ class DaemonCalls:
 class Retries:
     """The tries of one request. options: of the next one, with what is left of the time."""
 
-    def __init__(self, options: Options) -> None:
-        """options: of the first try; without a timeout, a request is tried again for 30 s."""
+    def __init__(self, options: Options, began_s: float) -> None:
+        """options: of the first try, which began then; without a timeout, a request is tried again for 30 s."""
         self.options = options
         timeout_s = DEFAULT_WAIT_S if options.timeout_ms is None else options.timeout_ms / 1e3
-        self._until_s = time.monotonic() + timeout_s
+        self._until_s = began_s + timeout_s
         self._pause_s = LEAST_PAUSE_S
 
     def pause_s(self, error: EdgeRuntimeError | NotBack) -> float:
@@ -427,6 +468,18 @@ class Retries:
         if self.options.timeout_ms is not None:
             self.options = self.options._replace(timeout_ms=left_s * 1e3)
         return pause_s
+
+
+def is_starting(error: EdgeRuntimeError | NotBack) -> bool:
+    """Whether a refusal is of a model that is loading now: such a one says to ask again soon."""
+    return isinstance(error, NotReady) and error.retry_after_ms is not None and error.retry_after_ms < SOON_MS
+
+
+def how_far(models: Sequence[Mapping[str, Any]]) -> str:
+    """How far a daemon's start is, by what its `models` operation lists."""
+    listed = [each for each in models if each.get("state") != "not_served"]
+    ready = sum(each.get("state") == "ready" for each in listed)
+    return f"starting, {ready} of {len(listed)} ready" if listed else "starting"
 
 
 def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:

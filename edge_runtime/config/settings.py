@@ -239,7 +239,7 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Tables `[output.NAME]`: answers in place of this output."""
 
     on_demand: bool = False
-    """Load the model on its first request, which is refused with `not_ready` until the model is loaded."""
+    """Load the model on its first request, which waits until the model is loaded, within its deadline."""
 
     def __post_init__(self) -> None:
         largest = max(self.preferred_batch_rows, default=0)
@@ -795,7 +795,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Measure run time by rows and threads while idle, about 1 s for each model; the result is kept in `state`."""
 
     start_limit_s: PositiveFloat = 30.0
-    """After this, infer endpoints are bound even while models still load."""
+    """After this the daemon says that it is ready, whatever still loads. Models of a device take seconds; who waits for
+    the service does not wait long for one that hangs, and that one is refused with `not_ready` until it is loaded."""
 
     drain_s: PositiveFloat = 10.0
     """How long SIGTERM waits for admitted requests."""

@@ -157,6 +157,7 @@ def assemble_core(
         clock=clock,
         budget_bytes=profile.limits.memory_bytes,
         hosts=hosts,
+        executor=executor,
     )
     folder = ServedFolder(
         watcher,

@@ -184,11 +184,6 @@ class DaemonStatus:
         self._core = core
         self._host = host
 
-    @property
-    def has_settled(self) -> bool:
-        """Whether every model found at the start is ready, failed, on demand or a suspect. Thread: any."""
-        return self._core.wait_settled(0)
-
     def stats(self) -> dict[str, Any]:
         """Return the result of the `stats` op (wire v1). Thread: any."""
         core = self._core

@@ -1,4 +1,4 @@
-"""The life of the daemon: bind control, load, bind infer, ready; reload on SIGHUP; drain and stop.
+"""The life of the daemon: bind every endpoint, load, ready; reload on SIGHUP; drain and stop.
 
 Owns: the I/O thread, the sockets and the order of things. Made by assemble.py. Thread: main.
 """
@@ -30,7 +30,7 @@ from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 from edge_runtime.transports.binding import IPC_MODE, EarlySocket
 from edge_runtime.transports.memory_socket import MemorySocket
-from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, check_router, new_context
+from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, new_context
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Daemon:
         self._zap: ZapResponder | None = None
         self._metrics_server: MetricsServer | None = None
         self._io_thread: threading.Thread | None = None
-        self._told_models = (-1, "")
+        self._told_models = (False, -1, "")
         self._beat_due_s = 0.0
         self._watchdog_due_s = 0.0
 
@@ -132,9 +132,10 @@ class Daemon:
         return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
 
     def start(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Bind control, load what is there, bind infer, tell systemd. Raises ConfigError before anything is served.
+        """Bind every endpoint, load what is there, tell systemd. Raises ConfigError before anything is served.
 
-        is_stopped: asked while models load; once it is true the start is left, `stop` must follow, and this is False.
+        A model answers once it is loaded; the broker hears of the device when all are. is_stopped: asked while models
+        load; once it is true the start is left, `stop` must follow, and this is False.
         """
         infer, control = daemon_endpoints(self._config.zmq.endpoints, self._config.zmq.control)
         self._start_zap()
@@ -142,13 +143,12 @@ class Daemon:
         self._state_lock.take()
         if not self._state_lock.is_shared:
             self._core.marks.open()
-        for address in infer:  # what is wrong with one is said before models are loaded, which may take minutes
-            check_router(address, self._config.zmq)
+        for address in infer:
+            self._bind(address, is_control=False)
         self._start_metrics()
         self._start_io_thread()
         for door in self._doors:
             door.start()
-        self._notifier.status("loading models")
         self._core.start()
         limit_s = time.monotonic() + self._config.start_limit_s
         while not self._core.wait_settled(STOP_LOOK_S):
@@ -157,8 +157,6 @@ class Daemon:
             if time.monotonic() >= limit_s:
                 log.warning("serving before every model is ready", extra={"after_s": self._config.start_limit_s})
                 break
-        for address in infer:
-            self._bind(address, is_control=False)
         self._start_self_check()
         self.status.is_ready = True
         if self._mqtt is not None:
@@ -350,13 +348,13 @@ class Daemon:
     def _tell_models(self) -> None:
         """Keep what systemd shows true: once for each change of the table. Thread: I/O; main, when it has begun."""
         table = self._core.table
-        if not self.status.is_ready or self._told_models[0] == table.generation:
+        is_ready, generation = self.status.is_ready, table.generation
+        if self._told_models[:2] == (is_ready, generation) or self.status.is_draining:
             return
-        generation = table.generation
         listing = table.listing()
         ready = sum(entry["state"] == "ready" for entry in listing)
-        text = f"{ready} of {len(listing)} model versions ready"
-        self._told_models = generation, text
+        text = f"{ready} of {len(listing)} model versions ready" if is_ready else table.progress()
+        self._told_models = is_ready, generation, text
         self._notifier.status(text)
 
     def _report_ready(self) -> None:
@@ -371,7 +369,7 @@ class Daemon:
             extra={
                 "version": __version__,
                 "profile": self._core.profile.name,
-                "models": self._told_models[1],
+                "models": self._told_models[2],
                 "endpoints": " ".join(self.endpoints),
                 "took_s": round(time.monotonic() - self.status.started_s, 3),
             },

@@ -177,8 +177,8 @@ class OpenInference:
     def _why_not_ready(self) -> str | None:
         if self._status.is_draining:
             return oip.DRAINING
-        if not self._status.has_settled:
-            return "models are loading"
+        if not self._status.is_ready:
+            return self._table.progress()
         if self._strict_readiness:
             failed = [each.model for each in self._table.statuses() if each.state is VersionState.FAILED]
             if failed:

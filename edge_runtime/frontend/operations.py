@@ -36,15 +36,14 @@ METADATA = "metadata"
 
 
 class Status(Protocol):
-    """A daemon's status. is_draining: it stops, and answers admitted requests."""
+    """A daemon's status.
+
+    is_ready: every model found at the start is ready, failed, on demand or suspected of having ended a process, or
+    `start_limit_s` is over. is_draining: it stops, and answers admitted requests.
+    """
 
     is_ready: bool
     is_draining: bool
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether every model found at the start is ready, failed, on demand or suspected of having ended a process."""
-        ...
 
     def stats(self) -> dict[str, Any]:
         """Return the result of `stats`."""

@@ -4,9 +4,10 @@ A mark is a file below the state folder, written before a version is loaded and 
 ended in any way that leaves the process alive. A mark found at the next start is a death of the daemon during that
 load. A version with a mark is a suspect: it is loaded after all others, and nothing waits for it. After DEATHS deaths
 in a row it is left out until its files, its `model.toml` or the daemon's version change, or until `models load` asks
-for it.
+for it. Of loads side by side, a crash is the death of the one whose thread it was.
 
-Releases that updates let serve have the journal's own counters, and no marks here. Thread: the loader's, but `close`.
+Releases that updates let serve have the journal's own counters, and no marks here. Thread: the loader's; `loading` and
+`close` any.
 """
 
 from __future__ import annotations
@@ -50,12 +51,16 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class UnderWay(msgspec.Struct, frozen=True):
-    """A load that began, or a calibration. thread: of `threading.get_ident`. boot: the kernel's id of its run."""
+    """A load that began, or a calibration. thread: of `threading.get_ident`. boot: the kernel's id of its run.
+
+    process: what tells a daemon's marks from those of others, "" where an earlier release wrote it.
+    """
 
     at_utc: str
     thread: int
     boot: str
     is_calibration: bool = False
+    process: str = ""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -87,6 +92,7 @@ class LoadMarks:
         """boot: what names this run of the kernel; None: what the kernel says."""
         self._folder = folder
         self._boot = boot if boot is not None else _boot_id()
+        self._process = os.urandom(8).hex()
         self._is_open = False
         self._suspicions: dict[tuple[str, int], Suspicion] = {}
         self._calibrated_suspicions: dict[tuple[str, int], Suspicion] = {}  # of loaded versions, until calibrated
@@ -102,11 +108,17 @@ class LoadMarks:
         self._is_open = True
         # Where it is switched on already (PYTHONFAULTHANDLER), it keeps its file: a crash leaves no word here then.
         self._hears_crashes = not faulthandler.is_enabled()
+        found: list[tuple[Mark, str]] = []
         for path in sorted(self._folder.glob("*.json")):
             mark, said = _read(path)
             if mark is None:
                 _remove(path)
-                continue
+            else:
+                found.append((mark, said))
+        # A crash writes below one mark of all that its process had.
+        crashes = {mark.under_way.process: said for mark, said in found if mark.under_way.process and said}
+        for mark, own in found:
+            said = crashes.get(mark.under_way.process, own)
             suspicion = Suspicion(mark.identity, (*mark.deaths, *_death(mark.under_way, said, self._boot)))
             self._suspicions[mark.model, mark.version] = suspicion
             log.warning(
@@ -203,7 +215,7 @@ class LoadMarks:
                 return None
             suspicion = (self._calibrated_suspicions if is_calibration else self._suspicions).get(key)
             deaths = suspicion.deaths if suspicion is not None and suspicion.identity == identity else ()
-            under_way = UnderWay(_now_text(), threading.get_ident(), self._boot, is_calibration)
+            under_way = UnderWay(_now_text(), threading.get_ident(), self._boot, is_calibration, self._process)
             mark = Mark(*key, identity, deaths, under_way)
             path = self._path(key)
             try:

@@ -34,6 +34,9 @@ CODE = frozenset(("python",))
 
 CODE_FILE = "model.py"
 
+CHEAP_FIRST = ("onnxruntime", "openvino", "litert", "catboost", "tensorrt", "pytorch", "python")
+"""Backends by what a load takes: reading a file, compiling it, importing a framework, running somebody's code."""
+
 
 class ServingLimits(Struct, frozen=True):
     """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
@@ -101,6 +104,16 @@ class LoadPlans:
         if not found:
             raise LoadFailed("; ".join(map(str, passed)))
         return found
+
+    def cost(self, settings: ModelSettings, version: VersionFolder) -> tuple[int, int]:
+        """Return what a load costs, to sort by: the place of its backend among all, the cheapest first, and its bytes.
+
+        What no backend reads is converted, which takes longest. Thread: any.
+        """
+        wants, _ = self._usable(settings, version, [])
+        names = (want.backend for want in wants if want.find(version) is not None)
+        place = {name: index for index, name in enumerate(CHEAP_FIRST)}.get(next(names, ""), len(CHEAP_FIRST))
+        return place, sum(path.stat().st_size for path in version.files.values() if path.exists())
 
     def choose(self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]) -> list[LoadPlan]:
         """Return the ways to load a version, best first, and add the backends that cannot to `passed`.

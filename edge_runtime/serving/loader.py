@@ -1,7 +1,8 @@
 """The one thread that loads, swaps, unloads, evicts and calibrates versions, and watches the models folder.
 
 Owns: what the control endpoint, requests and updates ask for. Each is a step on that thread, one at a time, so nothing
-here needs a lock. A step that fails is its version's status, never the thread's end.
+here needs a lock. The start's loads run on threads of their own, and each end of one is a step. A step that fails is
+its version's status, never the thread's end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.load_marks import LoadMarks
-from edge_runtime.serving.model_table import ModelTable, VersionStatus
+from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
 from edge_runtime.serving.placement import Placement
@@ -42,10 +43,7 @@ IDLE_S = 0.05
 
 
 class Loader:
-    """Keeps the model table true to the folder and to updates. Public methods may be called from any thread.
-
-    is_busy: a model is loaded, warmed up or measured now, or the folder is looked at.
-    """
+    """Keeps the model table true to the folder and to updates. Public methods may be called from any thread."""
 
     def __init__(
         self,
@@ -83,11 +81,11 @@ class Loader:
         self._is_in_step = True
         self._looks: list[Callable[[], None]] = []
         self._look_lock = threading.Lock()
-        self.is_busy = False
+        self._has_step = False
         self.has_settled = threading.Event()
 
     def start(self) -> None:
-        """Start the thread: it loads what the folder holds, then sets `has_settled`."""
+        """Start the thread: it has what the folder holds loaded, then sets `has_settled`."""
         self._thread = threading.Thread(target=self._run, name="edge-loader", daemon=True)
         self._executor.begin()
         self._thread.start()
@@ -110,11 +108,18 @@ class Loader:
             if not self._thread.is_alive():
                 self._thread = None
         self._executor.end()
+        if self._thread is None:
+            self._placement.close_loads(limit_s)
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread has begun and not ended."""
-        return self._thread is not None
+        """Whether its thread, or a load, has begun and not ended."""
+        return self._thread is not None or self._placement.has_loads
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a model is loaded, warmed up or measured now, or the folder is looked at."""
+        return self._has_step or self._placement.is_loading
 
     def load(self, model: str, number: int | None, done: Done, override: Override = NO_OVERRIDE) -> None:
         """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread.
@@ -200,6 +205,13 @@ class Loader:
     def reserve(self, models: Iterable[str]) -> None:
         """Ignore these names in the models folder: updates serve them. Call it before `start`."""
         self._sources.reserved.update(models)
+        self._table.expected = frozenset(self._sources.reserved)
+
+    def expect_no_more(self) -> None:
+        """From now on a model that updates have not served is like any other: unknown, or waited for. Waits."""
+        self._table.expected = frozenset()
+        with contextlib.suppress(Draining):
+            self._executor.call(self._end_expected)
 
     def serve_release(self, folder: ModelFolder) -> None:
         """Serve a release, the folder's only version, and nothing else of its model. Waits; before `start`, works here.
@@ -211,7 +223,7 @@ class Loader:
     def note(self, status: VersionStatus) -> None:
         """Record the status of a release that is not loaded, or not yet. Waits; does nothing once the loader ended."""
         with contextlib.suppress(Draining):
-            self._executor.call(lambda: self._table.set_status(status))
+            self._executor.call(lambda: self._note(status))
 
     def release_away(self, model: str) -> None:
         """Unload a model that is no update's any more; the models folder's model of that name comes back. Waits.
@@ -225,8 +237,7 @@ class Loader:
     def _run(self) -> None:
         self._guarded(self._folder.begin)
         self._table.is_complete = True
-        self._guarded(self._upkeep.take_news)
-        self.has_settled.set()
+        self._take_changes()
         self._is_in_step = False
         while not self._is_stopping:
             step = self._next_step()
@@ -236,9 +247,15 @@ class Loader:
             self._guarded(self._promotions.take_news)
             self._guarded(self._load_wanted)
             self._guarded(step)
-            self._guarded(self._upkeep.take_news)
+            self._take_changes()
             self._is_in_step = False
         self._begin_step()
+
+    def _take_changes(self) -> None:
+        """Load the pipelines whose models have changed; then the start may be over."""
+        self._guarded(self._upkeep.take_news)
+        if not self._folder.is_starting:
+            self.has_settled.set()
 
     def _begin_step(self) -> None:
         """End the looks that were asked for: from here on a look does not wait."""
@@ -255,18 +272,18 @@ class Loader:
         step = self._executor.next(IDLE_S if self._calibrator.has_work else POLL_S)
         if step is not None:
             return step
-        if self._calibrator.has_work and self._dispatcher.is_idle():
+        if self._calibrator.has_work and self._dispatcher.is_idle() and not self._placement.is_loading:
             return self._calibrator.step
         return self._poll_if_watching
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        self.is_busy = True
+        self._has_step = True
         try:
             step()
         except Exception:
             log.exception("a step of the loader failed")
         finally:
-            self.is_busy = False
+            self._has_step = False
 
     def _poll_if_watching(self) -> None:
         if self._config.watch:
@@ -364,6 +381,8 @@ class Loader:
         (version,) = folder.versions.values()
         self._sources.check_free(model)
         self._sources.releases[model] = folder
+        if model in self._table.expected:
+            self._table.starting |= {(model, version.number)}
         known = [status.number for status in self._table.statuses_of(model)]
         if folder.settings.on_demand:
             self._placement.load_or_wait(folder, version)
@@ -372,6 +391,14 @@ class Loader:
         for number in known:
             if number != version.number:
                 self._placement.unload(model, number, forget=True)
+
+    def _note(self, status: VersionStatus) -> None:
+        self._table.set_status(status)
+        if status.state is VersionState.LOADING and status.model in self._table.expected:
+            self._table.starting |= {(status.model, status.number)}
+
+    def _end_expected(self) -> None:
+        self._table.starting -= {key for key in self._table.starting if self._sources.is_managed(key[0])}
 
     def _release_away(self, model: str) -> None:
         self._sources.check_free(model)

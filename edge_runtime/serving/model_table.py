@@ -21,6 +21,9 @@ from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.split import Split
 
+START_RETRY_MS = 100.0
+"""When to ask again for a model that is loading: a small one takes about as long."""
+
 
 class VersionState(Enum):
     """The state of a version; `models` reports the value.
@@ -66,10 +69,15 @@ class ModelTable:
 
         is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
         closed: models that only the door may ask which brought them. not_served: what lies in the models folder and
-        is no version. Both set by the loader's thread.
+        is no version. starting: versions that the start loads, and has not; each is refused at once, while requests
+        wait for a load that comes later. expected: models that updates serve, before their versions are known. All set
+        by the loader's thread, `expected` by the updater's.
         """
         self.generation = 0
         self.is_complete = False
+        self.starting: frozenset[tuple[str, int]] = frozenset()
+        self.expected: frozenset[str] = frozenset()
+        self._progress = (-1, "")
         self.closed: frozenset[str] = frozenset()
         self.not_served: tuple[Problem, ...] = ()
         self._live: dict[str, dict[int, Servable]] = {}
@@ -97,7 +105,13 @@ class ModelTable:
         status = self._status(model, number)
         if status.state is VersionState.ON_DEMAND:
             self._want(model, status.number)
-            raise NotReady(f"model {model} version {status.number} is loading on demand", retry_after_ms=100.0)
+            raise NotReady(f"model {model} version {status.number} is loading on demand", retry_after_ms=START_RETRY_MS)
+        if (model, status.number) in self.starting:
+            why = f"; it {status.reason}" if status.reason else ""
+            raise NotReady(
+                f"model {model} version {status.number} is loading{why}; the daemon is {self.progress()}",
+                retry_after_ms=START_RETRY_MS,
+            )
         kind = NotServed if status.state in {VersionState.UNLOADED, VersionState.FAILED} else NotReady
         unknown = f"Request for unknown model: '{model}' has no available versions: " if kind is NotServed else ""
         raise kind(f"{unknown}model {model} version {status.number} {_why_not(status)}")
@@ -112,12 +126,15 @@ class ModelTable:
         return live is not None and (number is None or number in live)
 
     def is_coming(self, model: str, number: int | None) -> bool:
-        """Whether a version that cannot answer now is loading, or will load on demand."""
+        """Whether a request waits for a version that cannot answer now: it is loading, or will load on demand.
+
+        The start's loads are not waited for: all callers of a device that starts would be.
+        """
         try:
             status = self._status(model, number)
         except (ModelNotFound, NotReady):
             return False
-        return status.state in {VersionState.ON_DEMAND, VersionState.LOADING}
+        return self._is_awaited(status)
 
     def ask_again(self, model: str, number: int | None) -> bool:
         """As `is_coming`, for a request that waits by now: the load that it asked for may have failed before."""
@@ -127,7 +144,7 @@ class ModelTable:
             return False
         if status.state is VersionState.ON_DEMAND:
             self._want(model, status.number)
-        return status.state in {VersionState.ON_DEMAND, VersionState.LOADING}
+        return self._is_awaited(status)
 
     def has_failed(self, model: str, number: int) -> bool:
         """Whether a version failed to load, or waits for its build, and has no servable."""
@@ -198,6 +215,8 @@ class ModelTable:
     def set_status(self, status: VersionStatus) -> None:
         """Set the status of a version."""
         self._statuses[status.model] = {**self._statuses.get(status.model, {}), status.number: status}
+        if status.state is not VersionState.LOADING:
+            self.starting -= {(status.model, status.number)}
         self.generation += 1
 
     def forget(self, model: str, number: int) -> None:
@@ -207,6 +226,7 @@ class ModelTable:
             self._statuses[model] = known
         else:
             self._statuses.pop(model, None)
+        self.starting -= {(model, number)}
         self.generation += 1
 
     def live(self) -> list[Servable]:
@@ -260,9 +280,14 @@ class ModelTable:
         found = [status for versions in list(self._statuses.values()) for status in versions.values()]
         return sorted(found, key=lambda status: (status.model, status.number))
 
-    def is_settled(self) -> bool:
-        """Whether every version is ready, failed, unloaded or waits on demand."""
-        return all(status.state is not VersionState.LOADING for status in self.statuses())
+    def progress(self) -> str:
+        """How far the daemon's start is, in words. Cheap: a start may refuse any number of requests. Thread: any."""
+        generation = self.generation
+        if self._progress[0] != generation:
+            known = self.statuses()
+            ready = sum(status.state is VersionState.READY for status in known)
+            self._progress = generation, f"starting, {ready} of {len(known)} ready" if known else "starting"
+        return self._progress[1]
 
     def listing(self) -> list[dict[str, Any]]:
         """Return an entry for each version (wire v1)."""
@@ -308,6 +333,10 @@ class ModelTable:
             "host": asdict(host) if host is not None else None,
         }
 
+    def _is_awaited(self, status: VersionStatus) -> bool:
+        is_loading = status.state is VersionState.LOADING and (status.model, status.number) not in self.starting
+        return is_loading or status.state is VersionState.ON_DEMAND
+
     def _want(self, model: str, number: int) -> None:
         with self._wanted_lock:
             is_new = (model, number) not in self._wanted
@@ -318,8 +347,10 @@ class ModelTable:
     def _status(self, model: str, number: int | None) -> VersionStatus:
         known = self._statuses.get(model)
         if not known:
-            if not self.is_complete:
-                raise NotReady(f"the models are loading, and {model} is not known yet", retry_after_ms=100.0)
+            if not self.is_complete or model in self.expected:
+                raise NotReady(
+                    f"model {model} is not known yet; the daemon is {self.progress()}", retry_after_ms=START_RETRY_MS
+                )
             left = next((f"not served: {problem}" for problem in self.not_served if problem.model == model), "")
             there = f"there are: {', '.join(sorted(self._statuses)[:20]) or 'none'}"
             raise ModelNotFound(f"Request for unknown model: '{model}' is not found; {left or there}")

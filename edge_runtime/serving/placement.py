@@ -21,7 +21,9 @@ from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotRea
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.serving.calibration import Calibrator
+from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.load_marks import LoadMarks
+from edge_runtime.serving.load_threads import LoadThreads
 from edge_runtime.serving.loading import LoadedVersion, VersionLoader
 from edge_runtime.serving.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.serving.pending_loads import PendingLoads
@@ -34,6 +36,10 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
 """A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
+
+BESIDE_FACTOR = 2
+"""A load begins beside others where so many times the bytes of all their files fit: what a library makes of a file is
+known only once it is loaded, and seldom more."""
 
 Check = Callable[[LoadedVersion], None]
 """Checks a loaded version before it answers. Raises LoadFailed to reject it."""
@@ -75,7 +81,7 @@ def plan_eviction(residents: Sequence[Resident], wanted_bytes: int, budget_bytes
 
 
 class Placement:
-    """Loads and unloads versions, one at a time. budget_bytes None: memory is not bounded."""
+    """Loads and unloads versions, at the start side by side. budget_bytes None: memory is not bounded."""
 
     def __init__(
         self,
@@ -92,8 +98,9 @@ class Placement:
         clock: Clock,
         budget_bytes: int | None,
         hosts: Hosts,
+        executor: Executor,
     ) -> None:
-        """hosts: tells of instances whose host is not started again."""
+        """hosts: tells of instances whose host is not started again. executor: of the loader's thread."""
         self._versions = versions
         self._pipelines = pipelines
         self._sources = sources
@@ -106,11 +113,54 @@ class Placement:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._hosts = hosts
+        self._threads = LoadThreads(lambda folder, version: self._load(folder, version, None), marks, executor, clock)
         self._held: list[str] = []
         self._depth = 0
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
 
     # ---- a version's life --------------------------------------------------------------------------------------------
+
+    def loads_at_once(self, folder: ModelFolder, version: VersionFolder) -> bool:
+        """Whether a version of the folder is loaded as it comes: it waits for no request, and is not left out."""
+        return not folder.settings.on_demand and self._marks.why_left_out(folder, version) is None
+
+    def cost(self, folder: ModelFolder, version: VersionFolder) -> tuple[int, int]:
+        """Return what a load costs, to sort by, the cheapest first."""
+        return self._versions.cost(folder, version)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether loads that were begun are under way. Thread: any."""
+        return self._threads.running > 0
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether some are under way, or were not taken. Thread: any."""
+        return not self._threads.is_empty
+
+    def begin_load(self, folder: ModelFolder, version: VersionFolder, done: Callable[[], None]) -> bool:
+        """Begin a load on a thread of its own, whose result the next load of these files takes.
+
+        done: called on this thread after its end. False: there are as many as cores, or memory may not hold one more.
+        Raises LoadFailed: memory never does.
+        """
+        wanted = self._bytes_wanted(version)
+        if self._threads.running >= self._dispatcher.cores:
+            return False
+        if not self._threads.running:
+            self._make_room(wanted, ())
+        elif self._plan(BESIDE_FACTOR * (wanted + self._threads.wanted_bytes), ()) != Eviction((), 0):
+            return False
+        self._threads.begin(folder, version, wanted, done)
+        return True
+
+    def drop_load(self, model: str, number: int) -> None:
+        """Close what a load has loaded that nobody took. Waits for its end."""
+        self._threads.drop(model, number)
+
+    def close_loads(self, limit_s: float | None) -> None:
+        """Close what was loaded and not taken. limit_s: as of `Loader.close`. Idempotent."""
+        self._threads.close(limit_s)
 
     def load_or_wait(self, folder: ModelFolder, version: VersionFolder) -> None:
         """Load a version, unless it waits for its first request. A failure is logged, and its status says why."""
@@ -153,7 +203,10 @@ class Placement:
 
     def load_asked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
         """Load a version that a person asks for, also one that ended the daemon before. Raises as `load`."""
-        with self._marks.loading(folder, version):
+        with contextlib.ExitStack() as marked:
+            if self._threads.began_s(folder, version) is None:
+                self._threads.drop(version.model, version.number)
+                marked.enter_context(self._marks.loading(folder, version))
             self.load_unmarked(folder, version, check)
 
     def load_unmarked(self, folder: ModelFolder, version: VersionFolder, check: Check | None = None) -> None:
@@ -167,7 +220,7 @@ class Placement:
         before = self._table.status(name, number)
         if old is None:
             self._table.set_status(VersionStatus(name, number, VersionState.LOADING))
-        started_s = self._clock.monotonic_s()
+        started_s = self._threads.began_s(folder, version) or self._clock.monotonic_s()
         try:
             loaded = self.bring_up(folder, version, without=() if old is None else (old,), check=check)
         except LoadFailed as error:
@@ -251,11 +304,13 @@ class Placement:
         parts: list[LoadedVersion] = []
         metrics = self._metrics.apart(folder.name) if is_apart else None
         try:
-            self._make_room(self._bytes_wanted(version), without)
-            for part in folder.owned:
-                parts.append(self._bring_up_part(part, without, is_apart=is_apart))
-            loaded = replace(self._load(folder, version, metrics), owned=tuple(parts))
-            loaded = self._check_loaded(loaded, version, without, check)
+            begun = None if is_apart else self._threads.take(folder, version)
+            if begun is None:
+                self._make_room(self._bytes_wanted(version), without)
+                for part in folder.owned:
+                    parts.append(self._bring_up_part(part, without, is_apart=is_apart))
+                begun = replace(self._load(folder, version, metrics), owned=tuple(parts))
+            loaded = self._check_loaded(begun, version, without, check)
         except LoadFailed:
             for each in parts:
                 self._retire_part(each.servable)

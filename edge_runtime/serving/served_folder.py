@@ -1,7 +1,8 @@
 """The models folder as it is served: loads versions that come or change there, and unloads those that go.
 
 Owns: which versions of the folder its policy selects, which were held back by hand, what callers and doors laid over
-it, and what was reported as not served. Models that updates serve are none of it. Thread: the loader's, but `stop`.
+it, what was reported as not served, and the order of the start's loads. Models that updates serve are none of it.
+Thread: the loader's, but `stop`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from edge_runtime.config.settings import Config
@@ -30,6 +32,7 @@ NOT_ASKED_FOR = "not loaded: nobody asked for it"
 class ServedFolder:
     """Keeps the live table true to the models folder, but for the models that updates serve.
 
+    is_starting: until every model that `begin` found is ready, failed, on demand or a suspect.
     watcher None: the folder is not served at all. config: says which models the start loads, and whether changes of
     the folder are served without anybody asking; else they are listed.
     """
@@ -60,7 +63,13 @@ class ServedFolder:
         self._asked: set[str] = set()
         self._missed: dict[str, set[int | None]] = {}
         self._reported: set[str] = set()
+        # The start: loads that have not begun, the cheapest first; by model, those that have not ended; what is last.
+        self._waiting: list[tuple[str, int]] = []
+        self._left: dict[str, set[int]] = {}
+        self._pipelines: list[str] = []
         self._suspects: list[str] = []
+        self._may_load_suspects = False
+        self.is_starting = True
 
     def stop(self) -> None:
         """Load no further model: the daemon stops. Thread: any."""
@@ -88,12 +97,23 @@ class ServedFolder:
     # ---- the models folder -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Read the folder for the first time, and load its models; leave out those that ended the daemon before."""
+        """Read the folder for the first time, and begin to load its models side by side, cheap ones first.
+
+        Pipelines come when all others have ended, and those that ended the daemon before by `load_suspects`.
+        """
         if self._watcher is None:
+            self.is_starting = False
             return
-        changes = self._watcher.poll()
-        self._report_problems(self._watcher)
-        found = self._watcher.scan.models
+        try:
+            self._begin(self._watcher)
+        except BaseException:
+            self.is_starting = False
+            raise
+
+    def _begin(self, watcher: Watcher) -> None:
+        changes = watcher.poll()
+        self._report_problems(watcher)
+        found = watcher.scan.models
         asked = {name for name in found if self._config.is_loaded_at_start(name)}
         for name in found.keys() - asked:
             self._list(name)
@@ -101,14 +121,21 @@ class ServedFolder:
         for model in self._suspects:
             for number in select_versions(found[model].versions, found[model].settings.versions):
                 reason = "waits for all others: the daemon ended while it was loaded"
-                self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
+                self._expect(model, number, reason)
         self._asked |= asked
         asked.difference_update(self._suspects)
-        self._take([change for change in changes if change.model in asked], at_start=True)
+        self._begin_loads({change.model for change in changes if change.model in asked})
 
     def load_suspects(self) -> None:
-        """Load the models that `begin` left out. One that ends the daemon again costs the others only a restart."""
+        """Load the models that `begin` left out, when all others have ended.
+
+        One that ends the daemon again costs the others only a restart.
+        """
+        self._may_load_suspects = True
+        if self.is_starting:
+            return
         suspects, self._suspects = self._suspects, []
+        self._table.starting -= {key for key in self._table.starting if key[0] in suspects}
         for model in suspects:
             if not self._is_stopping:
                 self._reconcile(model, set())
@@ -224,6 +251,79 @@ class ServedFolder:
         if self._watcher is not None and model not in self._sources.releases and not is_owned_name(model):
             self._reconcile(model, set())
 
+    # ---- the start's loads -------------------------------------------------------------------------------------------
+
+    def _expect(self, model: str, number: int, reason: str = "") -> None:
+        """Show a version as one that the start loads."""
+        self._table.set_status(VersionStatus(model, number, VersionState.LOADING, reason))
+        self._table.starting |= {(model, number)}
+
+    def _begin_loads(self, models: Iterable[str]) -> None:
+        costs: dict[tuple[str, int], tuple[int, int]] = {}
+        for model in sorted(models):
+            folder = self._sources.in_folder(model)
+            if folder is None:
+                continue
+            if self._sources.is_managed(model):
+                self._missed.setdefault(model, set()).add(None)
+                continue
+            selected = select_versions(folder.versions, folder.settings.versions)
+            numbers = {each for each in selected if self._placement.loads_at_once(folder, folder.versions[each])}
+            for number in numbers:
+                self._expect(model, number)
+            if folder.is_pipeline:
+                self._pipelines.append(model)
+                continue
+            self._left[model] = numbers
+            costs.update({(model, each): self._placement.cost(folder, folder.versions[each]) for each in numbers})
+        for model in [model for model, numbers in self._left.items() if not numbers]:
+            self._reconcile(model, set())
+        self._waiting = sorted(costs, key=lambda key: (costs[key], key))
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin as many loads as may run at once. After the end of the last one, load the pipelines."""
+        while self._waiting and not self._is_stopping:
+            model, number = self._waiting[0]
+            folder = self._sources.in_folder(model)
+            version = folder.versions.get(number) if folder is not None else None
+            if folder is not None and version is not None and model in self._left:
+                try:
+                    if not self._placement.begin_load(folder, version, partial(self._end_load, model, number)):
+                        return
+                except LoadFailed:  # which its turn to be published says
+                    self._publish(model, number)
+            self._waiting.pop(0)
+        if self.is_starting and not (self._left or self._is_stopping):
+            self.is_starting = False
+            for model in self._pipelines:
+                self._reconcile(model, set())
+            # One that waits for a build is like any that comes later.
+            self._table.starting -= {key for key in self._table.starting if key[0] in self._pipelines}
+            if self._may_load_suspects:
+                self.load_suspects()
+
+    def _end_load(self, model: str, number: int) -> None:
+        """Publish what a load has brought, and begin the next ones."""
+        try:
+            self._publish(model, number)
+        finally:
+            if model not in self._left:  # else it waits for the model's other versions
+                self._placement.drop_load(model, number)  # it was unloaded meanwhile, or is an update's by now
+            self._begin_next()
+
+    def _publish(self, model: str, number: int) -> None:
+        """Take the loads of a model into the table once all have ended, the newest first."""
+        left = self._left.get(model, set())
+        left.discard(number)
+        if left or model not in self._left:
+            return
+        if self._sources.is_managed(model):
+            del self._left[model]
+            self._missed.setdefault(model, set()).add(None)
+        else:
+            self._reconcile(model, set())
+
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _poll_asked(self, watcher: Watcher, model: str) -> list[VersionChange]:
@@ -276,7 +376,7 @@ class ServedFolder:
                     folder.path, f"ignored: release {number} of the update repository serves this name", folder.name
                 )
 
-    def _take(self, changes: list[VersionChange], *, at_start: bool = False) -> None:
+    def _take(self, changes: list[VersionChange]) -> None:
         for change in changes:
             for key in [key for key in self._held_back if key[0] == change.model]:
                 if change.version in {None, key[1]}:
@@ -286,7 +386,7 @@ class ServedFolder:
             if self._is_stopping:
                 return
             changed = {change.version for change in changes if change.model == model}
-            if not (self._follows or at_start or model in self._received):
+            if not (self._follows or model in self._received):
                 self._list(model)
             elif self._sources.is_managed(model):
                 self._missed.setdefault(model, set()).update(changed)
@@ -306,6 +406,7 @@ class ServedFolder:
 
     def _reconcile(self, model: str, changed: set[int | None]) -> None:
         """Make the live versions of one model those that its policy selects. `changed` None: its settings changed."""
+        self._left.pop(model, None)
         folder = self._sources.in_folder(model)
         known = self._table.statuses_of(model)
         if folder is None:

@@ -27,7 +27,6 @@ from edge_runtime.transports.zmq_connections import Connections
 
 log = logging.getLogger(__name__)
 
-MAX_PORT = 65_535
 MAX_IPC_PATH = 107
 """sun_path of Linux, less its final NUL."""
 
@@ -150,30 +149,6 @@ def bind_router(
             connections.close()
         socket.close(linger=0)
         raise
-
-
-def check_router(address: str, settings: ZmqSettings) -> None:
-    """Check an endpoint that will be bound later, and let nobody find it: a client would be cut off.
-
-    Raises as `bind_router`, but for a port of TCP that another process has, which is found when it is bound.
-    """
-    _check_exposure(address, settings)
-    path = _ipc_path(address)
-    if path is not None:
-        os.close(_own_path(path))
-        return
-    if address.startswith("ipc://"):
-        return
-    host, _, port = address.rpartition(":")
-    if port != "*" and not (port.isdecimal() and int(port) <= MAX_PORT):
-        raise ConfigError(f"cannot bind {address}: got port {port!r}; wanted ipc:///path or tcp://address:port")
-    context = new_context()
-    try:
-        bound = bind_router(context, f"{host}:*", settings)  # any port that is free, which no client knows
-        bound.close()
-    finally:
-        context.term()
-    bound.release()
 
 
 class Loopback:

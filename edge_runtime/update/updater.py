@@ -101,18 +101,24 @@ class Updater:
         Raises StorageFailed: the journal cannot be opened or written to now; the active releases serve all the same.
         """
         try:
-            self._journal.open()
-        except StorageFailed:
-            self._active.serve_recorded()
-            raise
-        self._time.recall()
-        self._active.serve()  # first, since it writes nothing
+            self._serve()
+        finally:
+            self._loader.expect_no_more()
         at_utc = self._time.now_text()
         for rollout in self._journal.restart(at_utc).values():
             if rollout.state is ReleaseState.REJECTING:
                 log.warning("refused: it ended the process", extra={"model": rollout.release.model})
                 self._journal.reject(rollout.release, at_utc, rollout.reason)
         self.board.read_journal()
+
+    def _serve(self) -> None:
+        try:
+            self._journal.open()
+        except StorageFailed:
+            self._active.serve_recorded()
+            raise
+        self._time.recall()
+        self._active.serve()  # first, since it writes nothing
 
     def serve_suspects(self) -> None:
         """Serve the releases that `open` left, because the process ended while it loaded them before."""

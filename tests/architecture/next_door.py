@@ -32,6 +32,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.frontend.frigate_boxes": "pure: a model's outputs as Frigate's rows",
     "edge_runtime.serving.chain_steps": "who answers each step and what it costs; chain has one request's way",
     "edge_runtime.serving.inline_chain": "another way to run a chain: all steps on the caller's thread",
+    "edge_runtime.serving.load_threads": "threads and what they loaded; placement has the order of a load's steps",
     "edge_runtime.serving.pipeline_fit": "pure: whether the datatypes and shapes of steps fit",
     "edge_runtime.serving.request_runs": "runs of models that see each request by itself",
     "edge_runtime.transports.mqtt_outbox": "queues that any thread posts to; mqtt_connection has one connection",

@@ -228,9 +228,11 @@ def test_a_file_that_misbehaves_is_one_failed_version_until_it_changes(tmp_path,
 
 def test_conversions_wait_for_one_another(tmp_path):
     put_source(tmp_path, "rewriting", name="a")
-    put_source(tmp_path, "adding", 3)
+    put_source(tmp_path, "adding", 3, toml="on_demand = true\n")
     with runtime(tmp_path / "models", tmp_path) as rt:
         begun(tmp_path)
+        with pytest.raises(NotReady):
+            answer_of(rt)
         settle(rt)
         assert entry(rt)["reason"] == "model.json is waiting to be converted"
         put_source(tmp_path, "adding", name="a")

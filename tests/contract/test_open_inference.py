@@ -58,6 +58,7 @@ def serving(tmp_path, **settings):
     try:
         core.start()
         assert core.wait_settled(ANSWER_S)
+        status.is_ready = True  # as the daemon does then
         yield words
     finally:
         core.close(1.0)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from edge_runtime import AsyncClient, Client
+from edge_runtime.errors import NotReady
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models, python_models
 
@@ -198,7 +199,7 @@ def test_ctrl_c_ends_a_daemon_cleanly(tmp_path: Path) -> None:
     assert json.loads(err.splitlines()[-1])["message"] == "stopped"
 
 
-def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_it(tmp_path: Path) -> None:
+def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_its_model(tmp_path: Path) -> None:
     for model, maker in (("a", onnx_models.mlp), ("slow", python_models.mlp)):
         (tmp_path / "models" / model / "1").mkdir(parents=True)
         maker(tmp_path / "models" / model / "1")
@@ -215,17 +216,17 @@ def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_it(tmp_path: P
             "-m",
             "edge_runtime",
             "infer",
-            "a",
+            "slow",
             "--zeros",
             "--connect",
             started.endpoint,
             "--json",
         ]
-        with (
-            pytest.raises(ConnectionError, match=r"no daemon answers at .* yet: it is starting"),
-            Client(started.endpoint) as client,
-        ):
-            client.infer("a", {"x": np.zeros((1, 16), np.float32)})
+        x = {"x": np.zeros((1, 16), np.float32)}
+        with Client(started.endpoint) as client:
+            assert client.infer("a", x)["y"].shape == (1, 4)
+            with pytest.raises(NotReady, match=r"slow version 1 is loading; the daemon is starting, 1 of 2 ready"):
+                client.infer("slow", x, timeout_ms=50)
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as infer:
             assert infer.stderr is not None
             assert infer.stderr.readline() == f"the daemon at {started.endpoint} is starting, 1 of 2 ready\n"

@@ -31,6 +31,17 @@ with contextlib.ExitStack() as side_by_side:
     match end:
         case "crash":
             os.abort()
+        case "crash beside":
+            begun = threading.Event()
+
+            def load(name: str) -> None:
+                with marks.loading(found[name], found[name].versions[1]):
+                    begun.set()
+                    threading.Event().wait()
+
+            threading.Thread(target=load, args=("b",), daemon=True).start()
+            begun.wait()
+            os.abort()
         case "crash elsewhere":
             other = threading.Thread(target=os.abort)
             other.start()
@@ -114,6 +125,16 @@ def test_loads_side_by_side_are_all_suspected(device: Device) -> None:
     device.dies("crash", "a", "b")
     marks = device.starts()
     assert not marks.is_suspect(device.folder("a")), "it was loaded meanwhile"
+
+
+def test_a_crash_is_the_death_of_the_load_whose_thread_it_was(device: Device) -> None:
+    for _ in range(2):
+        device.dies("crash beside", "a")
+    marks = device.starts()
+    assert "2 times in a row" in str(device.why_left_out(marks, "a"))
+    assert "Aborted" in str(device.why_left_out(marks, "a"))
+    assert marks.is_suspect(device.folder("b"))
+    assert device.why_left_out(marks, "b") is None
 
 
 @pytest.mark.parametrize("end", ["crash elsewhere", "kill in calibration"])
