@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import selectors
-import tempfile
 import termios
 import threading
 import time
@@ -298,6 +297,8 @@ class Hosts:
 
     def _make_folder(self) -> None:
         """Make the folder for the temporary ones of hosts, and remove those of daemons that were killed."""
+        import tempfile
+
         try:
             parent = Path(tempfile.gettempdir())
             remove_left_behind(parent, _FOLDER_PREFIX, 0.0)

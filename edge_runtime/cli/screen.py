@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -183,6 +182,8 @@ class Progress:
             parts = (label, "" if share is None else bar_text(share), detail, elapsed)
             sign = SPINNER[turn % len(SPINNER)]
             sign = styled(sign, "blue") if self._has_colours else sign
+            import shutil
+
             # A text longer than a line would stay on the screen.
             text = harmless("  ".join(filter(None, parts)))[: shutil.get_terminal_size().columns - 3]
             print(f"\r\x1b[K{sign} {text}", end="", file=self._where, flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +143,8 @@ class Core(Struct):
         asked = {model for each in pipelines if each.chain is not None for model in each.chain.pipeline.models}
         # Pipelines first: those who ask others before those who are asked.
         drained = [close(each) for each in sorted(pipelines, key=lambda each: each.model in asked)]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(CLOSED_AT_ONCE) as closers:
             return all([*drained, *closers.map(close, [each for each in loaded if each.chain is None])])
 

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -88,7 +87,8 @@ class SystemDisk:
     @staticmethod
     def free_bytes(folder: Path) -> int:
         """Return how many more bytes the disk of a folder takes."""
-        return shutil.disk_usage(folder).free
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
 
     @staticmethod
     def commit(database: sqlite3.Connection) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +89,8 @@ class OverrideFiles:
             raise LoadFailed("there is no state folder to keep the files in; name one with --state")
         if len(self._places) >= MAX_MODELS:
             raise LoadFailed(f"{MAX_MODELS} models have files of callers; load one without them first")
+        import tempfile
+
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self._places:
@@ -111,11 +111,15 @@ class OverrideFiles:
 
     def remove(self, place: Path) -> None:
         """Remove a folder that `write` returned."""
+        import shutil
+
         self._places.discard(place)
         shutil.rmtree(place, ignore_errors=True)
 
     def _remove_left(self) -> None:
         """Remove folders of processes that are gone. One with this process's number had it before."""
+        import shutil
+
         assert self._folder is not None
         for place in self._folder.iterdir():
             owner = place.name.partition("-")[0]

@@ -12,14 +12,13 @@ import logging
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -39,6 +38,9 @@ from edge_runtime.sandbox.ending import (
 )
 from edge_runtime.sandbox.process_memory import resident_bytes
 from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, end_followers, leaders_below
+
+if TYPE_CHECKING:
+    import subprocess
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +185,8 @@ def start_child(
     Unix sockets. reports: the descriptor that it writes its progress and result to, None for nowhere. environment: in
     place of what `library_environment` gives. Raises OSError.
     """
+    import subprocess
+
     own = [] if reports is None else [reports]
     seen = None if reads is None else tuple(map(os.path.abspath, reads))
     confinement = Confinement(

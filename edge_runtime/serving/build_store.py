@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, field
 
@@ -29,6 +28,9 @@ from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ResultT, Sho
 from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache, Conversion
 from edge_runtime.serving.conversions import ConversionBuilds, ConversionPlan, ConvertTask, convert_in_child
 from edge_runtime.serving.model_table import ModelTable
+
+if TYPE_CHECKING:
+    import tempfile
 
 log = logging.getLogger(__name__)
 
@@ -271,6 +273,8 @@ class BuildStore:
     def _home(self) -> Path:
         with self._lock:
             if self._folder is None:
+                import tempfile
+
                 self._own = tempfile.TemporaryDirectory(prefix="edge-runtime-builds-")
                 self._folder = Path(self._own.name)
             return self._folder

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import os
 import resource
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from edge_runtime import __version__
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, StorageFailed
 from edge_runtime.repository.digest import sha256_of_file
+from edge_runtime.repository.durable import SYSTEM_DISK
 from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.kinds import FileKind, kind_of, may_be_model
 from edge_runtime.repository.walk import MAX_VERSION_FILES
@@ -200,7 +200,7 @@ class ConversionBuilds:
                 raise StorageFailed(f"{plan.artifact} changed while it was converted; it is read again")
             if ending.result is not None:
                 self.cache.keep_conversion(key, made, ending.result, self._table.conversions_in_use())
-            elif ending.cause is not Cause.STOPPED and shutil.disk_usage(work).free < _FULL_BYTES:
+            elif ending.cause is not Cause.STOPPED and SYSTEM_DISK.free_bytes(work) < _FULL_BYTES:
                 raise StorageFailed(  # libraries do not name a full disk
                     f"the disk of {self.cache.folder} is full; free some space, and start the daemon again"
                 )

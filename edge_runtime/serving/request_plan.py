@@ -6,7 +6,6 @@ header it caches. A plan is valid while its servable is the live one.
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 import struct
@@ -411,6 +410,8 @@ def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
 
 def _without_base64(pictures: Array) -> Array:
     """Encoded pictures, of which JSON has only base64. No picture is base64, so neither is taken for the other."""
+    import base64
+
     found: Array = pictures.copy()
     for index, data in np.ndenumerate(pictures):
         if isinstance(data, bytes) and data.isascii():

@@ -1,0 +1,158 @@
+"""What the smallest daemon imports: one net of ONNX Runtime's inside it, asked over ZeroMQ, and nothing configured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from tests.architecture.source_tree import PACKAGE, ROOT, package_modules
+from tests.models import onnx_models
+
+LATER = {
+    "backends": (
+        "box_layouts", "declared_instance", "host_child", "host_instance", "host_parent", "host_runner",
+        "litert_backend", "openvino_backend", "picture_input", "pictures", "python_backend", "python_steps",
+        "pytorch_backend", "steps_instance", "tensorrt_backend", "tflite_names", "torchserve_model",
+        "triton_interface", "triton_python",
+    ),
+    "config": ("broker", "door_access", "oip_url", "tokens"),
+    "daemon": ("frigate_door", "grpc_door", "http_door", "mqtt_door", "pipeline_trials"),
+    "frontend": (
+        "frigate_frontend", "generate", "grpc_frontend", "http_frontend", "mqtt_frontend", "open_inference",
+        "torchserve", "triton_words",
+    ),
+    "repository": ("golden", "manifest", "triton_config"),
+    "sandbox": ("child_main",),
+    "serving": ("chain", "chain_steps", "inline_chain", "mirror", "pipeline_fit", "request_runs", "self_check"),
+    "telemetry": ("prometheus",),
+    "transports": ("grpc_transport", "http_transport", "mqtt_transport"),
+    "wire": ("topics",),
+}  # fmt: skip
+"""Modules below edge_runtime that come with what asks for them: another backend, a host, a door, a pipeline, a picture,
+a `config.pbtxt`, a copy's judge, the watchdog of systemd."""
+
+LATER_PACKAGES = ("client", "fleet", "publish", "tuning", "update")
+"""Packages of which the start imports nothing."""
+
+LATER_NOUNS = ("pipelines", "protobufs")
+
+LATER_LIBRARY = (
+    "asyncio", "csv", "difflib", "email", "hmac", "html", "http", "importlib.metadata", "secrets", "ssl", "subprocess",
+    "tempfile", "xml.etree", "zipfile",
+)  # fmt: skip
+"""Of the standard library."""
+
+LIBRARIES = "import json, sys, argparse, msgpack, msgspec, numpy, onnxruntime, orjson, zmq"
+"""What the daemon is made of: what these import is not ours to leave out."""
+
+DATACLASSES = {"edge_runtime.messages.InferResult", "edge_runtime.transports.zmq_bind.BoundSocket"}
+"""Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. The
+first is a Mapping, which no Struct can be."""
+
+MOST_MODULES = 140
+"""Of our own. They cost .4 ms and 20 KiB each (133 on 2026-11-26). Raise it with a reason."""
+
+PROGRAM = """
+import json
+import math
+import sys
+
+from edge_runtime.cli.main import main
+from edge_runtime.daemon import run
+
+
+def serve(config, read_config=None, early=None):
+    import msgpack
+    import zmq
+
+    daemon = run.assemble_daemon(config, early=early)
+    try:
+        daemon.start()
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 16]}]
+        header = {"v": 1, "op": "infer", "model": "mlp", "inputs": inputs}
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(daemon.endpoints[1])
+            socket.send_multipart([msgpack.packb(header), b"1", bytes(64)])
+            assert socket.poll(60_000)
+            assert "error" not in msgpack.unpackb(socket.recv_multipart()[0])
+        modules = list(sys.modules.items())
+        compiled = [
+            f"{name}.{kind.__name__}"
+            for name, module in modules
+            if name.startswith("edge_runtime")
+            for kind in vars(module).values()
+            if isinstance(kind, type) and kind.__module__ == name and "__dataclass_fields__" in vars(kind)
+        ]
+        mode = daemon._core.table.find("mlp", 1).mode
+        print(json.dumps([mode, sorted(name for name, _ in modules), compiled]), flush=True)
+    finally:
+        daemon.stop()
+    return 0
+
+
+run.serve = serve
+folder = sys.argv[1]
+options = ["--models", f"{folder}/models", "--state", f"{folder}/state", "--zmq", f"ipc://{folder}/i.sock"]
+sys.exit(main(["serve", *options]))
+"""
+
+
+class Start(NamedTuple):
+    """A daemon after its first answer. mode: of its model. modules: that it has imported. dataclasses: of ours."""
+
+    mode: str
+    modules: set[str]
+    dataclasses: set[str]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    folder = tmp_path_factory.mktemp("s")
+    onnx_models.mlp(folder / "models" / "mlp" / "1")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    mode, modules, dataclasses = json.loads(done.stdout)
+    return Start(mode, set(modules), set(dataclasses))
+
+
+def later_modules() -> set[str]:
+    return {
+        *(f"{PACKAGE}.{package}.{name}" for package, names in LATER.items() for name in names),
+        *(f"{PACKAGE}.{name}" for name in LATER_NOUNS),
+    }
+
+
+def test_the_smallest_daemon_imports_no_module_of_what_nothing_asks_for(start: Start) -> None:
+    assert start.mode == "inline"
+    assert sorted(start.modules & later_modules()) == []
+    assert [
+        name for name in start.modules if name.startswith(tuple(f"{PACKAGE}.{each}" for each in LATER_PACKAGES))
+    ] == []
+
+
+def test_the_smallest_daemon_imports_few_modules_of_ours(start: Start) -> None:
+    own = sorted(name for name in start.modules if name.split(".")[0] == PACKAGE)
+    assert f"{PACKAGE}.serving.loader" in own
+    assert len(own) <= MOST_MODULES, own
+
+
+def test_the_smallest_daemon_leaves_out_the_librarys_slow_modules(start: Start) -> None:
+    program = f"{LIBRARIES}; print(json.dumps([*sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=True)
+    assert sorted(start.modules & set(LATER_LIBRARY) - set(json.loads(done.stdout))) == []
+
+
+def test_the_smallest_daemon_compiles_no_dataclass(start: Start) -> None:
+    assert sorted(start.dataclasses - DATACLASSES) == []
+
+
+def test_every_module_that_comes_later_is_one_of_ours() -> None:
+    assert later_modules() - {module.name for module in package_modules()} == set()
+    assert {f"{PACKAGE}.{each}" for each in LATER_PACKAGES} <= {module.name for module in package_modules()}
