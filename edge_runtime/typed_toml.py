@@ -12,6 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -146,7 +147,7 @@ def _with_lists(value: Any, kind: Any) -> Any:
     kind, _ = _bare(kind)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if is_struct(kind) and isinstance(value, Mapping):
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        fields = _types_of(kind)
         return {key: _with_lists(item, fields[key]) if key in fields else item for key, item in value.items()}
     if origin is dict and isinstance(value, Mapping):
         return {key: _with_lists(item, inner[1]) for key, item in value.items()}
@@ -156,6 +157,12 @@ def _with_lists(value: Any, kind: Any) -> Any:
     if is_number and origin is tuple and inner[-1] is Ellipsis and _bare(inner[0])[0] in (int, float):
         return [value]
     return value
+
+
+@cache  # msgspec compiles every annotation again: nine device profiles took most of the time that parts are made in
+def _types_of(kind: type[Struct]) -> Mapping[str, Any]:
+    """The types of a struct's fields, by name."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _unknown(key: object, known: Sequence[str]) -> str:
