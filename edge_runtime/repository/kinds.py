@@ -339,24 +339,34 @@ _ERROR_TEXT = (
 )
 """What servers answer in place of a file: XML, JSON, or a sentence."""
 
-_MAGIC = (
+_TEXTS = (
     (rb"version https://git-lfs\.github\.com/spec/", LFS_POINTER),
     (_WEB_PAGE, WEB_PAGE),
-    (rb"(?s).{4}TFL3", LITERT),
-    (rb"(?s).{4}ORTM", ORT),
     (_LIGHTGBM, LIGHTGBM),
     (_XGBOOST_JSON, XGBOOST),
     (_XGBOOST_UBJ, XGBOOST),
     (_PIR, PADDLE_PIR),
     (_XGBOOST_DUMP, TREE_DUMP),
     (_LIGHTGBM_DUMP, TREE_DUMP),
-    (rb"binf", XGBOOST_BINARY),
-    (rb"CBM1", CATBOOST),
-    (rb"GGUF|GGML", GGUF),
-    (rb"\x89HDF\r\n\x1a\n", KERAS),
-    (rb"(?s).{8}\{\s*\"", SAFETENSORS),
 )
-"""First bytes, in this order; the last is as weak as that format."""
+"""How files begin whose first byte is a character, in this order."""
+
+_CHARACTERS = frozenset(b"\t\n\v\f\r\xef" + bytes(range(0x20, 0x7F)))
+"""First bytes of text, that of a byte order mark included. ONNX files seldom begin so, and need no pattern."""
+
+_MAGIC = (
+    (4, b"TFL3", LITERT),
+    (4, b"ORTM", ORT),
+    (0, b"binf", XGBOOST_BINARY),
+    (0, b"CBM1", CATBOOST),
+    (0, b"GGUF", GGUF),
+    (0, b"GGML", GGUF),
+    (0, b"\x89HDF\r\n\x1a\n", KERAS),
+)
+"""Bytes that kinds of files have at a place."""
+
+_SAFETENSORS = rb"(?s).{8}\{\s*\""
+"""As weak as that format: the suffix has to say so, too."""
 
 _BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
 """Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
@@ -378,16 +388,20 @@ def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:
         return None
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _of_zip(path)
-    for begins, kind in _MAGIC:
-        if re.match(begins, head) and (kind is not SAFETENSORS or suffix in kind.suffixes):
-            return _of_catboost(path) if kind is CATBOOST else kind
+    is_text = head[:1] != b"" and head[0] in _CHARACTERS
+    kind = next((kind for begins, kind in _TEXTS if is_text and re.match(begins, head)), None)
+    kind = kind or next((kind for place, magic, kind in _MAGIC if head.startswith(magic, place)), None)
+    if kind is not None:
+        return _of_catboost(path) if kind is CATBOOST else kind
+    if suffix in SAFETENSORS.suffixes and re.match(_SAFETENSORS, head):
+        return SAFETENSORS
     if head.startswith(_PICKLED) or suffix in PICKLE.suffixes:
         return PYTORCH_WEIGHTS if suffix in PYTORCH_WEIGHTS.suffixes else PICKLE
     if re.match(_COMPRESSED, head):  # a joblib.dump(..., compress=...) may be called model.pkl.gz
         return PICKLE if Path(path.stem).suffix.lower() in PICKLE.suffixes else COMPRESSED
     if suffix == ".json" and re.match(_CATBOOST_JSON, head):
         return CATBOOST_WORDS if re.match(_CATBOOST_JSON_WORDS, head) else CATBOOST
-    if is_named and suffix not in IR.suffixes and re.match(_ERROR_TEXT, head):
+    if is_text and is_named and suffix not in IR.suffixes and re.match(_ERROR_TEXT, head):
         return ERROR_TEXT
     if path.name == "saved_model.pb":
         return SAVED_MODEL
