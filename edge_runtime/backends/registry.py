@@ -55,15 +55,20 @@ def artifact_names(name: str) -> tuple[str, ...]:
     """Return the files that an installed backend loads, best first. Imports none. Raises BackendUnavailable."""
     if name not in ARTIFACTS:
         raise BackendUnavailable(f"there is no backend {name!r}; known: {', '.join(ARTIFACTS)}")
+    if not is_installed(name):
+        raise not_installed(_MODULES.get(name, name), name)
+    return ARTIFACTS[name]
+
+
+def is_installed(name: str) -> bool:
+    """Whether a known backend's library is there, imported or not."""
+    if name not in ARTIFACTS:
+        return False
     if name == "tensorrt":
         from edge_runtime.backends.tensorrt_library import installed_library
 
-        is_installed = installed_library() is not None
-    else:  # the others' extras have their names
-        is_installed = name == "python" or find_spec(_MODULES.get(name, name)) is not None
-    if not is_installed:
-        raise not_installed(_MODULES.get(name, name), name)
-    return ARTIFACTS[name]
+        return installed_library() is not None
+    return name == "python" or find_spec(_MODULES.get(name, name)) is not None  # the others' extras have their names
 
 
 class Backends:
@@ -89,6 +94,10 @@ class Backends:
         self._lock = threading.RLock()
         self._here: dict[str, Backend] = {}
         self._hosted: dict[str, Backend] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a backend, and its library is installed."""
+        return is_installed(name)
 
     def artifacts(self, name: str) -> tuple[str, ...]:
         """Return the files that an installed backend loads, as `artifact_names`. Raises BackendUnavailable."""

@@ -163,10 +163,13 @@ class LoadPlans:
         wants: list[Want] = []
         usable: list[BackendChoice] = []
         for choice in choices:
+            is_wanted = settings.backend is not None or _is_read_by(choice.name, version)
+            if not is_wanted and not self._backends.has(choice.name):
+                continue  # what to install is not said, and takes long to find out
             try:
                 artifacts = self._backends.artifacts(choice.name)
             except BackendError as error:
-                if settings.backend is not None or _is_read_by(choice.name, version):
+                if is_wanted:
                     passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
                 continue
             wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
