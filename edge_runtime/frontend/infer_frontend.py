@@ -517,9 +517,10 @@ class InferFrontend:
     ) -> int:
         """Refuse entries of which no request was made, and return how many; one that is to be held becomes one."""
         plan, dispatcher, count = route.plan, self._infer.dispatcher, 0
+        copied_bytes = 0 if route.has_places else plan.nbytes
         for sender, error, entries in refused:
             count += len(entries)
-            told = dispatcher.told_now(sender, route.header, plan.nbytes, len(entries))
+            told = dispatcher.told_now(sender, route.header.model, copied_bytes, len(entries))
             self._refuse_batch(endpoint, route, entries[:told], error)
             for origin, request_id, _ in entries[told:]:
                 reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)

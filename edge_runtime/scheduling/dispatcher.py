@@ -24,7 +24,6 @@ from edge_runtime.errors import (
     QueueFull,
     Unsupported,
 )
-from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import ChainFlow, ChainLoad, Claim, Load
@@ -171,15 +170,15 @@ class Dispatcher:
         if not is_held:
             request.refuse(error)
 
-    def told_now(self, sender: Hashable, header: RequestHeader, nbytes: int, count: int) -> int:
+    def told_now(self, sender: Hashable, model: str, nbytes: int, count: int) -> int:
         """Count refusals of `count` requests of one header that became no `Request`; return how many are told now.
 
-        `refuse` counts the others, and holds them. nbytes: of each one's tensors. Thread: any.
+        `refuse` counts the others, and holds them. nbytes: copied for each, of its tensors. Thread: any.
         """
         with self._lock:
             if self.is_stopping:
                 return count
-            return self._refusals.pay(sender, header, nbytes, count, self._clock.monotonic_s())
+            return self._refusals.pay(sender, model, nbytes, count, self._clock.monotonic_s())
 
     def observe_refusals(self, cpu_s: float, count: int) -> None:
         """Learn what refusing took: `cpu_s` of one core for `count` small requests. Thread: any."""

@@ -13,7 +13,6 @@ from heapq import heapify, heappop, heappush
 from msgspec import Struct
 
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.request import Request
 
@@ -94,7 +93,8 @@ class Refusals:
         A held request has `error` and no tensors, and `due` returns it in time.
         """
         account = (request.sender, request.header.model)
-        paid_until_s = self._paid_until(account, now_s) + self._pays_s(request.header, request.nbytes)
+        cost_s = policy.refusal_cost_s(self._cost_s, 0 if request.header.has_places else request.nbytes)
+        paid_until_s = self._paid_until(account, now_s) + cost_s / policy.REFUSAL_SHARE
         self._keep(account, paid_until_s)
         retry_s = (error.retry_after_ms or 0.0) / 1e3
         until_s = policy.hold_refusal_until_s(paid_until_s, retry_s, request.deadline_s, now_s)
@@ -107,13 +107,13 @@ class Refusals:
         self._held_of[request.sender] = held + 1
         return True
 
-    def pay(self, sender: Hashable, header: RequestHeader, nbytes: int, count: int, now_s: float) -> int:
+    def pay(self, sender: Hashable, model: str, nbytes: int, count: int, now_s: float) -> int:
         """Count refusals of `count` requests of one header as far as they are told now; return how many are.
 
-        nbytes: of each one's tensors. The others are for `hold`, which counts them.
+        nbytes: copied for each, of its tensors. The others are for `hold`, which counts them.
         """
-        account = (sender, header.model)
-        each_s = self._pays_s(header, nbytes)
+        account = (sender, model)
+        each_s = policy.refusal_cost_s(self._cost_s, nbytes) / policy.REFUSAL_SHARE
         paid_until_s = self._paid_until(account, now_s)
         told = min(policy.refusals_told_now(paid_until_s, each_s, now_s), count)
         if told:
@@ -144,10 +144,6 @@ class Refusals:
         self._held = [entry for entry in self._held if entry[2].sender != sender]
         heapify(self._held)
         return found
-
-    def _pays_s(self, header: RequestHeader, nbytes: int) -> float:
-        """How long a sender's share pays for one refusal."""
-        return policy.refusal_cost_s(self._cost_s, 0 if header.has_places else nbytes) / policy.REFUSAL_SHARE
 
     def _paid_until(self, account: tuple[Hashable, str], now_s: float) -> float:
         return max(self._paid_until_s.get(account, now_s), now_s)

@@ -130,21 +130,21 @@ def test_holding_starts_at_the_share_of_what_refusals_were_measured_to_cost(disp
 def test_refusals_counted_in_bursts_are_told_as_many_as_one_by_one(clock, count):
     one_by_one, in_bursts = (Dispatcher(clock, cores=1) for _ in range(2))
     singly = sum(len(told([refuse(one_by_one, clock)])) for _ in range(20 * count))
-    header, told_now = request_of([]).header, 0
+    model, told_now = request_of([]).header.model, 0
     for _ in range(20):
-        found = in_bursts.told_now("greedy", header, IMAGE_BYTES, count)
+        found = in_bursts.told_now("greedy", model, IMAGE_BYTES, count)
         told_now += found
         left = [refuse(in_bursts, clock) for _ in range(count - found)]
         assert told(left) == [], "what is not told now is held"
 
     assert told_now == singly == min(FREE, 20 * count)
-    assert in_bursts.told_now("polite", header, IMAGE_BYTES, 1) == 1
+    assert in_bursts.told_now("polite", model, IMAGE_BYTES, 1) == 1
 
 
 def test_a_burst_is_told_now_once_the_daemon_stops(dispatcher, clock):
     WorkerPool(dispatcher, clock).close()
 
-    assert dispatcher.told_now("greedy", request_of([]).header, IMAGE_BYTES, FREE + 10) == FREE + 10
+    assert dispatcher.told_now("greedy", "m", IMAGE_BYTES, FREE + 10) == FREE + 10
 
 
 def test_one_sender_has_no_other_refusal_held(dispatcher, clock):
