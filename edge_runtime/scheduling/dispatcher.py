@@ -192,6 +192,11 @@ class Dispatcher:
             until_s = self._refusals.next_s()
             return found, math.inf if until_s is None else until_s
 
+    def observe_late_refusals(self, cpu_s: float, count: int) -> None:
+        """Learn what telling `count` held refusals took of the timer. Thread: the timer's."""
+        with self._lock:
+            self._refusals.observe_late(cpu_s, count)
+
     def tell_refusals(self) -> None:
         """Send every held refusal now. Thread: one that stops doors."""
         with self._lock:

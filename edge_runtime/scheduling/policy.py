@@ -46,7 +46,7 @@ REFUSAL_SMOOTHING = 0.05
 REFUSAL_OUTLIER = 4.0
 """A refusal over this many times the mean is clipped to it: its thread did other work meanwhile."""
 
-REFUSED_BYTES_PER_S = 5e9
+REFUSED_BYTES_PER_S = 6e9
 """How fast tensors are copied only to be dropped, on other threads than the one whose refusals are measured: libzmq's
 takes 65 to 165 us more for a frame of 600 KB than for a small one (measured at 5 000 and 600 refusals/s)."""
 
@@ -55,6 +55,13 @@ REFUSAL_SHARE = 0.05
 
 REFUSAL_BURST_S = 1.0
 """The share is counted over this time."""
+
+REFUSAL_STEP_S = 0.010
+"""Held refusals are told together at multiples of this time: to wake the timer and the door for each costs as much as
+refusing it."""
+
+ROUNDING = 1e-3
+"""Of a step: an instant as near to one is one."""
 
 ALONE: Final = object()
 """The shape of a request that runs alone, in its host too: it is to be found out whether it ends the host."""
@@ -273,11 +280,15 @@ def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float,
     """When a refusal is told: now, unless its sender's refusals cost more than their share.
 
     paid_until_s: when all of them, this one too, are paid for by their share. Then it is held until the time to wait
-    that it tells is over, and the sender is within its share again; at most until the request's deadline.
+    that it tells is over, and the sender is within its share again; at most until the request's deadline. Those of one
+    step are told together.
     """
     if paid_until_s <= now_s + REFUSAL_BURST_S:
         return now_s
-    return min(max(now_s + retry_s, paid_until_s - REFUSAL_BURST_S), deadline_s)
+    until_s = max(now_s + retry_s, paid_until_s - REFUSAL_BURST_S)
+    if until_s + REFUSAL_STEP_S <= deadline_s:
+        return math.ceil(until_s / REFUSAL_STEP_S - ROUNDING) * REFUSAL_STEP_S
+    return max(math.floor(deadline_s / REFUSAL_STEP_S + ROUNDING) * REFUSAL_STEP_S, now_s)
 
 
 class Claim(Struct, frozen=True):

@@ -83,6 +83,7 @@ class Refusals:
         self._held_of: dict[Hashable, int] = {}
         self._number = 0
         self._cost_s = policy.LEAST_REFUSAL_S
+        self._late_s = policy.LEAST_REFUSAL_S
 
     def __len__(self) -> int:
         return len(self._held)
@@ -102,6 +103,7 @@ class Refusals:
         if until_s <= now_s or held >= MOST_HELD_OF_SENDER or len(self._held) >= MOST_HELD:
             return False
         request.forget_tensors(error)
+        self._keep(account, paid_until_s + self._late_s / policy.REFUSAL_SHARE)
         self._number += 1
         heappush(self._held, (until_s, self._number, request, now_s + retry_s))
         self._held_of[request.sender] = held + 1
@@ -123,6 +125,10 @@ class Refusals:
     def observe(self, cpu_s: float, count: int) -> None:
         """Learn from `count` refusals of small requests, which took `cpu_s` of one core."""
         self._cost_s = policy.learnt_refusal_s(self._cost_s, cpu_s, count)
+
+    def observe_late(self, cpu_s: float, count: int) -> None:
+        """Learn from `count` held refusals, whose telling took `cpu_s` of one core beside what refusals cost."""
+        self._late_s = policy.learnt_refusal_s(self._late_s, cpu_s, count)
 
     def next_s(self) -> float | None:
         """When the next one is due; None: none is held."""

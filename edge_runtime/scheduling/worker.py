@@ -129,8 +129,11 @@ class WorkerPool:
                 refuse_expired(expired, self._clock)
                 refused, again_at_s = self._dispatcher.due_refusals()
                 wake_at_s = min(wake_at_s, again_at_s)
-                for request in refused:
-                    request.complete()
+                if refused:
+                    began_s = time.thread_time()
+                    for request in refused:
+                        request.complete()
+                    self._dispatcher.observe_late_refusals(time.thread_time() - began_s, len(refused))
             except Exception:  # no bug may end the timer: nothing would ever expire again
                 log.exception("an exception reached the timer's loop")
             self._dispatcher.wait_for_timer(wake_at_s)

@@ -57,6 +57,9 @@ def told(requests):
         ("over it, when the time that it tells is over", 100.1 + REFUSAL_BURST_S, 0.5, 101.0, 100.5),
         ("and the sender is within its share again", 100.7 + REFUSAL_BURST_S, 0.5, 101.0, 100.7),
         ("but not after the deadline", 105.0 + REFUSAL_BURST_S, 0.5, 101.0, 101.0),
+        ("at the end of the step in which it is over", 100.1 + REFUSAL_BURST_S, 0.503, 101.0, 100.51),
+        ("of a step that ends after the deadline, at its begin", 105.0 + REFUSAL_BURST_S, 0.5, 100.995, 100.99),
+        ("and now where that has begun", 105.0 + REFUSAL_BURST_S, 0.5, 100.005, 100.0),
     ],
 )
 def test_how_long_a_refusal_is_held(what, paid_until_s, retry_s, deadline_s, until_s):
@@ -126,6 +129,22 @@ def test_holding_starts_at_the_share_of_what_refusals_were_measured_to_cost(disp
     assert requests[: len(told(requests))] == told(requests)
 
 
+def test_what_telling_held_refusals_takes_is_paid_for_too(dispatcher, clock):
+    """The dearer the telling, the fewer are told in two seconds."""
+    told_in_all = []
+    for late_s in (LEAST_REFUSAL_S, 200e-6):
+        dispatcher = Dispatcher(clock, cores=1)
+        for _ in range(100):
+            dispatcher.observe_late_refusals(8 * late_s, 8)
+        requests = [refuse(dispatcher, clock, retry_after_ms=1.0, timeout_s=60.0) for _ in range(FREE + 2000)]
+        clock.advance(2.0)
+        told_in_all.append(len(told(requests)) + len(dispatcher.due_refusals()[0]))
+
+    cheap, dear = told_in_all
+    assert cheap < FREE + 2000
+    assert (dear - FREE) * (COST_S + 200e-6) == pytest.approx((cheap - FREE) * (COST_S + LEAST_REFUSAL_S), rel=0.1)
+
+
 @pytest.mark.parametrize("count", [1, 7, 64])
 def test_refusals_counted_in_bursts_are_told_as_many_as_one_by_one(clock, count):
     one_by_one, in_bursts = (Dispatcher(clock, cores=1) for _ in range(2))
@@ -145,6 +164,20 @@ def test_a_burst_is_told_now_once_the_daemon_stops(dispatcher, clock):
     WorkerPool(dispatcher, clock).close()
 
     assert dispatcher.told_now("greedy", "m", IMAGE_BYTES, FREE + 10) == FREE + 10
+
+
+def test_refusals_that_are_held_to_one_step_are_told_together(dispatcher, clock):
+    before = [refuse(dispatcher, clock) for _ in range(FREE + 2)]
+    clock.advance(0.0021)
+    requests = []
+    for _ in range(5):
+        requests.append(refuse(dispatcher, clock, retry_after_ms=100.0))
+        clock.advance(0.0011)
+    clock.advance(0.1)
+    assert dispatcher.due_refusals()[0] == before[FREE:], "the time of the first is over, and not yet its step"
+    clock.advance(0.005)
+
+    assert dispatcher.due_refusals()[0] == requests
 
 
 def test_one_sender_has_no_other_refusal_held(dispatcher, clock):
