@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import LoadFailed
@@ -27,8 +28,7 @@ Load = Callable[[ModelFolder, VersionFolder], LoadedVersion]
 """Loads and warms up one version. Raises LoadFailed. Thread: any."""
 
 
-@dataclass(slots=True)
-class _UnderWay:
+class _UnderWay(Struct):
     """One load. began_s: monotonic. loaded, error: how it ended, one of the two."""
 
     folder: ModelFolder
