@@ -21,6 +21,7 @@ import msgpack
 import zmq
 
 from bench.servers import REPOSITORY
+from edge_runtime import Client
 
 BURST = 500
 ANSWER_MS = 30_000
@@ -106,9 +107,8 @@ def main(count: int) -> None:
         command = [sys.executable, "-m", "edge_runtime", "serve", "--models", str(models), "--zmq", endpoint]
         with subprocess.Popen([*command, "--state", f"{folder}/state"], cwd=REPOSITORY) as daemon:
             try:
-                end_s = time.monotonic() + READY_S
-                while not Path(folder, "infer.sock").exists() and time.monotonic() < end_s:
-                    time.sleep(0.1)
+                with Client(endpoint) as client:
+                    client.wait_ready(READY_S)
                 warm = attack(endpoint, count // 10, 1)
                 before = resident_bytes(daemon.pid)
                 began_s = time.monotonic()

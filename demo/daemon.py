@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo.screen import Screen
+from edge_runtime import Client
 
 PROGRAM = Path(sys.executable).with_name("edge-runtime")
 START_LIMIT_S = 120.0
@@ -33,6 +34,16 @@ class Daemon:
         self.command = [str(PROGRAM), "serve", *options, "--zmq", self.endpoint, "--state", str(folder)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def is_ready(self) -> bool:
+        """Whether it answers, and says that every model is loaded and warm."""
+        if not self.socket.exists():
+            return False
+        try:
+            with Client(self.endpoint) as client:
+                return client.is_ready()
+        except ConnectionError:
+            return False
 
     def last_words(self, lines: int) -> list[str]:
         """The end of its log."""
@@ -93,10 +104,10 @@ def shown_command(command: Sequence[str]) -> str:
 
 
 def _wait_until_ready(screen: Screen, daemon: Daemon, ready_means: str) -> None:
-    """Wait for its socket, which is bound when every model is loaded and warm."""
+    """Wait until every model is loaded and warm."""
     screen.line(screen.paint(f"  $ {shown_command(daemon.command)}", "bold"))
     start = time.perf_counter()
-    while not daemon.socket.exists():
+    while not daemon.is_ready():
         elapsed = time.perf_counter() - start
         if daemon.process.poll() is not None:
             raise DemoFailed(daemon.with_log(f"the daemon ended with exit status {daemon.process.returncode}"))

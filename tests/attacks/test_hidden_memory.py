@@ -31,6 +31,7 @@ def daemon(tmp_path):
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)
     put_model(tmp_path / "models", "waiting", onnx_models.mlp, toml=WAITING)
     with DaemonProcess(tmp_path, config=LIMITS) as daemon:
+        daemon.wait_ready()
         yield daemon
 
 
@@ -113,6 +114,7 @@ def test_attackers_that_reconnect_are_held_to_the_documented_bound(tmp_path, att
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)
     stop, sent, peak = threading.Event(), [], 0
     with DaemonProcess(tmp_path) as daemon, RawClient(daemon.endpoint) as good:
+        daemon.wait_ready()
         assert good.ask(header(), b"before", X)[1] == b"before"
         least = daemon.resident_bytes()
         threads = [

@@ -134,6 +134,7 @@ def test_a_model_that_hangs_inside_starves_the_watchdog_though_the_daemon_still_
 
 def test_sigterm_answers_what_was_admitted_and_exits_0(folder):
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         client.ask(header("queued"), b"first", X)
         for index in range(200):
             client.send(header("queued"), b"%d" % index, X)
@@ -261,6 +262,7 @@ def test_sigterm_ends_the_daemon_after_drain_s_though_a_run_never_ends(folder):
     (folder / "config.toml").write_text("drain_s = 1.0\ncalibrate = false\n")
     endless = HARMFUL["looping"].bad
     with DaemonProcess(folder, "--config", str(folder / "config.toml")) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         inputs = [{"name": name, "datatype": datatype, "shape": list(endless[name].shape)}
                   for name, datatype in (("x", "FP32"), ("times", "INT64"))]  # fmt: skip
         asked = msgpack.packb({"v": 1, "op": "infer", "model": "looping", "inputs": inputs, "timeout_ms": 300.0})
@@ -276,6 +278,7 @@ def test_sighup_takes_new_settings_and_a_broken_file_changes_nothing(folder):
     config = folder / "config.toml"
     config.write_text('drain_s = 5.0\n[log]\nlevel = "info"\n')
     with DaemonProcess(folder, "--config", str(config)) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         client.ask(header(), b"1", X)
         config.write_text("drain_s = 3.0\nstart_limit_s = 5.0\n")
         daemon.process.send_signal(signal.SIGHUP)
@@ -291,6 +294,7 @@ def test_sighup_takes_new_settings_and_a_broken_file_changes_nothing(folder):
 def test_a_wrong_model_toml_is_logged_once_at_the_start_and_by_no_sighup(folder):
     wrong = put_model(folder / "models", "wrong", onnx_models.mlp, toml="thread = 1\n")
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         client.ask(header(), b"1", X)
         for count in (1, 2):
             daemon.process.send_signal(signal.SIGHUP)
@@ -303,6 +307,7 @@ def test_a_wrong_model_toml_is_logged_once_at_the_start_and_by_no_sighup(folder)
 
 def test_a_model_dropped_into_the_folder_is_served_without_a_restart(folder):
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         client.ask(header(), b"1", X)
         put_model(folder / "models", "late", onnx_models.mlp)
         wait_for(lambda: "model" in msgpack.unpackb(client.ask(header("late"), b"2", X)[0]))
@@ -311,6 +316,7 @@ def test_a_model_dropped_into_the_folder_is_served_without_a_restart(folder):
 
 def test_a_broken_version_dropped_in_leaves_the_old_one_serving_over_a_restart_too(folder):
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         client.ask(header(), b"1", X)
         broken = folder / "models" / "mlp" / "2"
         broken.mkdir()
@@ -321,16 +327,19 @@ def test_a_broken_version_dropped_in_leaves_the_old_one_serving_over_a_restart_t
         assert msgpack.unpackb(client.ask(header(), b"2", X)[0])["version"] == 1
         assert daemon.stop() == 0
     with DaemonProcess(folder) as daemon, RawClient(daemon.endpoint) as client:
+        daemon.wait_ready()
         assert msgpack.unpackb(client.ask(header(), b"3", X)[0])["version"] == 1
         assert daemon.stop() == 0
 
 
 def test_killed_and_started_again_it_takes_its_endpoint_back(folder):
     with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        first.wait_ready()
         client.ask(header(), b"1", X)
         first.process.kill()
         first.process.wait()
     with DaemonProcess(folder) as second, RawClient(second.endpoint) as client:
+        second.wait_ready()
         assert client.ask(header(), b"2", X)[1] == b"2"
         assert second.stop() == 0
 
@@ -389,6 +398,7 @@ def test_a_setting_that_only_a_start_shows_to_be_wrong_ends_with_status_2_as_wel
 
 def test_an_address_that_another_has_ends_with_status_1_so_that_it_is_tried_again(folder):
     with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        first.wait_ready()
         client.ask(header(), b"1", X)
         with DaemonProcess(folder) as second:
             assert second.process.wait(START_S) == 1
@@ -400,6 +410,7 @@ def test_an_address_that_another_has_ends_with_status_1_so_that_it_is_tried_agai
 def test_a_state_folder_that_another_has_ends_with_status_1_and_is_free_when_that_one_was_killed(folder):
     elsewhere = ("--control", f"{folder}/second.sock")
     with DaemonProcess(folder) as first, RawClient(first.endpoint) as client:
+        first.wait_ready()
         client.ask(header(), b"1", X)
         with DaemonProcess(folder, *elsewhere) as second:
             assert second.process.wait(START_S) == 1
@@ -407,6 +418,7 @@ def test_a_state_folder_that_another_has_ends_with_status_1_and_is_free_when_tha
         first.process.kill()
         first.process.wait()
     with DaemonProcess(folder, *elsewhere) as third, RawClient(third.endpoint) as client:
+        third.wait_ready()
         client.ask(header(), b"2", X)
         assert third.stop() == 0
 
