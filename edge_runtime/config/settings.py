@@ -273,7 +273,7 @@ class ZmqSettings(Struct, frozen=True, forbid_unknown_fields=True):
     `control.sock` in the folder where `infer.sock` would be."""
 
     max_frame_bytes: Positive = 64 << 20
-    """Largest frame; libzmq closes a connection that sends a larger one. 64 MiB holds a batch of 100 pictures of
+    """Largest frame; a connection that sends a larger one is closed. 64 MiB holds a batch of 100 pictures of
     600 KB."""
 
     send_bound_bytes: Positive = 64 << 20

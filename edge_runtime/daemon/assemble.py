@@ -212,13 +212,11 @@ def assemble_core(
 def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket | None = None) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
-    from edge_runtime.daemon.doors import DaemonMemory
     from edge_runtime.frontend.infer_frontend import InferFrontend
     from edge_runtime.frontend.named_regions import NamedRegions
     from edge_runtime.frontend.operations import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.telemetry.notify import Notifier
-    from edge_runtime.transports.growth_watch import GrowthWatch
     from edge_runtime.transports.zmq_transport import IoLoop
 
     core = core or assemble_core(config)
@@ -249,10 +247,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
         http=_new_http_door(config, core, operations, status, descriptors),
         grpc=_new_grpc_door(config, core, operations, status, descriptors),
         frigate=frigate,
-        loop=IoLoop(
-            core.metrics,
-            growth=GrowthWatch(config.limits.message_bytes, core.metrics, DaemonMemory(core, frigate)),
-        ),
+        loop=IoLoop(core.metrics, unfinished_bytes=config.limits.message_bytes),
         host=host,
         notifier=Notifier(),
         status=status,

@@ -30,7 +30,7 @@ from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 from edge_runtime.transports.binding import IPC_MODE, EarlySocket
 from edge_runtime.transports.memory_socket import MemorySocket
-from edge_runtime.transports.zmq_bind import BoundSocket, Loopback, ZapResponder, bind_router, new_context
+from edge_runtime.transports.zmq_bind import BoundSocket, ClientKeys, Loopback, bind_router
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ ended, and one that cannot be ends with the process: a stop during the start tak
 MEET_S = 0.25
 """How long, at most, to wait at the end for the first message of a connection that was just made."""
 
-LINGER_MS = 1_000
+LINGER_S = 1.0
 """After the last reply was handed over, sockets have this long to send it."""
 
 
@@ -104,10 +104,10 @@ class Daemon:
         self._self_check: SelfCheck | None = None
         self.status = status
         self._state_lock = StateLock(core.state, may_share=config.state is None and config.update is None)
-        self._context = new_context()
         self._bound: list[BoundSocket] = []
+        self._endpoints: list[Endpoint] = []
         self._memory_sockets: list[MemorySocket] = []
-        self._zap: ZapResponder | None = None
+        self._keys: ClientKeys | None = None
         self._metrics_server: MetricsServer | None = None
         self._io_thread: threading.Thread | None = None
         self._told_models = (False, -1, "")
@@ -138,7 +138,8 @@ class Daemon:
         load; once it is true the start is left, `stop` must follow, and this is False.
         """
         infer, control = daemon_endpoints(self._config.zmq.endpoints, self._config.zmq.control)
-        self._start_zap()
+        curve = self._config.zmq.curve
+        self._keys = ClientKeys(curve.client_keys_file) if curve is not None else None
         self._bind(control, is_control=True)
         self._state_lock.take()
         if not self._state_lock.is_shared:
@@ -180,7 +181,7 @@ class Daemon:
             log.warning("changed settings need a restart", extra={"settings": ", ".join(needs_restart)})
         configure_logging(config.log.level, config.log.format, sys.stderr)
         self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
-        if self._zap is not None:
+        if self._keys is not None:
             self._loop.call(self._reload_keys)
         for door in self._doors:
             door.reload()
@@ -222,7 +223,10 @@ class Daemon:
             self._frontend.tell_stop()
             self._loop.send_rest()
         for bound in self._bound:  # at once: who connects now is not heard
-            bound.close(LINGER_MS)
+            bound.close()
+        for endpoint in self._endpoints:
+            endpoint.end(LINGER_S)
+        self._endpoints.clear()
 
     def _close_doors(self) -> None:
         """Close all that clients reach; `endpoints` is empty then."""
@@ -239,11 +243,8 @@ class Daemon:
 
     def _release(self) -> None:
         """Free what the sockets used, and let another daemon have the addresses and the state folder."""
-        if self._zap is not None:
-            self._zap.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
-        self._context.term()
         for bound in self._bound:
             bound.release()
         self._bound.clear()
@@ -258,16 +259,18 @@ class Daemon:
 
     def _bind(self, address: str, *, is_control: bool) -> None:
         bound = bind_router(
-            self._context, address, self._config.zmq, self._descriptors, is_control=is_control, early=self._early
+            address,
+            self._config.zmq,
+            self._descriptors,
+            is_control=is_control,
+            early=self._early,
+            keys=self._keys,
         )
         self._bound.append(bound)
         self.status.endpoints.append(bound.address)
-        if not is_control:
-            self._loopbacks.append(Loopback(self._context, bound))
         endpoint = Endpoint(
             self._loop,
-            bound.socket,
-            bound.connections,
+            bound,
             ZmqFrontend(self._frontend),
             send_bound_bytes=self._config.zmq.send_bound_bytes,
             max_frame_bytes=self._config.zmq.max_frame_bytes,
@@ -276,6 +279,7 @@ class Daemon:
             total_send_bound_bytes=self._core.infer.unanswered.total_bytes,
             is_control=is_control,
         )
+        self._endpoints.append(endpoint)
         self._loop.call(lambda: self._loop.add(endpoint))
         if not is_control and bound.ipc_path is not None:
             self._share_memory(bound.ipc_path)
@@ -299,19 +303,14 @@ class Daemon:
         if interval_s is not None:
             from edge_runtime.serving.self_check import SelfCheck
 
+            infer = [each for each in self._endpoints if not each.is_control]
+            self._loopbacks = [Loopback(self._loop.call, each) for each in infer]
             self._self_check = SelfCheck(self._core.table, self._core.clock, interval_s, self._loopbacks)
-
-    def _start_zap(self) -> None:
-        curve = self._config.zmq.curve
-        if curve is None:
-            return
-        self._zap = ZapResponder(self._context, curve.client_keys_file, self._core.metrics)
-        self._loop.add_handler(self._zap.socket, self._zap.handle)
 
     def _reload_keys(self) -> None:
         with keeping("the client keys are"):
-            if self._zap is not None:
-                self._zap.reload()
+            if self._keys is not None:
+                self._keys.reload()
 
     def _start_metrics(self) -> None:
         settings = self._config.metrics

@@ -1,4 +1,4 @@
-"""What the daemon's doors share: how each is opened and closed, and the memory that is watched while they receive.
+"""What the daemon's doors share: how each is opened and closed.
 
 A door binds the addresses of one protocol: http_door.py, grpc_door.py and frigate_door.py, started with the daemon, and
 mqtt_door.py, started once the daemon is ready. daemon.py calls them. Thread: main, except where a method says so.
@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.transports.binding import PASSING
-from edge_runtime.transports.growth_watch import private_bytes, trim_memory
 
 if TYPE_CHECKING:
     from edge_runtime.config.door_access import DoorAddress
-    from edge_runtime.daemon.core import Core
-    from edge_runtime.daemon.frigate_door import FrigateDoor
     from edge_runtime.frontend.infer_frontend import InferFrontend
 
 log = logging.getLogger(__name__)
@@ -68,30 +65,3 @@ def why_not_bound(address: DoorAddress, error: OSError, option: str) -> ConfigEr
     if error.errno in PASSING:
         return AddressTaken(f"{text}; free it, or name another address with {option}")
     return ConfigError(f"{text}; wanted an address of this machine")
-
-
-class DaemonMemory:
-    """This process as `GrowthWatch` sees it. frigate: None where no detector sends models by the watched sockets."""
-
-    def __init__(self, core: Core, frigate: FrigateDoor | None = None) -> None:
-        self._core = core
-        self._frigate = frigate
-
-    @property
-    def private_bytes(self) -> int:
-        """Memory that this process shares with no other. Thread: I/O, as for all here."""
-        return private_bytes()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of admitted requests, which are bounded elsewhere."""
-        return self._core.infer.unanswered.total
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether models are loaded now, or received."""
-        return self._core.loader.is_busy or (self._frigate is not None and self._frigate.is_receiving)
-
-    def trim(self) -> None:
-        """Return free memory to the system."""
-        trim_memory()

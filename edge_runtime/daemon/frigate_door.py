@@ -11,13 +11,11 @@ import threading
 
 from edge_runtime.config.settings import FrigateSettings, ZmqSettings
 from edge_runtime.daemon.core import Core
-from edge_runtime.daemon.doors import DaemonMemory
 from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.frigate_frontend import PREFIX, FrigateFrontend
 from edge_runtime.repository.received_models import ReceivedModels
 from edge_runtime.sandbox.descriptors import Descriptors
-from edge_runtime.transports.growth_watch import GrowthWatch
-from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine, new_context
+from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
 
 log = logging.getLogger(__name__)
@@ -33,7 +31,7 @@ MESSAGE_FRAMES = 8
 HEADER_BYTES = 64 << 10
 """Of a message, beside the model: far more than any header."""
 
-LINGER_MS = 1_000
+LINGER_S = 1.0
 
 
 class FrigateDoor:
@@ -54,21 +52,13 @@ class FrigateDoor:
             clock=core.clock,
             metrics=core.metrics,
         )
-        self._context = new_context()
         self._loop = IoLoop(
-            core.metrics,
-            growth=GrowthWatch(
-                max(settings.max_model_bytes, core.config.limits.message_bytes), core.metrics, DaemonMemory(core)
-            ),
+            core.metrics, unfinished_bytes=max(settings.max_model_bytes, core.config.limits.message_bytes)
         )
         self._bound: BoundSocket | None = None
+        self._endpoint: Endpoint | None = None
         self._thread: threading.Thread | None = None
         self._beats = 0
-
-    @property
-    def is_receiving(self) -> bool:
-        """Whether a model may be on its way: the daemon grows by it. Thread: any."""
-        return self._frontend.is_receiving
 
     def start(self) -> None:
         """Bind, and answer from now on; detectors that come before their models are loaded wait. Raises ConfigError."""
@@ -84,12 +74,11 @@ class FrigateDoor:
             send_bound_bytes=self._core.config.zmq.send_bound_bytes,
             insecure=True,
         )
-        self._bound = bind_router(self._context, address, own, self._descriptors)
+        self._bound = bind_router(address, own, self._descriptors)
         self.endpoint = self._bound.address
-        endpoint = Endpoint(
+        self._endpoint = Endpoint(
             self._loop,
-            self._bound.socket,
-            self._bound.connections,
+            self._bound,
             self._frontend,
             send_bound_bytes=own.send_bound_bytes,
             max_frame_bytes=own.max_frame_bytes,
@@ -100,7 +89,7 @@ class FrigateDoor:
         )
         self._frontend.attach(self._loop.call)
         self._frontend.start()
-        self._loop.add(endpoint)
+        self._loop.add(self._endpoint)
         self._thread = threading.Thread(
             target=self._loop.run, args=(self._beat, BEAT_S), name="edge-frigate", daemon=True
         )
@@ -120,9 +109,9 @@ class FrigateDoor:
             self._thread.join()
             self._thread = None
         if self._bound is not None:
-            self._bound.close(LINGER_MS)
-        self._context.term()
-        if self._bound is not None:
+            self._bound.close()
+            if self._endpoint is not None:
+                self._endpoint.end(LINGER_S)
             self._bound.release()
             self._bound = None
         self._loop.close()

@@ -46,8 +46,7 @@ from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import DOOR_PARAMETER, OWN_TOKEN, RequestPlan
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
-from edge_runtime.transports.zmq_connections import ZmqConnection
-from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer, Route
+from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer, Route, ZmqConnection
 from edge_runtime.wire import json_codec
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,6 @@ class Binding:
     """The model that a connection's pictures are for. model: "" until the one that it sent is known by name."""
 
     model: str
-    connection: ZmqConnection | None
 
 
 @dataclass(slots=True)
@@ -105,9 +103,10 @@ class Handshake:
     is_answered: bool = False
 
     @property
-    def sender(self) -> Hashable:
-        """The key of its connection."""
-        return self.endpoint.sender(self.peer.envelope[0])
+    def sender(self) -> ZmqConnection:
+        """Its connection."""
+        connection: ZmqConnection = self.peer.envelope[0]
+        return connection
 
 
 @dataclass(slots=True)
@@ -180,12 +179,12 @@ class FrigateFrontend:
         self._clock = clock
         self._metrics = metrics
         self._call: Callable[[Callable[[], None]], None] = lambda function: function()
-        self._known: dict[Hashable, Binding] = {}
-        self._handshakes: dict[Hashable, Handshake] = {}
+        self._known: dict[ZmqConnection, Binding] = {}
+        self._handshakes: dict[ZmqConnection, Handshake] = {}
         self._to_load: deque[Handshake] = deque()
         self._loading: Handshake | None = None
         self._kept: dict[str, None] = {}
-        self._announced: dict[Hashable, float] = {}
+        self._announced: dict[ZmqConnection, float] = {}
         self._asked: dict[tuple[str, bytes], Asked] = {}
         self._generation = -1
 
@@ -205,11 +204,6 @@ class FrigateFrontend:
             keep = partial(_as_kept, model, self._received.place_of(model))
             self._loader.take_in(keep, RECEIVED, partial(_log_unless_served, model), at_once=False)
 
-    @property
-    def is_receiving(self) -> bool:
-        """Whether a detector was just told to send its model: what grows may be that. Thread: any."""
-        return bool(self._announced)
-
     # ---- the transport's receiver ------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[bytes, Route]:
@@ -221,8 +215,8 @@ class FrigateFrontend:
 
     def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> None:
         """Answer a handshake, a model or a picture."""
-        sender = endpoint.sender(peer.envelope[0])
-        binding = self._binding(endpoint, peer)
+        sender = peer.envelope[0]
+        binding = self._known.get(sender)
         if binding is not None and binding.model and len(frames) == 2:
             asked = self._kept_asked(binding.model, frames[0])
             if asked is not None:
@@ -246,7 +240,7 @@ class FrigateFrontend:
     def unheard(self, sender: Hashable) -> None:
         """Do nothing: a detector asks again after its timeout."""
 
-    def gone(self, sender: Hashable) -> None:
+    def gone(self, sender: Any) -> None:
         """Forget a connection, and drop what waits of it."""
         self._known.pop(sender, None)
         self._handshakes.pop(sender, None)
@@ -257,14 +251,14 @@ class FrigateFrontend:
             )
         self._infer.drop(sender)
 
-    def owes(self, sender: Hashable) -> bool:
+    def owes(self, sender: Any) -> bool:
         """Whether an answer is still to come for this connection."""
         return sender in self._handshakes or self._infer.unanswered.has(sender)
 
     def refuse(self, endpoint: Endpoint, peer: Peer, frames: list[Any], error: EdgeRuntimeError) -> None:
         """Answer a message that is too large, if its connection is known: `frames` are its first ones."""
         del frames
-        if self._binding(endpoint, peer) is not None:
+        if peer.envelope[0] in self._known:
             DetectorReply(endpoint, peer.envelope).refuse(error)
 
     def beat(self) -> None:
@@ -280,13 +274,13 @@ class FrigateFrontend:
                 )
                 self._tell(handshake, is_loaded=True)
         for sender, due_s in list(self._announced.items()):
-            if now_s >= due_s or _connection_of(sender) is None:
+            if now_s >= due_s or not sender.is_open:
                 del self._announced[sender]
 
     # ---- handshakes --------------------------------------------------------------------------------------------------
 
     def _shake(
-        self, endpoint: Endpoint, peer: Peer, sender: Hashable, fields: Mapping[str, Any], frames: Sequence[Any]
+        self, endpoint: Endpoint, peer: Peer, sender: ZmqConnection, fields: Mapping[str, Any], frames: Sequence[Any]
     ) -> None:
         """Take in which model a connection wants, and answer once that is loaded. Raises DecodeFailed: it says none."""
         name = fields.get("model_name")
@@ -310,7 +304,7 @@ class FrigateFrontend:
             log.warning("a detector's model was not taken", extra={"file": name, "reason": error.message})
             self._tell(handshake, error=error)
 
-    def _expect(self, handshake: Handshake, sender: Hashable, model: str | None, frames: Sequence[Any]) -> None:
+    def _expect(self, handshake: Handshake, sender: ZmqConnection, model: str | None, frames: Sequence[Any]) -> None:
         """Let a handshake wait for its model. Raises EdgeRuntimeError: it is not taken."""
         if len(self._handshakes) >= MAX_WAITING or sender in self._handshakes:
             raise QueueFull(f"{len(self._handshakes)} detectors wait for their models; connect again later")
@@ -343,12 +337,11 @@ class FrigateFrontend:
 
     def _tell(self, handshake: Handshake, *, is_loaded: bool = False, error: EdgeRuntimeError | None = None) -> None:
         """Answer a handshake; with a model from now on its connection is known, without one it is not."""
-        sender, identity = handshake.sender, handshake.peer.envelope[0]
+        sender = handshake.sender
         if handshake.data is None and self._handshakes.get(sender) is handshake:
             del self._handshakes[sender]
         if is_loaded:
-            connection = handshake.endpoint.connections.known.get(identity)
-            self._known[sender] = Binding(handshake.model, connection)
+            self._known[sender] = Binding(handshake.model)
         elif handshake.is_answered:
             self._known.pop(sender, None)  # it gets no answer from now on, and shakes hands again
         if handshake.is_answered:
@@ -426,9 +419,7 @@ class FrigateFrontend:
 
     def _forget_gone(self) -> None:
         """Forget connections whose clients chose their identities, of whose end nothing is heard."""
-        for sender, binding in list(self._known.items()):
-            if _connection_of(sender) is not binding.connection:
-                del self._known[sender]
+        self._known = {sender: binding for sender, binding in self._known.items() if sender.is_open}
 
     def _give_up(self, model: str) -> None:
         self._kept.pop(model, None)
@@ -437,18 +428,11 @@ class FrigateFrontend:
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
-    def _binding(self, endpoint: Endpoint, peer: Peer) -> Binding | None:
-        identity = peer.envelope[0]
-        binding = self._known.get(endpoint.sender(identity))
-        if binding is None or endpoint.connections.known.get(identity) is not binding.connection:
-            return None
-        return binding
-
     def _kept_asked(self, model: str, frame: Any) -> Asked | None:
         """The meaning of a header that came before; None for a new one."""
         if self._generation != self._table.generation:
             self._generation, self._asked = self._table.generation, {}
-        return self._asked.get((model, frame.bytes)) if len(frame) <= MAX_HEADER_BYTES else None
+        return self._asked.get((model, bytes(frame))) if len(frame) <= MAX_HEADER_BYTES else None
 
     def _ask(self, binding: Binding, fields: Mapping[str, Any], frames: Sequence[Any]) -> Asked:
         """Read a new header, and keep its meaning. Raises EdgeRuntimeError."""
@@ -459,7 +443,7 @@ class FrigateFrontend:
         asked = _read_header(self._table.resolve(binding.model, None).spec, binding.model, fields, self._settings)
         if len(self._asked) >= KEPT_HEADERS:
             self._asked.clear()
-        self._asked[binding.model, frames[0].bytes] = asked
+        self._asked[binding.model, bytes(frames[0])] = asked
         return asked
 
     def _detect(self, endpoint: Endpoint, peer: Peer, sender: Hashable, asked: Asked, frame: Any) -> None:
@@ -486,7 +470,7 @@ def _fields(frames: Sequence[Any]) -> dict[str, Any]:
     """The header of a message. Raises DecodeFailed."""
     if len(frames[0]) > MAX_HEADER_BYTES:
         raise DecodeFailed(f"the header is {len(frames[0])} bytes; at most {MAX_HEADER_BYTES} are read")
-    return json_codec.loads(frames[0].bytes)
+    return json_codec.loads(bytes(frames[0]))
 
 
 def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], settings: FrigateSettings) -> Asked:
@@ -538,14 +522,6 @@ def _inputs(spec: ModelSpec, model: str, size: tuple[int, int]) -> tuple[TensorS
         there = ", ".join(f"{each.name} {list(each.shape)}" for each in spec.inputs)
         raise TensorMismatch(f"model {model} takes {there}; wanted one picture, and at most its height and width")
     return pictures[0], [(each, np.array([size], DATATYPES[each.datatype].dtype)) for each in others]
-
-
-def _connection_of(sender: Hashable) -> ZmqConnection | None:
-    """The connection that has this key now, if any."""
-    assert isinstance(sender, tuple)
-    endpoint, identity = sender
-    connection: ZmqConnection | None = endpoint.connections.known.get(identity)
-    return connection
 
 
 def _refusal(settings: FrigateSettings, *, may_receive: bool) -> str:

@@ -46,9 +46,8 @@ from edge_runtime.wire.json_codec import JsonAnswers
 
 log = logging.getLogger(__name__)
 
-KEEP_FRAME_BYTES = 16 << 10
-"""From this size a tensor frame is kept uncopied until its run, and dropped untouched when refused. Smaller frames may
-lie unaligned inside libzmq's 8 KiB receive buffer, and a copy costs less than keeping them."""
+TOGETHER_BYTES = 16 << 10
+"""Larger requests are submitted one by one: joining them costs a copy of their tensors."""
 
 CACHE_BYTES, ROUTE_BYTES = 4 << 20, 3 << 10
 """Bound of the header cache, and what a kept header takes beside its bytes (measured): about 1 300 headers."""
@@ -92,7 +91,7 @@ class InferRoute:
     """
 
     __slots__ = (
-        "answers", "burst", "encoding", "has_places", "header", "keeps_frames", "kept", "plan", "single_size", "sizes",
+        "answers", "burst", "encoding", "has_places", "header", "kept", "plan", "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -102,7 +101,6 @@ class InferRoute:
         self.answers = json_answers(plan) if encoding is JSON else None
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
-        self.keeps_frames = plan.inline is None and plan.nbytes >= KEEP_FRAME_BYTES
         self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
         self.burst: list[Entry] = []
         self.kept: Any = None
@@ -118,8 +116,7 @@ class InferRoute:
         for size, frame in zip(sizes, tensors, strict=True):
             if len(frame) != size:
                 return None
-        payload = tuple(frame if self.keeps_frames else frame.bytes for frame in tensors)
-        return (frames[0], *payload) if self.has_places else payload
+        return (frames[0], *tensors) if self.has_places else tuple(tensors)
 
 
 class RefusedEntries(NamedTuple):
@@ -406,7 +403,7 @@ class InferFrontend:
 
     def _may_be_one(self, endpoint: ReplyEndpoint, route: InferRoute) -> bool:
         """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
-        is_small = route.plan.makes_bursts and route.encoding is FRAMES and not route.keeps_frames
+        is_small = route.plan.makes_bursts and route.encoding is FRAMES and route.plan.nbytes < TOGETHER_BYTES
         return is_small and endpoint.post_answers is not None and not self.listeners
 
     def _submit_together(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.frontend.infer_frontend import KEEP_FRAME_BYTES, InferFrontend, InferRoute
+from edge_runtime.frontend.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.frontend.replies import FRAMES, JSON, TransportReply, json_encoding
 from edge_runtime.transports.zmq_transport import Endpoint, Peer
 from edge_runtime.wire import codec, json_codec
@@ -33,7 +33,7 @@ class ZmqFrontend:
         JSON with a known header joins a burst instead: that of the route that is returned.
         """
         first = frames[0]
-        is_json = len(frames) == 1 and len(first) > 0 and first.bytes[:1] == b"{"
+        is_json = len(frames) == 1 and len(first) > 0 and first[:1] == b"{"
         encoding, own_id = (JSON, None) if is_json else (FRAMES, _request_id(frames))
         reply = TransportReply(self._frontend, endpoint, peer.envelope, encoding, own_id)
         with self._frontend.answering(reply):
@@ -50,13 +50,12 @@ class ZmqFrontend:
             raise error
 
     def _binary_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frames: Sequence[Any]) -> None:
-        header = frames[0].bytes
+        header = bytes(frames[0])
         decoded = codec.unpack_request(header)
-        tensors = tuple(frame.bytes if len(frame) < KEEP_FRAME_BYTES else frame for frame in frames[2:])
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, frames[0])
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, frames[2:], header, header)
 
     def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
-        text, key = frame.bytes, None
+        text, key = bytes(frame), None
         try:
             fields = json_codec.loads(text)
             known = json_codec.cut_known(text, fields) if len(peer.envelope) == 1 else None
@@ -78,7 +77,7 @@ class ZmqFrontend:
 
 def _request_id(frames: Sequence[Any]) -> bytes:
     """The id to echo; empty where there is none that can be."""
-    return frames[1].bytes if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
+    return bytes(frames[1]) if len(frames) > 1 and len(frames[1]) <= codec.MAX_ID_BYTES else b""
 
 
 def _check_framing(frames: Sequence[Any]) -> None:

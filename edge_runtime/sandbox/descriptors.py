@@ -1,7 +1,7 @@
 """File descriptors: how many this process and its children may open, and who may still take one.
 
 The one answer to "how many connections may there be": every door asks it before it keeps one, hosts and regions of
-shared memory before they are made. Where none is left, libzmq aborts the process, files cannot be read and no host can
+shared memory before they are made. Where none is left, no file can be read and no host can
 be started, so connections have to leave some. Reads /proc; sets limits of this process only. Thread: any.
 """
 

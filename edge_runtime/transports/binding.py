@@ -1,7 +1,7 @@
 """Binds sockets for any door: who owns a path, who may connect to it, and what a stale socket there means.
 
-Owns: lock files, permissions, and what an error of `bind` means. zmq_bind.py does the same for libzmq, which binds its
-sockets itself. Called when doors open and close. Thread: main.
+Owns: lock files, permissions, and what an error of `bind` means; what the kernel tells of a connection. Called when
+doors open and close. Thread: main, but for `unread_of`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,20 @@ IPC_MODE = 0o660
 
 PASSING = frozenset((errno.EADDRINUSE, errno.EADDRNOTAVAIL))
 """Reasons for a bind to fail that may soon pass: a process still holds the address, or the network is not up."""
+
+
+_TIOCOUTQ = 0x5411
+"""Bytes that were sent and not read by the peer (ioctl_list(2), unix(7))."""
+
+
+def unread_of(fd: int) -> int:
+    """Bytes that were sent on a socket and not read by its peer, as far as the kernel knows. Thread: any."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(fd, _TIOCOUTQ, bytes(4)))[0])
+    except OSError as error:
+        if error.errno in {errno.EBADF, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP}:
+            return 0
+        raise
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import EdgeRuntimeError, QueueFull
 from edge_runtime.telemetry.metrics import Counters
+from edge_runtime.transports.binding import unread_of
 from edge_runtime.transports.http_connection import (
     READ,
     Frames,
@@ -41,7 +42,6 @@ from edge_runtime.transports.http_head import (
     parse_head,
     too_large,
 )
-from edge_runtime.transports.zmq_connections import unread_of
 
 log = logging.getLogger(__name__)
 

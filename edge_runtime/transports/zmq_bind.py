@@ -1,96 +1,112 @@
-"""Binds ROUTER sockets: who may connect, and what may be bound beyond the machine.
+"""Binds ZeroMQ endpoints: who may connect, and what may be bound beyond the machine.
 
-Owns: socket options, CURVE keys and the ZAP responder. Called at start and stop; only zmq_transport.py uses the
-sockets.
+Owns: addresses, socket options, CURVE keys, and the client that the daemon is of its own endpoints. Called at start and
+stop; zmq_transport.py serves what is bound. Imports no libzmq: that is the clients' library.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
+import fcntl
 import ipaddress
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import Any, Protocol
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.extras import install_advice
 from edge_runtime.sandbox.descriptors import Descriptors
-from edge_runtime.telemetry.metrics import Counters
-from edge_runtime.transports.binding import BACKLOG, IPC_MODE, PASSING, EarlySocket, for_owner_only, lock_path
-from edge_runtime.transports.unsent_replies import TRACKED_BYTES
-from edge_runtime.transports.zmq_connections import Connections
+from edge_runtime.transports.binding import (
+    BACKLOG,
+    IPC_MODE,
+    PASSING,
+    EarlySocket,
+    bind_tcp,
+    bind_unix,
+    lock_path,
+)
+from edge_runtime.transports.zmtp import (
+    COMMAND,
+    MORE,
+    Mechanism,
+    Null,
+    ZmtpHandshake,
+    command,
+    cut_frame,
+    message,
+    properties,
+)
 
 log = logging.getLogger(__name__)
 
+MAX_PORT = 65_535
 MAX_IPC_PATH = 107
 """sun_path of Linux, less its final NUL."""
 
-HANDSHAKE_MS = 2_000
-"""A connection that says nothing is closed after this; libzmq's default of 30 s let 200 silent ones pile up."""
-
-RECEIVE_MESSAGES = 1_000
-"""Messages read ahead of us for each connection: beyond it the backlog stays in the client."""
-
-MIN_SEND_MESSAGES = 64
-"""A few small replies may always wait for a peer, even with the least memory."""
-
-TCP_KEEPALIVE = (
-    (zmq.TCP_KEEPALIVE, 1),
-    (zmq.TCP_KEEPALIVE_IDLE, 10),
-    (zmq.TCP_KEEPALIVE_INTVL, 5),
-    (zmq.TCP_KEEPALIVE_CNT, 4),
+TCP_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
-"""A silent host is asked after 10 s, and gone 20 s later; the kernel's default is two hours."""
+"""A silent host is asked after 10 s, and gone 20 s later: it closes nothing, its requests would be run and its replies
+kept. The kernel's default is two hours. Connections have them of their listener."""
 
 Z85_KEY = 40
 """Characters of a CURVE key in Z85."""
 
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_DOMAIN = b"edge-runtime"
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""The same digits in rfc.zeromq.org/spec/32, and in Python's base64."""
 
-
-Context = zmq.Context[zmq.Socket[bytes]]
-
-
-def new_context() -> Context:
-    """Make the context of all sockets, with libzmq's own I/O thread; call `term` after the last socket is closed."""
-    return zmq.Context()
+_SIOCGIFADDR = 0x8915
+"""The IPv4 address of an interface (netdevice(7))."""
 
 
 @dataclass(slots=True)
 class BoundSocket:
-    """A bound ROUTER, its connections, the address that a client uses, and the lock and file to release with it."""
+    """A listening socket, the address that a client uses, and the lock and file to release with it.
 
-    socket: zmq.Socket[bytes]
-    connections: Connections
+    mechanism: makes the security of one connection.
+    """
+
+    socket: socket.socket
     address: str
+    mechanism: Callable[[], Mechanism] = Null
     lock_fd: int = -1
     ipc_path: Path | None = None
+    max_connections: int = 1 << 20
+    may_connect: Callable[[], bool] = field(default=lambda: True)
+
+    def has_room(self, connections: int) -> bool:
+        """Whether one more may be kept beside so many."""
+        return connections < self.max_connections and self.may_connect()
 
     def hide(self) -> None:
         """Remove the socket file, so that no new client finds it; connections go on. Thread: any.
 
-        A tcp address is found until `close`: libzmq's own unbind would end the connections.
+        A tcp address is found until `close`.
         """
         if self.ipc_path is not None:
             self.ipc_path.unlink(missing_ok=True)
 
-    def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; replies not sent yet get `linger_ms`. Idempotent. `release` follows."""
-        self.connections.close()
-        if not self.socket.closed:
-            self.socket.close(linger=linger_ms)
+    def close(self) -> None:
+        """Listen no more. Idempotent. `release` follows."""
+        self.socket.close()
 
     def release(self) -> None:
-        """Remove the socket file, release the lock. Idempotent.
-
-        After the context has ended: until then libzmq's thread may remove the file, which could be the next daemon's.
-        """
+        """Remove the socket file, release the lock. Idempotent."""
+        self.close()
         if self.lock_fd >= 0:
             self.hide()
             os.close(self.lock_fd)
@@ -98,129 +114,117 @@ class BoundSocket:
 
 
 def bind_router(
-    context: Context,
     address: str,
     settings: ZmqSettings,
     descriptors: Descriptors | None = None,
     *,
     is_control: bool = False,
     early: EarlySocket | None = None,
+    keys: ClientKeys | None = None,
 ) -> BoundSocket:
-    """Bind one endpoint. descriptors: of this process, which say how many connections there may be.
+    """Bind one endpoint, and listen. descriptors: of this process, which say how many connections there may be.
 
-    early: what listens already, at the endpoint that is its own.
+    early: what listens already, at the endpoint that is its own. keys: of the clients that CURVE lets in.
 
     Raises AddressTaken: another process has it, or the machine has no such address yet; ConfigError: a bad address, or
     one that is open to the network unguarded.
     """
     _check_exposure(address, settings)
-    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    connections: Connections | None = None
-    try:
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.MAXMSGSIZE, settings.max_frame_bytes)
-        socket.set(zmq.RCVHWM, RECEIVE_MESSAGES)
-        # Before bind, and never again: a connection gets the marks its listener was bound with, and lowering the mark
-        # of a live one wedges it. Replies larger than this counts with are bounded in bytes (`UnsentReplies`).
-        socket.set(zmq.SNDHWM, max(settings.send_bound_bytes // TRACKED_BYTES, MIN_SEND_MESSAGES))
-        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.set(zmq.BACKLOG, BACKLOG)
-        if address.startswith("tcp://"):
-            # A host that vanished closes nothing: its requests would be run, and its replies kept.
-            for option, value in TCP_KEEPALIVE:
-                socket.set(option, value)
-        if settings.curve is not None and not address.startswith("ipc://"):
-            _use_curve(socket, settings.curve)
-        # libzmq accepts without asking, and aborts the process where no descriptor is left (ipc_listener.cpp).
-        descriptors = descriptors or Descriptors()
-        connections = Connections(
-            context,
-            socket,
-            most=descriptors.share(settings.max_connections),
-            may_connect=partial(descriptors.may_connect, is_control=is_control),
-        )
-        path = _ipc_path(address)
-        if path is None:
-            return _bind(socket, connections, address)
-        return _bind_ipc(socket, connections, address, early if early is not None and early.path == path else None)
-    except BaseException:
-        if connections is not None:
-            connections.close()
-        socket.close(linger=0)
-        raise
+    descriptors = descriptors or Descriptors()
+    mechanism: Callable[[], Mechanism] = Null
+    if settings.curve is not None and not address.startswith("ipc://"):
+        mechanism = _curve(settings.curve, keys or ClientKeys(settings.curve.client_keys_file))
+    path = _ipc_path(address)
+    if path is None:
+        bound = _bind(address)
+    else:
+        bound = _bind_ipc(path, address, early if early is not None and early.path == path else None)
+    bound.mechanism = mechanism
+    bound.max_connections = descriptors.share(settings.max_connections)
+    bound.may_connect = partial(descriptors.may_connect, is_control=is_control)
+    bound.socket.listen(BACKLOG)
+    return bound
+
+
+class ServingEndpoint(Protocol):
+    """An endpoint, as far as a client of its own process needs it."""
+
+    def adopt(self, accepted: socket.socket, mechanism: Mechanism | None = None) -> None:
+        """Serve one connection. Thread: I/O."""
+        ...
 
 
 class Loopback:
-    """A client of one bound ROUTER in this process, on the same socket as all other clients (self_check.py).
+    """A client of one endpoint in this process, on the same path as all other clients (self_check.py).
 
-    Its address is of the kind `inproc`, which no other process can name and which needs no keys. Thread: one at a time.
+    It needs no keys, and no other process can reach its socket. Thread: one at a time.
     """
 
-    def __init__(self, context: Context, bound: BoundSocket) -> None:
-        address = f"inproc://edge-runtime-{bound.address}"
-        bound.socket.bind(address)
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(address)
+    def __init__(self, call: Callable[[Callable[[], object]], None], endpoint: ServingEndpoint) -> None:
+        """call: runs a function on the endpoint's thread."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._data, self._frames, self._replies = b"", list[bytes](), deque[list[bytes]]()
+        self._is_greeted = False
+        greeting = ZmtpHandshake.begins + b"\x01" + Null.name.ljust(20, b"\0") + bytes(32)
+        self._socket.send(greeting + command(b"READY", properties({b"Socket-Type": b"DEALER"})))
+        call(partial(endpoint.adopt, theirs, Null()))
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Send one message; False when the endpoint takes none now."""
+        data = b"".join(message(frames))
         try:
-            self._socket.send_multipart(frames, zmq.DONTWAIT)
-        except zmq.Again:
+            sent = self._socket.send(data)
+        except OSError:
+            return False
+        if sent < len(data):  # the endpoint would take the next one for the rest of this
+            self.close()
             return False
         return True
 
     def receive(self) -> list[bytes] | None:
         """The next reply, None when none is there."""
         try:
-            return self._socket.recv_multipart(zmq.DONTWAIT)
-        except zmq.Again:
-            return None
+            while data := self._socket.recv(1 << 16):
+                self._data += data
+        except OSError:
+            pass
+        if not self._is_greeted and len(self._data) >= 64:
+            self._data, self._is_greeted = self._data[64:], True
+        while self._is_greeted and self._data:
+            found = cut_frame(self._data, 0)
+            if found is None or found[2] > len(self._data):
+                break
+            flags, begin, end = found
+            frame, self._data = self._data[begin:end], self._data[end:]
+            if flags & COMMAND:
+                continue
+            self._frames.append(frame)
+            if not flags & MORE:
+                self._replies.append(self._frames)
+                self._frames = []
+        return self._replies.popleft() if self._replies else None
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
-        self._socket.close(linger=0)
+        self._socket.close()
 
 
-class ZapResponder:
-    """Decides for libzmq whether a CURVE client may connect: its key must be on the list.
+class ClientKeys:
+    """The public keys of the clients that may connect by CURVE, from a file. Thread: I/O."""
 
-    It runs on the I/O thread (`handle` when `socket` is readable), so there is no serving without it. Without a
-    responder libzmq accepts every key (measured).
-    """
-
-    def __init__(self, context: Context, client_keys_file: str, counters: Counters) -> None:
-        self._counters = counters
-        self._keys_file = Path(client_keys_file)
-        self._keys = read_client_keys(self._keys_file)
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        self.socket.set(zmq.LINGER, 0)
-        self.socket.bind(ZAP_ENDPOINT)
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError."""
+        self._path = Path(path)
+        self._keys = read_client_keys(self._path)
 
     def reload(self) -> None:
-        """Read the allow-list again; a broken file keeps the old list. Connections already open stay."""
-        self._keys = read_client_keys(self._keys_file)
+        """Read the list again; a broken file keeps the old one and raises ConfigError. Open connections stay."""
+        self._keys = read_client_keys(self._path)
 
-    def handle(self) -> None:
-        """Answer every waiting request. ZAP 1.0 (rfc.zeromq.org/spec/27): fields by position."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            envelope, fields = frames[:2], frames[2:]
-            is_known = len(fields) == 7 and fields[5] == b"CURVE" and fields[6] in self._keys
-            status, text = (b"200", b"OK") if is_known else (b"400", b"key is not on the list")
-            if not is_known:
-                self._counters.count("curve_denied")
-            request_id = fields[1] if len(fields) > 1 else b""
-            self.socket.send_multipart([*envelope, b"1.0", request_id, status, text, b"", b""])
-
-    def close(self) -> None:
-        """Stop answering. Idempotent."""
-        self.socket.close(linger=0)
+    def has(self, key: bytes) -> bool:
+        """Whether a key is on the list."""
+        return key in self._keys
 
 
 def read_client_keys(path: Path) -> frozenset[bytes]:
@@ -238,6 +242,12 @@ def read_client_keys(path: Path) -> frozenset[bytes]:
     return frozenset(keys)
 
 
+def is_this_machine(address: str) -> bool:
+    """Whether only this machine reaches an endpoint: ipc, or TCP on loopback."""
+    scheme, _, rest = address.partition("://")
+    return scheme == "ipc" or _is_loopback(rest)
+
+
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
@@ -248,38 +258,50 @@ def _ipc_path(address: str) -> Path | None:
     return Path(address.removeprefix("ipc://"))
 
 
-def _bind(socket: zmq.Socket[bytes], connections: Connections, address: str) -> BoundSocket:
+def _bind(address: str) -> BoundSocket:
+    """Bind a TCP address, or an abstract name."""
     try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
+        if address.startswith("ipc://"):
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                bound.bind("\0" + address.removeprefix("ipc://@"))
+                bound.setblocking(False)
+            except OSError:
+                bound.close()
+                raise
+            return BoundSocket(bound, address)
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        bound = bind_tcp(_host(host), _port(port, address))
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
+        ) from None
+    except OSError as error:
         if error.errno in PASSING:
             raise AddressTaken(f"cannot bind {address}: {error.strerror}; free it, or name another endpoint") from None
         raise ConfigError(
             f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
         ) from None
-    connections.begin()
-    return BoundSocket(socket, connections, bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    for option in TCP_OPTIONS:
+        bound.setsockopt(*option)
+    own, port_number = bound.getsockname()[:2]
+    return BoundSocket(bound, f"tcp://[{own}]:{port_number}" if ":" in own else f"tcp://{own}:{port_number}")
 
 
-def _bind_ipc(
-    socket: zmq.Socket[bytes], connections: Connections, address: str, early: EarlySocket | None
-) -> BoundSocket:
-    path = _ipc_path(address)
-    assert path is not None
+def _bind_ipc(path: Path, address: str, early: EarlySocket | None) -> BoundSocket:
     if early is not None:
         lock_fd, listener = early.take()
-        socket.set(zmq.USE_FD, listener)
-    else:
-        lock_fd = _own_path(path)
+        bound = socket.socket(fileno=listener)
+        bound.setblocking(False)
+        return BoundSocket(bound, address, lock_fd=lock_fd, ipc_path=path)
+    lock_fd = _own_path(path)
     try:
-        with for_owner_only():
-            bound = _bind(socket, connections, address)
-        path.chmod(IPC_MODE)
-    except BaseException:
+        return BoundSocket(bind_unix(path, IPC_MODE), address, lock_fd=lock_fd, ipc_path=path)
+    except BaseException as error:
         os.close(lock_fd)
+        if isinstance(error, OSError):
+            raise ConfigError(f"cannot bind {address}: {error.strerror}; name another endpoint") from None
         raise
-    bound.lock_fd, bound.ipc_path, bound.address = lock_fd, path, address
-    return bound
 
 
 def _own_path(path: Path) -> int:
@@ -294,10 +316,27 @@ def _own_path(path: Path) -> int:
     return lock_fd
 
 
-def is_this_machine(address: str) -> bool:
-    """Whether only this machine reaches an endpoint: ipc, or TCP on loopback."""
-    scheme, _, rest = address.partition("://")
-    return scheme == "ipc" or _is_loopback(rest)
+def _host(host: str) -> str:
+    """The address of a host as endpoints name it: `*` for all, an interface's name, or what a resolver knows."""
+    host = host.strip("[]")
+    if host == "*":
+        return "0.0.0.0"  # noqa: S104 (`_check_exposure` has agreed)
+    if host not in {name for _, name in socket.if_nameindex()}:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            found = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", host.encode()))
+        except OSError:
+            raise OSError(errno.EADDRNOTAVAIL, f"interface {host} has no IPv4 address") from None
+    return socket.inet_ntoa(found[20:24])
+
+
+def _port(port: str, address: str) -> int:
+    if port == "*":
+        return 0
+    if port.isdecimal() and int(port) <= MAX_PORT:
+        return int(port)
+    raise ConfigError(f"cannot bind {address}: got port {port!r}; wanted ipc:///path or tcp://address:port")
 
 
 def _check_exposure(address: str, settings: ZmqSettings) -> None:
@@ -320,27 +359,26 @@ def _is_loopback(rest: str) -> bool:
         return host in {"localhost", "lo"}
 
 
-def _use_curve(socket: zmq.Socket[bytes], curve: Curve) -> None:
-    if not zmq.has("curve"):
-        raise ConfigError("zmq.curve: this libzmq was built without CURVE; install the pyzmq wheel from PyPI")
+def _curve(curve: Curve, keys: ClientKeys) -> Callable[[], Mechanism]:
+    """What makes the security of connections by CURVE. Raises ConfigError."""
+    try:
+        from edge_runtime.transports import zmtp_curve
+    except ImportError as error:
+        raise ConfigError(f"zmq.curve: {error}; {install_advice('curve')}") from None
     path = Path(curve.secret_key_file)
     text = _read_text(path, "zmq.curve.secret_key_file")
     if path.stat().st_mode & 0o077:
         log.warning("the secret key can be read by others", extra={"path": str(path), "advice": f"chmod 600 {path}"})
     word = next((word for word in text.split() if len(word) == Z85_KEY), text.strip())
-    socket.set(zmq.CURVE_SERVER, 1)
-    socket.set(zmq.CURVE_SECRETKEY, _z85(word, str(path)))
-    socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    return partial(zmtp_curve.CurveHandshake, _z85(word, str(path)), keys.has)
 
 
 def _z85(text: str, where: str) -> bytes:
-    from zmq.utils import z85
-
-    try:
-        if len(text) == Z85_KEY:
-            return bytes(z85.decode(text.encode("ascii")))
-    except (ValueError, KeyError, UnicodeEncodeError):
-        pass
+    if len(text) == Z85_KEY and all(each in _Z85 for each in text):
+        try:
+            return base64.b85decode(text.translate(str.maketrans(_Z85, _B85)))
+        except ValueError:  # five digits over 32 bits
+            pass
     raise ConfigError(f"{where}: got {len(text)} characters that are no key; wanted 40 characters of Z85")
 
 

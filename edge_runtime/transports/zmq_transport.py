@@ -1,84 +1,117 @@
-"""ROUTER sockets on one I/O thread: frames in, frames out, exact framing, bounded drains.
+"""ZeroMQ on one loop: connections of every endpoint, frames in, frames out, bounded rounds.
 
-Owns: the sockets, their bounds, and the outbox that other threads post replies to. Knows no model and decodes nothing:
-the `Receiver` knows the headers. Uses pyzmq's Cython backend directly with plain int flags, at a quarter of the cost of
-its ordinary API (bench). Any message of a hostile peer ends as a reply, a counted drop, or a closed connection.
+Owns: the listening sockets, the connections and what each may make the daemon hold, and the outbox that other threads
+post replies to. zmtp.py has the protocol. Knows no model and decodes nothing: the `Receiver` knows the headers. Any
+message of a hostile peer ends as a reply, a counted drop, or a closed connection.
+
+Why not libzmq: it takes a thread, three wake-ups and 29 calls of the system for a lone request, hides its connections,
+and cannot be told how many bytes a peer may leave unread (bench, data path). It is the clients' library, and the oracle
+of tests/contract/test_zmtp_oracle.py.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import itertools
 import logging
 import os
 import select
+import socket
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import zmq
-from zmq.backend import Socket as RawSocket
+import numpy as np
 
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.telemetry.metrics import Counters
-from edge_runtime.transports.growth_watch import GrowthWatch
-from edge_runtime.transports.unsent_replies import TRACKED_BYTES, UnsentReplies
-from edge_runtime.transports.zmq_connections import Connections
+from edge_runtime.transports.binding import unread_of
+from edge_runtime.transports.zmq_bind import BoundSocket
+from edge_runtime.transports.zmtp import (
+    COMMAND,
+    COMMAND_BYTES,
+    LONG,
+    MORE,
+    SHORT_MORE,
+    TTL_S,
+    Mechanism,
+    Sealing,
+    ZmtpError,
+    ZmtpHandshake,
+    command,
+    cut_command,
+    frame_head,
+    message,
+)
 
 log = logging.getLogger(__name__)
 
-NOBLOCK = int(zmq.DONTWAIT)
-MORE = int(zmq.SNDMORE)
-EVENTS = int(zmq.EVENTS)
-POLLIN = int(zmq.POLLIN)
-RCVMORE = int(zmq.RCVMORE)
-MORE_NOBLOCK = NOBLOCK | MORE
-
 DRAIN_MESSAGES = 32
-"""Messages taken from one socket before answers go out. The usual batch: a prototype served 0.74-0.89 of a bare loop
-with 32 and 0.6 with 256; a loop that reads until EAGAIN never leaves it under overload."""
+"""Messages gathered before answers go out. The usual batch: a prototype served 0.74-0.89 of a bare loop with 32 and 0.6
+with 256."""
 
-DRAIN_BYTES = 8 << 20
-"""The same bound for large frames: about 2 ms of copying."""
+RECEIVE_BYTES = 64 << 10
+"""Received at once where no large frame is under way: some hundred small requests."""
 
-HOT_DRAINS = 16
-"""Drains of one socket before the others are looked at: under a millisecond for small messages."""
+AHEAD_BYTES = 1 << 10
+"""Received at once of a connection that sends large frames: what comes of one with its head is copied once more."""
+
+BODY_BYTES = 16 << 10
+"""From this size a frame that has not come is received into memory of its own."""
 
 ROUND_S = 0.010
 """A round takes no further message after this long. The loop promises to come round within 50 ms, and the last message
 of a round may be a large one."""
 
-SKIPPED_FRAMES = 4096
-SKIPPED_BYTES = 64 << 20
-"""Read in one go of a message that is dropped: a few milliseconds."""
+ROUND_EVENTS, ROUND_ACCEPTS = 128, 16
+"""Ready sockets that one round looks at, and connections that it accepts."""
 
 MEET_POLL_S, MEET_LEAST_S = 0.005, 0.02
-"""Between two looks for the first messages of connections, and how long libzmq's thread has to accept the last ones."""
+"""Between two looks for the first messages of connections, and how long those have that were just made."""
 
 LOOK_S = 1.0
 """Between two looks at which peers read."""
 
+HANDSHAKE_S = 2.0
+"""A connection that has not shaken hands is closed after this; the field's default of 30 s let 200 silent ones pile
+up."""
+
+UNREAD_S = 30.0
+"""A peer that reads nothing of its replies for so long is closed: longer than a client that is stopped for a moment, or
+a slow link, and no client waits longer for a reply unless it asked for that."""
+
+COPIED_BYTES = 4096
+"""Smaller frames of a reply are copied until it is sent: their memory may be written again."""
+
+JOINED_BYTES = 32 << 10
+"""Less is joined and sent as one piece; more is sent from where it lies."""
+
+SENT_PARTS = 256
+"""Handed to the system at once."""
+
+FRAME_BYTES, REPLY_BYTES = 64, 512
+"""What a kept frame and a reply that waits cost beside their bytes."""
+
 FLUSHED_REPLIES = 64
 """Replies sent between two looks at the clock."""
 
-_receive = RawSocket.recv
-_send = RawSocket.send
-_get = RawSocket.get
+_GONE = select.EPOLLHUP | select.EPOLLERR
+_RECEIVED_BYTES = 1 << 20
 
-Entry = tuple[bytes, Any, Any]
-"""One request of a known header: peer identity, request id, and its tensor frame (a tuple of frames for several)."""
+Entry = tuple[Any, Any, Any]
+"""One request of a known header: its connection, request id, and its tensor frame (a tuple of frames for several)."""
 
 
 class Route(Protocol):
     """A known header, as far as the transport reads it.
 
-    single_size: exact bytes of the only tensor frame, -1 when there is not exactly one of fixed size. keeps_frames:
-    hand the frame over uncopied (large tensors) instead of as bytes. burst: entries gathered in this drain.
+    single_size: exact bytes of the only tensor frame, -1 when there is not exactly one of fixed size. burst: entries
+    gathered in this round.
     """
 
     single_size: int
-    keeps_frames: bool
     burst: list[Entry]
 
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -93,14 +126,14 @@ R = TypeVar("R", bound=Route)
 
 
 class Receiver(Protocol[R]):
-    """Knows what frames mean. Thread: I/O."""
+    """Knows what frames mean: bytes, or views of memory of their own where they are large. Thread: I/O."""
 
     def routes(self) -> Mapping[bytes, R]:
         """Known headers. Called once a drain: an outdated mapping is never kept."""
         ...
 
     def answer_burst(self, endpoint: Endpoint, route: R, burst: list[Entry]) -> None:
-        """Answer the requests gathered for one route in one drain, in order of arrival."""
+        """Answer the requests gathered for one route in one round, in order of arrival."""
         ...
 
     def message(self, endpoint: Endpoint, peer: Peer, frames: list[Any]) -> R | None:
@@ -128,22 +161,67 @@ class Receiver(Protocol[R]):
 
 
 class Peer:
-    """Where a reply goes: the routing identity, and REQ's empty delimiter when there was one."""
+    """Where a reply goes: its connection, and REQ's empty delimiter when there was one."""
 
     __slots__ = ("envelope",)
 
-    def __init__(self, identity: bytes, has_delimiter: bool) -> None:
-        self.envelope: tuple[bytes, ...] = (identity, b"") if has_delimiter else (identity,)
+    def __init__(self, connection: ZmqConnection, has_delimiter: bool) -> None:
+        self.envelope: tuple[Any, ...] = (connection, b"") if has_delimiter else (connection,)
+
+
+class ZmqConnection:
+    """One connection, the key of all that belongs to it.
+
+    identity: that its client chose, b"" for none. frames, nbytes: of the message under way; began_s: since when.
+    body, filled: a large frame under way. skipped: bytes that came of a message that is dropped; -1: none is.
+    out: parts of replies of this round; unsent: what the system did not take. ahead: bytes to receive at once.
+    """
+
+    __slots__ = (
+        "ahead", "began_s", "body", "dies_s", "endpoint", "fd", "filled", "flags", "frames", "handshake", "has_brought",
+        "has_read", "held_bytes", "identity", "is_dirty", "is_open", "left", "nbytes", "out", "out_bytes", "rest",
+        "sealing", "skipped", "socket", "ttl_s", "unread_bytes", "unread_since_s", "unsent", "unsent_bytes", "used_s",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, accepted: socket.socket, handshake: ZmtpHandshake, now_s: float) -> None:
+        self.endpoint = endpoint
+        self.socket = accepted
+        self.fd = accepted.fileno()
+        self.identity = b""
+        self.handshake: ZmtpHandshake | None = handshake
+        self.sealing: Sealing | None = None
+        self.rest = b""
+        self.frames: list[Any] = []
+        self.nbytes = self.held_bytes = 0
+        self.body: memoryview | None = None
+        self.filled = self.flags = self.left = 0
+        self.skipped = -1
+        self.ahead = RECEIVE_BYTES
+        self.out: list[Any] = []
+        self.out_bytes = 0
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+        self.is_open, self.is_dirty, self.has_brought, self.has_read = True, False, False, False
+        self.unread_bytes = 0
+        self.unread_since_s: float | None = None
+        self.used_s = self.began_s = now_s
+        self.ttl_s = self.dies_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """See whether its peer reads; a buffer that was filled again looks as before."""
+        unread_bytes = unread_of(self.fd) + self.unsent_bytes
+        if self.has_read or not unread_bytes or unread_bytes != self.unread_bytes:
+            self.unread_since_s = now_s if unread_bytes else None
+        self.unread_bytes, self.has_read = unread_bytes, False
 
 
 class Endpoint:
-    """One bound ROUTER socket. Thread: the I/O thread, except `post`."""
+    """One listening socket and its connections. Thread: the I/O thread, except `post` and `post_answers`."""
 
     def __init__(
         self,
         loop: IoLoop,
-        socket: zmq.Socket[bytes],
-        connections: Connections,
+        bound: BoundSocket,
         receiver: Receiver[Any],
         *,
         send_bound_bytes: int,
@@ -157,160 +235,398 @@ class Endpoint:
 
         send_bound_bytes: of replies to one peer that does not read; total_send_bound_bytes: to all such peers.
         """
-        self.heard: set[bytes | None] | None = None
-        self.socket = socket
         self.max_frame_bytes = max_frame_bytes
+        self.is_control = is_control
+        self.connections: dict[int, ZmqConnection] = {}
         self._message_frames = message_frames
         self._message_bytes = message_bytes
-        self.is_control = is_control
-        self.fd = int(socket.get(zmq.FD))
+        self._send_bound_bytes = send_bound_bytes
+        self._total_send_bound_bytes = total_send_bound_bytes
+        self._bound = bound
         self._loop = loop
         self._receiver = receiver
-        self._known = connections.known
-        self.connections = connections
-        connections.ended = self._gone
-        connections.is_owed = self.is_owed
-        self._unsent = UnsentReplies(send_bound_bytes, total_send_bound_bytes)
-        self._bound = 1
-        self._has_messages = True
-        # Invariant: set by everything done to the socket but a receive that found nothing. A send may take in libzmq's
-        # signal that messages came, and its descriptor then stays silent about them: the socket has to be asked.
-        self._is_unsure = True
-        self._is_skipping = False
+        self._named: dict[bytes, ZmqConnection] = {}
+        self._unsent_bytes = 0
         self._look_due_s = 0.0
+        self._is_deaf = self._has_ended = False
+        self._closed_full = 0
+        self._victims: list[ZmqConnection] | None = None
+        self._dirty: list[ZmqConnection] = []
+        # Of this round: known headers, those with a burst, and how many messages are in bursts.
+        self._routes: Mapping[bytes, Route] = {}
+        self._touched: list[Route] = []
+        self._gathered = 0
+        self._no_burst: list[Entry] = []
+        self._header = self._prefix = self._tail = b""
+        self._single = 0
+        self._append: Callable[[Entry], None] = self._no_burst.append
 
-    def drain(self) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
-        """Receive messages up to the bounds, and answer them."""
-        if self._is_skipping and not self._skip():
+    def start(self) -> None:
+        """Accept connections from now on."""
+        self._loop.watch(self._bound.socket.fileno(), self._accept)
+
+    @property
+    def are_met(self) -> bool:
+        """Whether each connection has sent a message."""
+        return all(each.has_brought for each in self.connections.values())
+
+    def sender(self, origin: ZmqConnection) -> Hashable:
+        """The connection of an entry: its requests share a queue."""
+        return origin
+
+    def connection(self, origin: ZmqConnection, frame: Any) -> Hashable:  # noqa: ARG002 (the protocol's)
+        """The same: a connection is its process's until it ends."""
+        return origin
+
+    def owes(self, connection: ZmqConnection) -> bool:
+        """Whether a reply is still to come for a connection."""
+        return self._receiver.owes(connection)
+
+    # ---- rounds -----------------------------------------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """Look up the known headers, before messages are taken."""
+        self._renew()
+
+    def take(self, connection: ZmqConnection, event: int) -> None:
+        """Take what is ready of a connection. event: of epoll; 0 to go on with what came before."""
+        if not connection.is_open:
             return
-        socket, receiver, bound, known = self.socket, self._receiver, self._bound, self._known
-        routes = receiver.routes()
-        header: bytes = b""
-        route: Route | None = None
-        touched: list[Route] = []
-        size, keeps_frames = -1, False
-        append: Callable[[Entry], None] = touched.append  # type: ignore[assignment]
-        taken = nbytes = 0
-        is_whole = True
         try:
-            while taken < bound and nbytes < DRAIN_BYTES:
-                identity = _receive(socket, NOBLOCK)
-                taken += 1
-                first = _receive(socket, NOBLOCK, False)
-                if identity not in known and not self.connections.meet(identity, first):
-                    self._loop.counters.count("requests_dropped")
-                    self._is_skipping = first.more
-                    if not self._skip():
-                        break
-                    continue
-                if first.more:
-                    second = _receive(socket, NOBLOCK, False)
-                    if second.more:
-                        third = _receive(socket, NOBLOCK, False)
-                        # Invariant: `.more` of each frame is exact, so no message can swallow or forge another's.
-                        found = first.bytes
-                        if found != header:
-                            header, route = found, routes.get(found)
-                            if route is None:
-                                size = -1
-                            else:
-                                size, keeps_frames, append = route.single_size, route.keeps_frames, route.burst.append
-                                if not route.burst:
-                                    touched.append(route)
-                        if len(third) == size and not third.more:
-                            request_id = second.bytes
-                            if len(request_id) <= 64:
-                                append((identity, request_id, third if keeps_frames else third.bytes))
-                                nbytes += size
-                                continue
-                        frames = [first, second, third]
-                        nbytes += self._take_rest(frames)
-                        if self._is_skipping:
-                            self._refuse(identity, frames)
-                            break
-                        payload = route.payload(frames) if route is not None and len(second) <= 64 else None
-                        if payload is not None:
-                            append((identity, second.bytes, payload))
-                            nbytes += sum(len(frame) for frame in payload)
-                            continue
-                        is_over = self._message(identity, frames, touched)
-                    else:
-                        # All tensors lie in shared memory, or it is another operation.
-                        found = first.bytes
-                        if found != header:
-                            header, route, size = found, routes.get(found), -1
-                            if route is not None:
-                                size, keeps_frames, append = route.single_size, route.keeps_frames, route.burst.append
-                                if not route.burst:
-                                    touched.append(route)
-                        payload = route.payload([first, second]) if route is not None and len(second) <= 64 else None
-                        if payload is None:
-                            is_over = self._message(identity, [first, second], touched)
-                        else:
-                            append((identity, second.bytes, payload))
-                            continue
-                else:
-                    nbytes += len(first)
-                    is_over = self._message(identity, [first], touched)
-                if is_over:
-                    break
-        except zmq.Again:
-            self._has_messages = self._is_unsure = False
-        except Exception:  # a bug, or no memory for one message: requests gathered before it are answered all the same
-            is_whole = False
-            log.exception("a message could not be taken from its socket")
+            if event & select.EPOLLOUT:
+                self._send_unsent(connection)
+            if event & select.EPOLLIN:
+                self._receive(connection)
+            elif event & _GONE:
+                self.close(connection)
+            elif not event:
+                data, connection.rest = connection.rest, b""
+                self._cut(connection, data)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except ZmtpError as error:
+            self._turn_away(connection, error)
+        except OSError:  # reset
+            self.close(connection)
+        except MemoryError:
+            log.warning("a connection was closed: there is no memory for its message")
+            self._loop.counters.count("connections_closed_unfinished")
+            self.close(connection)
+        except Exception:  # a bug: this connection ends, and what others gathered is answered
+            log.exception("a connection is closed for a bug")
             self._loop.counters.count("io_errors")
-        # Invariant: no burst outlives its drain, whatever the receiver raises: only the first entry of an empty burst
-        # marks its route as touched, so a burst left behind would never be answered.
-        for each in touched:
-            entries = each.burst
-            if entries:
-                each.burst = []
-                if self.heard is not None:
-                    self.heard.update(entry[0] for entry in entries)
-                try:
-                    receiver.answer_burst(self, each, entries)
-                except Exception:
-                    log.exception("%d requests were not answered", len(entries))
-                    self._loop.counters.count("io_errors")
-        if not is_whole:
-            self._is_skipping = bool(_get(socket, RCVMORE))
-        if self.connections.untold:
-            self.connections.tell()
-        if taken > 1:
-            self._bound = DRAIN_MESSAGES
-        elif self._has_messages:
-            # A lone request is answered before the next is looked for, and the next is asked for without receiving:
-            # a receive that finds nothing raises, which costs as much as all else for a client that sends one by one.
-            self._has_messages, self._is_unsure, self._bound = False, True, 1
+            self.close(connection)
 
-    def sender(self, identity: bytes) -> Hashable:
-        """The key of one connection: identities are of one socket only, and clients may choose equal ones."""
-        return (self, identity)
+    def end_round(self) -> None:
+        """Answer what was gathered, and send what is to go out."""
+        if self._gathered:
+            self._answer()
+        if self._dirty:
+            self._write_dirty()
+        # A route keeps its model's memory, also that of one that is unloaded until the next round.
+        self._routes, self._touched, self._append = {}, [], self._no_burst.append
 
-    def connection(self, identity: bytes, frame: Any) -> Hashable:
-        """The key of one connection and of the process that made it (zmq_msg_gets(3), Peer-Address).
+    def _answer(self) -> None:
+        """Answer the bursts.
 
-        An identity alone would do for any process that takes it over after its connection has ended.
+        Invariant: no burst outlives its round, whatever the receiver raises: only the first entry of an empty burst
+        marks its route as touched, so a burst left behind would never be answered.
         """
+        touched, self._touched, self._gathered = self._touched, [], 0
+        for route in touched:
+            entries = route.burst
+            if not entries:
+                continue
+            route.burst = []
+            try:
+                self._receiver.answer_burst(self, route, entries)
+            except Exception:
+                log.exception("%d requests were not answered", len(entries))
+                self._loop.counters.count("io_errors")
+        self._write_dirty()
+        self._renew()
+
+    def _renew(self) -> None:
+        """Look up the known headers anew; go on to expect the last one, if it means the same."""
+        self._routes = self._receiver.routes()
+        route = self._routes.get(self._header) if self._header else None
+        if route is None or route.single_size != self._single:
+            self._forget_lean()
+            return
+        self._append = route.burst.append
+        self._touched.append(route)
+
+    # ---- receiving --------------------------------------------------------------------------------------------------
+
+    def _receive(self, connection: ZmqConnection) -> None:
+        body = connection.body
+        if body is None:
+            data = connection.socket.recv(connection.ahead)
+            if not data:
+                self.close(connection)
+                return
+            connection.used_s = self._loop.now_s
+            if connection.rest:
+                data, connection.rest = connection.rest + data, b""
+            self._cut(connection, data)
+            return
+        count = connection.socket.recv_into(body[connection.filled :])
+        if not count:
+            self.close(connection)
+            return
+        connection.used_s = self._loop.now_s
+        connection.filled += count
+        self._loop.hold(connection, count)
+        if connection.filled == len(body) and connection.is_open:
+            connection.body = None
+            connection.ahead = AHEAD_BYTES
+            self._add_frame(connection, connection.flags, body)
+
+    def _cut(self, connection: ZmqConnection, data: bytes) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
+        """Take bytes apart into messages. What is no whole frame waits for the next bytes."""
+        if connection.handshake is not None:
+            data = self._shake(connection, connection.handshake, data)
+        at, size = 0, len(data)
+        if connection.left:
+            at = self._skip(connection, 0, size)
+        prefix, tail, single, append = self._prefix, self._tail, self._single, self._append
+        tail_size = len(tail)
+        prefix_size = len(prefix)
+        while at < size:
+            # The lean path: a message with the header of the one before, and one tensor of its size.
+            if prefix_size and data.startswith(prefix, at) and not connection.frames:
+                begin = at + prefix_size
+                if begin < size:
+                    id_size = data[begin]
+                    first = begin + 1 + id_size
+                    if id_size <= 64 and data.startswith(tail, first):
+                        first += tail_size
+                        end = first + single
+                        if end <= size and connection.skipped < 0 and connection.sealing is None:
+                            append((connection, data[begin + 1 : begin + 1 + id_size], data[first:end]))
+                            connection.has_brought = True
+                            at = end
+                            self._gathered += 1
+                            if self._gathered >= DRAIN_MESSAGES:
+                                self._answer()
+                                if not connection.is_open:
+                                    return
+                                append = self._append
+                                if not self._header:
+                                    prefix_size = 0
+                                if self._loop.is_round_over():
+                                    break
+                            continue
+            flags = data[at]
+            if flags & LONG:
+                begin = at + 9
+                if begin > size:
+                    break
+                length = int.from_bytes(data[at + 1 : begin], "big")
+            else:
+                begin = at + 2
+                if begin > size:
+                    break
+                length = data[at + 1]
+            if flags > 7 or length > self.max_frame_bytes or (flags & COMMAND and not _is_command(flags, length)):
+                raise ZmtpError("a frame over its limit, or none")
+            end = begin + length
+            if connection.skipped >= 0 and not flags & COMMAND and connection.sealing is None:
+                if flags == MORE:
+                    began = at
+                    while at + 1 < size and data[at] == MORE and at + 2 + data[at + 1] <= size:
+                        at += 2 + data[at + 1]
+                    if at > began:
+                        connection.flags, connection.left = MORE, at - began
+                        at = self._skip(connection, began, at)
+                        continue
+                connection.flags, connection.left = flags, length
+                connection.skipped += begin - at
+                at = self._skip(connection, begin, size)
+                if self._loop.is_round_over():
+                    break
+                continue
+            if end > size:
+                if length >= BODY_BYTES and not flags & COMMAND:
+                    at = self._begin_body(connection, flags, data, begin, length)
+                break
+            frame = data[begin:end]
+            at = end
+            if flags & COMMAND:
+                self._command(connection, frame)
+                continue
+            if length >= BODY_BYTES:
+                connection.ahead = RECEIVE_BYTES
+            before = len(self._touched)
+            is_over = self._add_frame(connection, flags, frame)
+            if not connection.is_open:
+                return
+            if is_over:
+                break
+            if not flags & MORE or len(self._touched) != before:
+                prefix, tail, single, append = self._prefix, self._tail, self._single, self._append
+                prefix_size, tail_size = len(prefix), len(tail)
+        if at < size:
+            connection.rest = data[at:]
+            if self._loop.is_round_over():
+                self._loop.again.append(connection)
+
+    def _begin_body(self, connection: ZmqConnection, flags: int, data: bytes, begin: int, length: int) -> int:
+        """Make room for a large frame that has not come, and take what has; return how far the bytes were taken."""
+        if self._is_over_bounds(connection, length) and connection.sealing is None:
+            self._refuse(connection)
+            connection.flags, connection.left = flags, length
+            return self._skip(connection, begin, len(data))
+        body = np.empty(length, np.uint8).data
+        there = len(data) - begin
+        body[:there] = memoryview(data)[begin:]
+        if not connection.frames:
+            connection.began_s = self._loop.now_s
+        connection.body, connection.filled, connection.flags = body, there, flags
+        self._loop.hold(connection, there)
+        return len(data)
+
+    def _skip(self, connection: ZmqConnection, begin: int, size: int) -> int:
+        """Leave out bytes of a dropped message; return how far. One that goes on without end ends its connection."""
+        count = min(connection.left, size - begin)
+        connection.left -= count
+        connection.skipped += count
+        if not connection.left and not connection.flags & MORE:
+            connection.skipped = -1
+        elif connection.skipped > self._message_bytes:
+            self._loop.counters.count("connections_closed_unfinished")
+            raise ZmtpError("a message without an end")
+        return begin + count
+
+    def _add_frame(self, connection: ZmqConnection, flags: int, frame: Any) -> bool:
+        """Take a whole frame; return whether the round is over."""
+        if connection.sealing is not None:
+            flags, frame = connection.sealing.open(bytes(frame))
+            if flags & COMMAND:
+                self._command(connection, frame)
+                return False
+            if connection.skipped >= 0:
+                connection.flags, connection.left = flags, len(frame)
+                self._skip(connection, 0, len(frame))
+                return self._loop.is_round_over()
+        frames = connection.frames
+        if self._is_over_bounds(connection, len(frame)):
+            if len(frames) < 2:
+                frames.append(frame)
+            self._refuse(connection)
+            if flags & MORE:
+                connection.skipped = connection.left = 0
+            else:
+                connection.skipped = -1
+            return self._loop.is_round_over()
+        frames.append(frame)
+        connection.nbytes += len(frame)
+        if flags & MORE:
+            if len(frames) == 1:
+                connection.began_s = self._loop.now_s
+            self._loop.hold(connection, connection.nbytes + FRAME_BYTES * len(frames) - connection.held_bytes)
+            return False
+        self._loop.release(connection)
+        connection.frames, connection.nbytes = [], 0
+        connection.has_brought = True
+        return self._whole(connection, frames)
+
+    def _is_over_bounds(self, connection: ZmqConnection, length: int) -> bool:
+        return len(connection.frames) >= self._message_frames or connection.nbytes + length > self._message_bytes
+
+    def _whole(self, connection: ZmqConnection, frames: list[Any]) -> bool:
+        """Take a whole message: an entry of a burst, or any other. Returns whether the round is over."""
+        header = frames[0]
+        route = self._routes.get(header) if len(frames) > 1 and type(header) is bytes else None
+        if route is not None and len(frames[1]) <= 64:
+            if len(frames) == 3 and len(frames[2]) == route.single_size:
+                payload: Any = frames[2]
+            else:
+                try:
+                    payload = route.payload(frames)
+                except Exception:  # a bug, or no memory for one message: what was gathered before it is answered
+                    log.exception("a message could not be taken")
+                    self._loop.counters.count("io_errors")
+                    return False
+            if payload is not None:
+                if not route.burst:
+                    self._touched.append(route)
+                route.burst.append((connection, bytes(frames[1]), payload))
+                self._gathered += 1
+                if header is not self._header and header != self._header:
+                    self._learn(header, route)
+                if self._gathered >= DRAIN_MESSAGES:
+                    self._answer()
+                    return self._loop.is_round_over()
+                return False
+        has_delimiter = len(frames) > 1 and not len(frames[0])
         try:
-            address = frame.get("Peer-Address")
-        except zmq.ZMQError:  # inproc
-            address = ""
-        return (self, identity, address)
+            known = self._receiver.message(
+                self, Peer(connection, has_delimiter), frames[1:] if has_delimiter else frames
+            )
+            if known is not None:
+                if len(known.burst) == 1:
+                    self._touched.append(known)
+                self._gathered += 1
+        except Exception:  # a receiver's bug must not lose the requests gathered before it
+            log.exception("a message was not answered")
+            self._loop.counters.count("io_errors")
+        return self._loop.is_round_over()
 
-    def notice(self) -> None:
-        """Note that its descriptor is readable: messages may have come."""
-        self._has_messages = True
+    def _learn(self, header: bytes, route: Route) -> None:
+        """Expect the next message to be like this one, if its tensor is small."""
+        if not 0 <= route.single_size < BODY_BYTES:
+            self._forget_lean()
+            return
+        self._header, self._single, self._append = header, route.single_size, route.burst.append
+        self._prefix = frame_head(MORE, len(header)) + header + bytes((MORE,))
+        self._tail = frame_head(0, route.single_size)
 
-    def has_messages(self) -> bool:
-        """Whether there are messages; cheap when that is known."""
-        if self._is_unsure and not self._has_messages:
-            self._is_unsure = False
-            self._has_messages = bool(_get(self.socket, EVENTS) & POLLIN)  # type: ignore[operator]
-            if self._has_messages:
-                self._bound = DRAIN_MESSAGES
-        return self._has_messages
+    def _forget_lean(self) -> None:
+        """Look at the next message closely: bursts were answered, or headers may have another meaning."""
+        self._header = self._prefix = self._tail = b""
+        self._single = 0
+        self._append = self._no_burst.append
+
+    def _refuse(self, connection: ZmqConnection) -> None:
+        """Answer a message that is too large, of which only the first frames were read, and skip the rest."""
+        frames, nbytes = connection.frames, connection.nbytes
+        self._loop.release(connection)
+        connection.frames, connection.nbytes, connection.skipped = [], 0, 0
+        connection.has_brought = True
+        if len(frames) >= self._message_frames:
+            error = DecodeFailed(f"the message has more than {self._message_frames} frames (limits.message_frames)")
+        else:
+            error = DecodeFailed(f"the message has more than {self._message_bytes} bytes (limits.message_bytes)")
+        del nbytes
+        self._loop.counters.count("messages_too_large")
+        has_delimiter = len(frames) > 1 and not len(frames[0])
+        first = frames[1:3] if has_delimiter else frames[:2]
+        self._receiver.refuse(self, Peer(connection, has_delimiter), first, error)
+
+    def _shake(self, connection: ZmqConnection, handshake: ZmtpHandshake, data: bytes) -> bytes:
+        """Go on with a handshake; return what came behind it."""
+        out = handshake.take(data)
+        if out:
+            self._put(connection, [out])
+        if handshake.identity is None:
+            return b""
+        connection.handshake = None
+        connection.sealing = handshake.sealing
+        connection.identity = handshake.identity
+        if connection.identity:
+            self._named.setdefault(connection.identity, connection)
+        return handshake.rest
+
+    def _command(self, connection: ZmqConnection, body: bytes) -> None:
+        """Answer PING; other commands mean nothing to a ROUTER."""
+        name, rest = cut_command(body)
+        if name == b"PING" and len(rest) >= 2:
+            connection.ttl_s = int.from_bytes(rest[:2], "big") * TTL_S
+            pong = command(b"PONG", rest[2:18])
+            self._put(connection, [pong] if connection.sealing is None else connection.sealing.seal_command(pong[2:]))
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
 
     def send_answers(
         self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
@@ -320,68 +636,50 @@ class Endpoint:
         Raises ValueError, with nothing sent, when there are not as many payloads as entries.
         """
         _check_counts(entries, payloads)
-        socket = self.socket
-        self._is_unsure = True
-        if reply_bytes >= TRACKED_BYTES:
-            for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
-                self.send((identity,), (header, request_id, *frames))
+        if reply_bytes >= COPIED_BYTES:
+            for (connection, request_id, _), frames in zip(entries, payloads, strict=True):
+                self.send((connection,), (header, request_id, *frames))
             return
-        unread = self._unsent.unread
-        for (identity, request_id, _), frames in zip(entries, payloads, strict=True):
-            if identity in unread:
-                self.send((identity,), (header, request_id, *frames))
+        # The lean path: the parts of small answers of one frame.
+        head = frame_head(MORE, len(header)) + header
+        last = frame_head(0, reply_bytes)
+        nbytes = len(head) + reply_bytes + 16
+        dirty = self._dirty
+        for (connection, request_id, _), frames in zip(entries, payloads, strict=True):
+            if connection.unsent or connection.sealing is not None or not connection.is_open or len(frames) != 1:
+                self.send((connection,), (header, request_id, *frames))
                 continue
-            try:
-                _send(socket, identity, MORE_NOBLOCK)
-            except zmq.ZMQError as error:
-                self._undelivered(identity, error)
-                continue
-            _send(socket, header, MORE)
-            _send(socket, request_id, MORE)
-            if len(frames) == 1:
-                _send(socket, frames[0], 0)
-                continue
-            for frame in frames[:-1]:
-                _send(socket, frame, MORE)
-            _send(socket, frames[-1], 0)
+            connection.out += (head, SHORT_MORE[len(request_id)], request_id, last, frames[0])
+            connection.out_bytes += nbytes
+            if not connection.is_dirty:
+                connection.is_dirty = True
+                dirty.append(connection)
 
-    def send(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
+    def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send one reply, or drop and count it when its peer is gone or does not read. Thread: I/O."""
-        socket, unsent, last, peer = self.socket, self._unsent, len(frames) - 1, envelope[0]
-        self._is_unsure = True
-        nbytes = sum(map(len, frames))
-        is_large = nbytes >= TRACKED_BYTES
-        is_unread = peer in unsent.unread
-        if (is_large or is_unread) and not unsent.has_room(peer, nbytes):
-            self._dropped()
-            self._receiver.unheard(self.sender(peer))
-            return
+        connection: ZmqConnection = envelope[0]
+        if not connection.is_open:
+            heir = self._named.get(connection.identity) if connection.identity else None
+            if heir is None:
+                self._loop.counters.count("replies_dropped")
+                self._receiver.gone(connection)
+                return
+            connection = heir
         try:
-            _send(socket, peer, MORE_NOBLOCK)
-        except zmq.ZMQError as error:
-            self._undelivered(peer, error)
-            return
-        is_marked = is_unread and not is_large and unsent.needs_mark(peer, nbytes)
-        try:
-            for part in envelope[1:]:
-                _send(socket, part, MORE)
-            for index, frame in enumerate(frames):
-                flags = MORE if index < last else 0
-                counted = nbytes if index == last else len(frame)
-                if counted >= TRACKED_BYTES or (is_marked and index == last):
-                    # Of small frames the last is tracked, which leaves after all others.
-                    tracked = zmq.Frame(frame, track=True, copy=False)
-                    _send(socket, tracked, flags, False)
-                    unsent.add(peer, tracked.tracker, 0 if is_marked else counted)
-                    nbytes -= counted
-                else:
-                    _send(socket, frame, flags)
-        except Exception:  # a frame that is no plain buffer: the message ends here, or the next one would be its rest
-            log.exception("a reply was cut short")
+            whole = [each if type(each) is bytes else _kept(each) for each in (*envelope[1:], *frames)]
+            parts = message(whole) if connection.sealing is None else connection.sealing.seal(whole)
+            nbytes = sum(map(len, parts))
+        except Exception:  # a frame that is no plain buffer
+            log.exception("a reply could not be written")
             self._loop.counters.count("io_errors")
-            _send(socket, b"", 0)
+            return
+        if connection.unsent_bytes and not self._has_room(connection, nbytes):
+            self._loop.counters.count("replies_dropped")
+            self._receiver.unheard(connection)
+            return
+        self._put(connection, parts, nbytes)
 
-    def post(self, envelope: Sequence[bytes], frames: Sequence[Any]) -> None:
+    def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Hand a reply to the I/O thread. Thread: any."""
         loop = self._loop
         loop.outbox.append((self, envelope, frames))
@@ -402,132 +700,244 @@ class Endpoint:
             loop.is_asleep = False
             loop.wake()
 
-    def _take_rest(self, frames: list[Any]) -> int:
-        """Receive the rest of a message, or begin to skip it when it is too large; return the bytes of all.
+    def _has_room(self, connection: ZmqConnection, nbytes: int) -> bool:
+        """Whether one more reply may wait for a peer that left some unread."""
+        nbytes += REPLY_BYTES
+        total = self._unsent_bytes + nbytes
+        return connection.unsent_bytes + nbytes <= self._send_bound_bytes and total <= self._total_send_bound_bytes
 
-        libzmq delivers a message whole or not at all, so all of it has come.
+    def _put(self, connection: ZmqConnection, parts: Iterable[Any], nbytes: int = 0) -> None:
+        connection.out += parts
+        connection.out_bytes += nbytes or sum(map(len, parts))
+        if not connection.is_dirty:
+            connection.is_dirty = True
+            self._dirty.append(connection)
+        if connection.out_bytes >= JOINED_BYTES:
+            connection.is_dirty = False
+            self._dirty.remove(connection)
+            self._write(connection)
+
+    def _write_dirty(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.is_dirty = False
+            if connection.is_open:
+                self._write(connection)
+
+    def _write(self, connection: ZmqConnection) -> None:
+        """Send the replies of this round; what the system does not take now waits."""
+        parts, connection.out = connection.out, []
+        nbytes, connection.out_bytes = connection.out_bytes, 0
+        sent = 0
+        if nbytes < JOINED_BYTES:
+            parts = [b"".join(parts)]
+        if not connection.unsent:
+            try:
+                if len(parts) == 1:
+                    sent = connection.socket.send(parts[0])
+                    if sent == len(parts[0]):
+                        return
+                else:
+                    sent = connection.socket.sendmsg(parts[:SENT_PARTS])
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                self.close(connection)
+                return
+        self._keep(connection, parts, sent)
+
+    def _keep(self, connection: ZmqConnection, parts: Sequence[Any], sent: int) -> None:
+        """Keep what was not sent, and watch for room."""
+        had_none = not connection.unsent
+        kept = 0
+        for part in parts:
+            size = len(part)
+            if sent >= size:
+                sent -= size
+                continue
+            view = memoryview(part)[sent:]
+            sent = 0
+            connection.unsent.append(view)
+            kept += len(view)
+        kept += REPLY_BYTES if kept else 0
+        connection.unsent_bytes += kept
+        self._unsent_bytes += kept
+        if had_none and connection.unsent:
+            self._loop.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    def _send_unsent(self, connection: ZmqConnection) -> None:
+        """Send what waits, as far as there is room."""
+        unsent = connection.unsent
+        if unsent:
+            count = connection.socket.sendmsg([*itertools.islice(unsent, SENT_PARTS)])
+            connection.has_read = True
+            left = count
+            while left:
+                part = unsent[0]
+                if left < len(part):
+                    unsent[0] = part[left:]
+                    break
+                left -= len(part)
+                unsent.popleft()
+            freed = connection.unsent_bytes if not unsent else min(count, connection.unsent_bytes)
+            connection.unsent_bytes -= freed
+            self._unsent_bytes -= freed
+        if not unsent:
+            self._loop.modify(connection.fd, select.EPOLLIN)
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        self._victims = None
+        for _ in range(ROUND_ACCEPTS):
+            try:
+                accepted, _ = self._bound.socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor is left: the next beat tries again
+                log.warning("no connection can be accepted", extra={"reason": str(error)})
+                self._is_deaf = True
+                self._loop.modify(self._bound.socket.fileno(), 0)
+                return
+            if not self._bound.has_room(len(self.connections)) and not self._give_way():
+                accepted.close()
+                self._closed_full += 1
+                continue
+            self.adopt(accepted)
+
+    def adopt(self, accepted: socket.socket, mechanism: Mechanism | None = None) -> None:
+        """Serve one connection. mechanism: in place of the endpoint's own."""
+        accepted.setblocking(False)
+        handshake = ZmtpHandshake(mechanism or self._bound.mechanism())
+        connection = ZmqConnection(self, accepted, handshake, self._loop.now_s)
+        self.connections[connection.fd] = connection
+        self._loop.add_connection(connection)
+        self._put(connection, [ZmtpHandshake.begins])
+
+    def _give_way(self) -> bool:
+        """Close the connection that is silent for longest, so that another is kept; False: all are owed a reply.
+
+        First those that have brought no message. A client that is closed connects again by itself.
         """
-        nbytes = sum(len(frame) for frame in frames)
-        while frames[-1].more and len(frames) < self._message_frames and nbytes <= self._message_bytes:
-            frame = _receive(self.socket, NOBLOCK, False)
-            frames.append(frame)
-            nbytes += len(frame)
-        # A message that is whole, and too large all the same, is skipped too, though nothing of it is left to read.
-        self._is_skipping = frames[-1].more or nbytes > self._message_bytes
-        return nbytes
+        if self._victims is None:
+            there = [each for each in self.connections.values() if not each.has_brought or not self.owes(each)]
+            self._victims = sorted(there, key=lambda each: (each.has_brought, each.used_s), reverse=True)
+        while self._victims:
+            victim = self._victims.pop()
+            if victim.is_open:
+                self.close(victim)
+                self._closed_full += 1
+                return True
+        return False
 
-    def _skip(self) -> bool:
-        """Read on in a message that is dropped, or it would be taken for the next one; return whether it has ended.
+    def close(self, connection: ZmqConnection) -> None:
+        """End a connection, and drop what waits of it. Idempotent."""
+        if not connection.is_open:
+            return
+        connection.is_open = False
+        self._loop.remove_connection(connection)
+        self.connections.pop(connection.fd, None)
+        connection.socket.close()
+        self._unsent_bytes -= connection.unsent_bytes
+        connection.unsent_bytes = 0
+        connection.unsent.clear()
+        connection.out, connection.frames, connection.rest, connection.body = [], [], b"", None
+        if connection.identity and self._named.get(connection.identity) is connection:
+            # Its client may come again by another connection, to which its replies then go.
+            del self._named[connection.identity]
+            heirs = (each for each in self.connections.values() if each.identity == connection.identity)
+            for heir in itertools.islice(heirs, 1):
+                self._named[heir.identity] = heir
+        elif not self._has_ended:
+            # Not while requests are gathered: its own could be among them.
+            self._loop.calls.append(partial(self._receiver.gone, connection))
 
-        Some of it at a time: a message of millions of frames takes seconds, in which replies have to go out.
-        """
-        socket, nbytes = self.socket, 0
-        self._is_skipping = bool(_get(socket, RCVMORE))
-        for _ in range(SKIPPED_FRAMES):
-            if not self._is_skipping or nbytes >= SKIPPED_BYTES:
-                break
-            frame = _receive(socket, NOBLOCK, False)
-            self._is_skipping = frame.more
-            nbytes += len(frame)
-        return not self._is_skipping
-
-    def _refuse(self, identity: bytes, frames: list[Any]) -> None:
-        """Answer a message that is too large, of which only the first frames were read."""
-        if len(frames) >= self._message_frames:
-            error = DecodeFailed(f"the message has more than {self._message_frames} frames (limits.message_frames)")
-        else:
-            error = DecodeFailed(f"the message has more than {self._message_bytes} bytes (limits.message_bytes)")
-        self._loop.counters.count("messages_too_large")
-        if self.heard is not None:
-            self.heard.add(identity)
-        has_delimiter = not len(frames[0])
-        peer = Peer(identity, has_delimiter)
-        self._receiver.refuse(self, peer, frames[1:3] if has_delimiter else frames[:2], error)
-
-    def _message(self, identity: bytes, frames: list[Any], touched: list[Route]) -> bool:
-        """Answer any other message; return whether the round is over, for decoding one may take milliseconds.
-
-        touched: gets the route of a burst that the message began.
-        """
-        if self.heard is not None:
-            self.heard.add(identity)
-        has_delimiter = len(frames) > 1 and not len(frames[0])
-        try:
-            peer = Peer(identity, has_delimiter)
-            route: Route | None = self._receiver.message(self, peer, frames[1:] if has_delimiter else frames)
-            if route is not None and len(route.burst) == 1:
-                touched.append(route)
-        except Exception:  # a receiver's bug must not lose the requests gathered before it
-            log.exception("a message was not answered")
-            self._loop.counters.count("io_errors")
-        return self._loop.is_round_over()
-
-    def _gone(self, identity: bytes) -> None:
-        self._receiver.gone(self.sender(identity))
-
-    def _undelivered(self, identity: bytes, error: zmq.ZMQError) -> None:
-        """Count a reply that has no way to its peer; one that is gone waits for no other either."""
-        self._dropped()
-        if error.errno == errno.EHOSTUNREACH:
-            self._gone(identity)
-        else:
-            self._receiver.unheard(self.sender(identity))
-
-    def _dropped(self) -> None:
-        """Count one reply, of any number of frames."""
-        self._loop.counters.count("replies_dropped")
-
-    def is_owed(self, identity: bytes | None) -> bool:
-        """Whether a reply is still to come for this connection."""
-        return identity is not None and self._receiver.owes(self.sender(identity))
+    def _turn_away(self, connection: ZmqConnection, error: ZmtpError) -> None:
+        """Close a connection that is no client, or may not be one."""
+        if error.reply:
+            self._loop.counters.count("curve_denied")
+            with contextlib.suppress(OSError):
+                connection.socket.send(error.reply)
+        log.debug("a connection was closed", extra={"reason": str(error)})
+        self.close(connection)
 
     def sweep(self, now_s: float) -> None:
-        """Forget sent replies, and close connections whose peers read nothing. Called at each beat."""
-        self._unsent.sweep()
+        """Close connections that do not shake hands, whose time is over, or whose peers read nothing. At each beat."""
+        if self._is_deaf:
+            self._is_deaf = False
+            self._loop.modify(self._bound.socket.fileno(), select.EPOLLIN)
+        for each in list(self.connections.values()):
+            if (each.handshake is not None and now_s - each.began_s >= HANDSHAKE_S) or (
+                each.ttl_s and now_s - each.used_s > each.ttl_s
+            ):
+                self.close(each)
         if now_s < self._look_due_s:
             return
         self._look_due_s = now_s + LOOK_S
-        connections = self.connections
-        connections.look(now_s, self._unsent.take_readers())
-        closed = self._unsent.look(connections.unread(), now_s)
-        for connection in closed:
-            if connection.close():
-                self._loop.counters.count("connections_closed_unread")
-        if closed:
-            log.warning("closed connections whose peers read nothing", extra={"connections": len(closed)})
-        closed_full, connections.closed_full = connections.closed_full, 0
+        for each in self.connections.values():
+            each.look(now_s)
+        self._close_unread(now_s)
+        closed_full, self._closed_full = self._closed_full, 0
         if closed_full:
             self._loop.counters.count("connections_closed_full", closed_full)
             log.warning(
                 "closed silent connections: there are as many as there may be",
-                extra={"connections": closed_full, "kept": len(connections)},
+                extra={"connections": closed_full, "kept": len(self.connections)},
             )
 
+    def _close_unread(self, now_s: float) -> None:
+        unread = [each for each in self.connections.values() if each.unread_since_s is not None]
+        unread.sort(key=lambda each: each.unread_since_s or 0.0)
+        total = sum(each.unread_bytes for each in unread)
+        closed = 0
+        for each in unread:
+            assert each.unread_since_s is not None
+            if now_s - each.unread_since_s < UNREAD_S and total <= self._total_send_bound_bytes:
+                break
+            total -= each.unread_bytes
+            self.close(each)
+            closed += 1
+        if closed:
+            self._loop.counters.count("connections_closed_unread", closed)
+            log.warning("closed connections whose peers read nothing", extra={"connections": closed})
 
-def _check_counts(entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]) -> None:
-    if len(entries) != len(payloads):
-        raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+    def end(self, linger_s: float) -> None:
+        """Send what waits, for at most `linger_s`, and close all connections. After the loop has ended."""
+        self.end_round()
+        self._has_ended = True
+        for connection in list(self.connections.values()):
+            with contextlib.suppress(OSError):
+                connection.socket.settimeout(linger_s)
+                while connection.unsent:
+                    self._send_unsent(connection)
+                # What its client sent meanwhile is read, or the end could overtake a reply (RFC 9293, 3.10.4).
+                connection.socket.shutdown(socket.SHUT_WR)
+                connection.socket.setblocking(False)
+                while connection.socket.recv(RECEIVE_BYTES):
+                    pass
+            self.close(connection)
 
 
 class IoLoop:
-    """The one thread that uses ROUTER sockets. `run` is its body; other threads hand it work by `call`."""
+    """The one thread of ZeroMQ's connections. `run` is its body; other threads hand it work by `call`."""
 
-    def __init__(
-        self,
-        counters: Counters,
-        clock: Clock | None = None,
-        growth: GrowthWatch | None = None,
-    ) -> None:
+    def __init__(self, counters: Counters, clock: Clock | None = None, *, unfinished_bytes: int = 128 << 20) -> None:
+        """unfinished_bytes: of messages that have not come whole, of all connections together."""
         self.counters = counters
-        self._growth = growth
+        self._unfinished_bytes = unfinished_bytes
+        self._held_bytes = 0
         self._monotonic_s = (clock or SystemClock()).monotonic_s
+        self.now_s = 0.0
         self._round_ends_s = 0.0
         self._endpoints: list[Endpoint] = []
+        self._connections: dict[int, ZmqConnection] = {}
         self._handlers: dict[int, Callable[[], object]] = {}
-        self.outbox: deque[tuple[Endpoint, Sequence[bytes], Sequence[Any]]] = deque()
-        self.calls: deque[Callable[[], None]] = deque()
+        self._left: list[tuple[int, int]] = []
+        self.again: list[ZmqConnection] = []
+        self.outbox: deque[tuple[Endpoint, Sequence[Any], Sequence[Any]]] = deque()
+        self.calls: deque[Callable[[], object]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller = select.poll()
+        self._epoll = select.epoll()
         self.watch(self._wake_fd, partial(os.eventfd_read, self._wake_fd))
         self.is_asleep = False
         self._is_stopping = False
@@ -537,30 +947,60 @@ class IoLoop:
     def add(self, endpoint: Endpoint) -> None:
         """Serve one more endpoint. Thread: I/O, or before `run`."""
         self._endpoints.append(endpoint)
-        self.watch(endpoint.fd, endpoint.notice)
-        self.add_handler(endpoint.connections.socket, endpoint.connections.read)
-
-    def add_handler(self, socket: Any, handler: Callable[[], None]) -> None:
-        """Call `handler` when another socket of this thread may be readable (ZAP, a monitor); it empties the socket."""
-        self.watch(int(socket.get(zmq.FD)), handler)
+        endpoint.start()
 
     def sweep(self) -> None:
-        """Forget sent replies, and close connections whose peers read nothing. Thread: I/O, at each beat."""
-        now_s = self._monotonic_s()
+        """Close connections that should be. Thread: I/O, at each beat."""
+        self.now_s = self._monotonic_s()
         for endpoint in self._endpoints:
-            endpoint.sweep(now_s)
+            endpoint.sweep(self.now_s)
 
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
         self._handlers[fd] = handler
-        self._poller.register(fd, select.POLLIN)
+        self._epoll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         """Forget a descriptor, before it is closed. Thread: I/O, or after `run`."""
         if self._handlers.pop(fd, None) is not None:
-            self._poller.unregister(fd)
+            self._epoll.unregister(fd)
 
-    def call(self, function: Callable[[], None]) -> None:
+    def add_connection(self, connection: ZmqConnection) -> None:
+        """Watch a connection."""
+        self._connections[connection.fd] = connection
+        self._epoll.register(connection.fd, select.EPOLLIN)
+
+    def remove_connection(self, connection: ZmqConnection) -> None:
+        """Forget a connection, before it is closed."""
+        self.release(connection)
+        if self._connections.pop(connection.fd, None) is not None and not self._epoll.closed:
+            self._epoll.unregister(connection.fd)
+
+    def modify(self, fd: int, events: int) -> None:
+        """Watch a descriptor for other events."""
+        self._epoll.modify(fd, events)
+
+    def hold(self, connection: ZmqConnection, nbytes: int) -> None:
+        """Count bytes of a message that has not come whole; over the bound, what is longest under way is closed."""
+        connection.held_bytes += nbytes
+        self._held_bytes += nbytes
+        while self._held_bytes > self._unfinished_bytes:
+            holders = [each for each in self._connections.values() if each.held_bytes]
+            oldest = min(holders, key=lambda each: each.began_s)
+            if len(holders) == 1 and oldest is connection:
+                return  # one message may be as large as all
+            self.counters.count("connections_closed_unfinished")
+            log.warning("closed a connection that brought no whole message", extra={"bytes": oldest.held_bytes})
+            oldest.endpoint.close(oldest)
+            if oldest is connection:
+                return
+
+    def release(self, connection: ZmqConnection) -> None:
+        """Count no bytes of a connection any more."""
+        self._held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
+
+    def call(self, function: Callable[[], object]) -> None:
         """Run a function on the I/O thread soon. Thread: any."""
         self.calls.append(function)
         self.wake()
@@ -587,39 +1027,65 @@ class IoLoop:
 
     def send_rest(self) -> None:
         """Send what was posted. Thread: I/O, or after `run`."""
+        self._round_ends_s = self._monotonic_s() + ROUND_S
         while self.outbox or self.calls:
             self._flush()
+        for endpoint in self._endpoints:
+            endpoint.end_round()
 
     def close(self) -> None:
         """Free the wake-up descriptor. Idempotent; after `run` returned."""
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
+            self._epoll.close()
             self._wake_fd = -1
 
     def _serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Sleep on descriptors rather than in zmq_poll, which asks every socket twice before and after it sleeps."""
-        timeout_ms = int(beat_s * 1e3)
-        growth, is_busy = self._growth, True
         while not self._is_over():
             beat()
-            if growth is not None:
-                growth.look(self._endpoints, self._monotonic_s())
-                timeout_ms = int(min(beat_s, growth.interval_s) * 1e3)
-            if self._is_stopping:
-                timeout_ms = int(MEET_POLL_S * 1e3)
-            # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
-            self.is_asleep = True
-            for fd, _ in self._poller.poll(0 if is_busy or self.outbox or self.calls else timeout_ms):
+            self.turn(MEET_POLL_S if self._is_stopping else beat_s)
+
+    def turn(self, wait_s: float) -> None:
+        """Take one round: wait for what is ready, take it in, answer, send. Thread: I/O."""
+        # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
+        self.is_asleep = True
+        is_busy = self.outbox or self.calls or self.again or self._left
+        events = self._epoll.poll(0 if is_busy else wait_s, ROUND_EVENTS)
+        self.is_asleep = False
+        self.now_s = self._monotonic_s()
+        self._round_ends_s = self.now_s + ROUND_S
+        if self.outbox or self.calls:
+            self._flush()
+        # Those that the last round had no time for come first, and are read no further before that.
+        pending = dict.fromkeys((each.fd for each in self.again), 0)
+        self.again = []
+        for fd, event in (*self._left, *events):
+            pending.setdefault(fd, event)
+        self._left = []
+        current: Endpoint | None = None
+        turns = iter(pending.items())
+        for fd, event in turns:
+            connection = self._connections.get(fd)
+            if connection is None:
                 handler = self._handlers.get(fd)
-                if handler is not None:  # else a handler before it in this round closed the descriptor
+                if handler is not None:  # else one before it in this round closed the descriptor
                     handler()
-            self.is_asleep = False
-            self._round_ends_s = self._monotonic_s() + ROUND_S
-            if self.outbox or self.calls:
-                self._flush()
-            for endpoint in self._endpoints:
-                self._drain(endpoint)
-            is_busy = any(endpoint.has_messages() for endpoint in self._endpoints)
+                continue
+            endpoint = connection.endpoint
+            if endpoint is not current:
+                # Invariant: bursts hold entries of one endpoint: each answers its own before another gathers.
+                if current is not None:
+                    current.end_round()
+                current = endpoint
+                endpoint.begin_round()
+            endpoint.take(connection, event)
+            if self._monotonic_s() >= self._round_ends_s:
+                self._left = list(turns)
+                break
+        for endpoint in self._endpoints:
+            endpoint.end_round()
+        if self.calls:
+            self._flush()
 
     def _is_over(self) -> bool:
         if not self._is_stopping:
@@ -630,22 +1096,11 @@ class IoLoop:
         taken_s = now_s - self._stopping_s
         if taken_s >= self._meet_s:
             return True
-        return taken_s >= MEET_LEAST_S and all(endpoint.connections.are_met for endpoint in self._endpoints)
+        return taken_s >= MEET_LEAST_S and all(endpoint.are_met for endpoint in self._endpoints)
 
     def is_round_over(self) -> bool:
         """Whether this round has taken as long as one may: what is left waits for the next. Thread: I/O."""
         return self._monotonic_s() >= self._round_ends_s
-
-    def _drain(self, endpoint: Endpoint) -> None:
-        """Drain one socket. Each has a turn in every round, however long the others took."""
-        for _ in range(HOT_DRAINS):
-            if not endpoint.has_messages():
-                return
-            endpoint.drain()
-            if self.outbox or self.calls:
-                self._flush()
-            if self.is_round_over():
-                return
 
     def _flush(self) -> None:
         outbox, calls = self.outbox, self.calls
@@ -661,3 +1116,18 @@ class IoLoop:
         """Make the I/O thread look at its outbox and calls. Thread: any."""
         if self._wake_fd >= 0:  # else closed
             os.eventfd_write(self._wake_fd, 1)
+
+
+def _check_counts(entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]) -> None:
+    if len(entries) != len(payloads):
+        raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
+
+
+def _kept(frame: Any) -> Any:
+    """A frame of a reply as bytes, or as a view of its bytes where it is large."""
+    view = memoryview(frame)
+    return view.cast("B") if view.nbytes >= COPIED_BYTES and view.contiguous else view.tobytes()
+
+
+def _is_command(flags: int, length: int) -> bool:
+    return not flags & MORE and length <= COMMAND_BYTES

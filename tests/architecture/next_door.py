@@ -36,7 +36,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.serving.pipeline_fit": "pure: whether the datatypes and shapes of steps fit",
     "edge_runtime.serving.request_runs": "runs of models that see each request by itself",
     "edge_runtime.transports.mqtt_outbox": "queues that any thread posts to; mqtt_connection has one connection",
-    "edge_runtime.transports.zmq_gate": "how libzmq is made to accept one connection at a time; it goes with libzmq",
+    "edge_runtime.transports.zmtp_curve": "imported only where an endpoint has keys: PyNaCl is an extra",
     "edge_runtime.tuning.comparison": "how far a way's answers are from the plain model's",
     "edge_runtime.tuning.measurement": "the load on a daemon; tune has the order of steps",
     "edge_runtime.tuning.other_work": "the benchmark reads it too",

@@ -15,7 +15,7 @@ def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
     command = [sys.executable, "-m", "tests.architecture.figures", "--calls"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
     request, _, update = told.partition("an update from check to commit: ")
-    assert "edge_runtime/transports/zmq_transport.py: Endpoint.drain" in request
+    assert "edge_runtime/transports/zmq_transport.py: Endpoint.take" in request
     assert "edge_runtime/scheduling/policy.py: plan_batch" in request
     assert "edge_runtime/update/" not in request
     assert "edge_runtime/repository/durable.py: " in update

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.fakes.broker import needs_mosquitto
@@ -61,10 +62,24 @@ def kind_of(reply: Any) -> str:
     return code.partition('"')[0] if code else text[:60]
 
 
+def comparable(reply: Any) -> Any:
+    """The same, with the means of a photo's pixels rounded: their last bit is the processor's."""
+    if not isinstance(reply, list) or '"photo"' not in json.dumps(reply):
+        return reply
+    return [[*map(rounded, each)] if isinstance(each, list) else each for each in reply]
+
+
+def rounded(frame: Any) -> Any:
+    """A frame of FP32, as numbers; anything else as it is."""
+    if not isinstance(frame, str) or len(frame) != 24:
+        return frame
+    return np.frombuffer(frame.encode("latin-1"), "<f4").round(5).tolist()
+
+
 def differences(rows: list[dict[str, Any]], replies: Iterator[Any]) -> Counter[str]:
     found: Counter[str] = Counter()
     for row, reply in zip(rows, replies, strict=True):
-        if reply != row["reply"]:
+        if comparable(reply) != comparable(row["reply"]):
             found[f"{kind_of(row['reply'])} -> {kind_of(reply)}"] += 1
             print(json.dumps(row), "\nnow", json.dumps(reply))
     return found

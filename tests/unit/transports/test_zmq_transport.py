@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
-from edge_runtime.config.settings import ZmqSettings
-from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.unsent_replies import TRACKED_BYTES
-from edge_runtime.transports.zmq_bind import bind_router, new_context
-from edge_runtime.transports.zmq_transport import Endpoint, Entry, IoLoop
-
-GONE: list[Entry] = [(b"gone", b"1", b""), (b"gone", b"2", b"")]
+from edge_runtime.transports.zmq_transport import COPIED_BYTES, Endpoint, Entry, ZmqConnection
+from tests.fakes.zmq_site import ZmqSite
 
 
 class DeafReceiver:
@@ -27,60 +21,73 @@ class DeafReceiver:
     def gone(self, sender: Any) -> None:
         self.senders.append(sender)
 
+    def owes(self, sender: Any) -> bool:
+        return False
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was not expected")
 
 
-@pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
+class MeetingReceiver(DeafReceiver):
+    """Keeps who sends it something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[ZmqConnection] = []
+
+    def routes(self) -> dict[bytes, Any]:
+        return {}
+
+    def message(self, endpoint: Endpoint, peer: Any, frames: list[Any]) -> None:
+        self.met.append(peer.envelope[0])
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path, metrics: Metrics) -> Iterator[Endpoint]:
-    """One that nobody is connected to."""
-    context, loop = new_context(), IoLoop(metrics)
-    bound = bind_router(context, f"ipc://{tmp_path}/s", ZmqSettings())
+def left(tmp_path: Path) -> Iterator[tuple[ZmqSite, MeetingReceiver, list[Entry]]]:
+    """A site, and two requests of a client that has left."""
+    receiver = MeetingReceiver()
+    site = ZmqSite(tmp_path, receiver)
+    client = site.client()
+    client.send(b"hello")
+    site.turn_until(lambda: receiver.met)
+    (connection,) = receiver.met
+    client.close(linger=0)
+    site.turn_until(lambda: receiver.senders)
+    assert receiver.senders == [connection]
+    receiver.senders.clear()
+    yield site, receiver, [(connection, b"1", b""), (connection, b"2", b"")]
+    site.close()
+
+
+def test_a_sender_is_one_connection(tmp_path: Path) -> None:
+    receiver = MeetingReceiver()
+    site = ZmqSite(tmp_path, receiver)
     try:
-        yield Endpoint(
-            loop,
-            bound.socket,
-            bound.connections,
-            DeafReceiver(),
-            send_bound_bytes=1 << 20,
-            max_frame_bytes=1 << 20,
-            message_frames=64,
-            message_bytes=1 << 20,
-            total_send_bound_bytes=1 << 30,
-            is_control=False,
-        )
+        clients = [site.client() for _ in range(2)]
+        for client in (*clients, clients[0]):
+            client.send(b"hello")
+        site.turn_until(lambda: len(receiver.met) == 3)
+        assert len({site.endpoint.sender(each) for each in receiver.met}) == 2
     finally:
-        bound.close()
-        loop.close()
-        context.term()
-        bound.release()
-
-
-def test_a_sender_is_one_connection_of_one_endpoint(endpoint: Endpoint) -> None:
-    assert endpoint.sender(b"a") == endpoint.sender(bytes([97]))
-    assert len({endpoint.sender(b"a"), endpoint.sender(b"b"), (None, b"a")}) == 3
+        site.close()
 
 
 @pytest.mark.parametrize("output_frames", [1, 3])
-@pytest.mark.parametrize("frame_bytes", [1, TRACKED_BYTES])
+@pytest.mark.parametrize("frame_bytes", [1, COPIED_BYTES])
 def test_a_reply_that_finds_no_peer_is_counted_once_however_many_frames_it_has(
-    endpoint: Endpoint, metrics: Metrics, output_frames: int, frame_bytes: int
+    left: tuple[ZmqSite, MeetingReceiver, list[Entry]], output_frames: int, frame_bytes: int
 ) -> None:
+    site, receiver, entries = left
     frames = [bytes(frame_bytes)] * output_frames
-    endpoint.send_answers(GONE, b"header", [frames] * len(GONE), output_frames * frame_bytes)
-    assert metrics.counters() == {"replies_dropped": len(GONE)}
+    site.endpoint.send_answers(entries, b"header", [frames] * len(entries), output_frames * frame_bytes)
+    assert site.metrics.counters() == {"replies_dropped": len(entries)}
+    assert set(receiver.senders) == {entries[0][0]}, "what else waits of it is dropped"
 
 
 class KnownRoute:
     """A header with one tensor of one byte."""
 
     single_size = 1
-    keeps_frames = False
 
     def __init__(self) -> None:
         self.burst: list[Entry] = []
@@ -108,77 +115,45 @@ class FailingReceiver:
 
 
 @pytest.fixture
-def served(tmp_path: Path, metrics: Metrics) -> Iterator[tuple[Endpoint, FailingReceiver, Any]]:
+def served(tmp_path: Path) -> Iterator[tuple[ZmqSite, FailingReceiver, Any]]:
     """An endpoint with a failing receiver, and a client of it."""
-    context, loop, receiver = new_context(), IoLoop(metrics), FailingReceiver()
-    bound = bind_router(context, f"ipc://{tmp_path}/s", ZmqSettings())
-    client = context.socket(zmq.DEALER)
-    client.connect(f"ipc://{tmp_path}/s")
-    try:
-        yield (
-            Endpoint(
-                loop,
-                bound.socket,
-                bound.connections,
-                receiver,
-                send_bound_bytes=1 << 20,
-                max_frame_bytes=1 << 20,
-                message_frames=64,
-                message_bytes=1 << 20,
-                total_send_bound_bytes=1 << 30,
-                is_control=False,
-            ),
-            receiver,
-            client,
-        )
-    finally:
-        client.close(linger=0)
-        bound.close()
-        loop.close()
-        context.term()
-        bound.release()
-
-
-def drained(endpoint: Endpoint, client: Any, count: int) -> list[list[bytes]]:
-    """Serve until so many replies have come."""
-    replies: list[list[bytes]] = []
-    while len(replies) < count:
-        assert endpoint.socket.poll(5_000) or client.poll(5_000), "no reply came"
-        endpoint.notice()
-        endpoint.drain()
-        while client.poll(20):
-            replies.append(client.recv_multipart())
-    return replies
+    receiver = FailingReceiver()
+    site = ZmqSite(tmp_path, receiver)
+    yield site, receiver, site.client()
+    site.close()
 
 
 def test_a_burst_that_fails_strands_no_other_of_its_drain(
-    served: tuple[Endpoint, FailingReceiver, Any], metrics: Metrics
+    served: tuple[ZmqSite, FailingReceiver, Any],
 ) -> None:
-    endpoint, receiver, client = served
+    site, receiver, client = served
     for round_ in range(3):
         for number in range(5):
             for name in (b"bad", b"good", b"fine"):
                 client.send_multipart([name, b"%s%d" % (name, number), b"."])
-        ids = {reply[1] for reply in drained(endpoint, client, 10)}
+        ids = {reply[1] for reply in site.replies(client, 10)}
         assert ids == {b"%s%d" % (name, number) for name in (b"good", b"fine") for number in range(5)}, round_
         assert not any(route.burst for route in receiver.known.values())
-    assert metrics.counters()["io_errors"] >= 3
+    assert site.metrics.counters()["io_errors"] >= 3
 
 
 def test_a_message_that_cannot_be_taken_loses_neither_those_before_it_nor_the_next(
-    served: tuple[Endpoint, FailingReceiver, Any],
+    served: tuple[ZmqSite, FailingReceiver, Any],
 ) -> None:
-    endpoint, receiver, client = served
+    site, receiver, client = served
     for number in range(5):
         client.send_multipart([b"good", b"%d" % number, b"."])
         client.send_multipart([b"good", b"broken", b"..", b"more", b"and more"])
         client.send_multipart([b"unknown", b"header"])
     client.send_multipart([b"fine", b"last", b"."])
-    assert [reply[1] for reply in drained(endpoint, client, 6)] == [b"0", b"1", b"2", b"3", b"4", b"last"]
+    assert [reply[1] for reply in site.replies(client, 6)] == [b"0", b"1", b"2", b"3", b"4", b"last"]
     assert not any(route.burst for route in receiver.known.values())
 
 
-def test_answers_that_are_not_as_many_as_their_requests_are_not_sent(endpoint: Endpoint, metrics: Metrics) -> None:
+def test_answers_that_are_not_as_many_as_their_requests_are_not_sent(
+    left: tuple[ZmqSite, MeetingReceiver, list[Entry]],
+) -> None:
+    site, _, entries = left
     with pytest.raises(ValueError, match="1 answers for 2 requests"):
-        endpoint.send_answers(GONE, b"header", [[b"."]], 1)
-    assert metrics.counters() == {}
+        site.endpoint.send_answers(entries, b"header", [[b"."]], 1)
+    assert site.metrics.counters() == {}

@@ -1,0 +1,78 @@
+"""One ZeroMQ endpoint on a loop that turns when the test says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import ZmqSettings
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.zmq_bind import bind_router
+from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+
+ANSWER_S = 60.0
+
+
+class ZmqSite:
+    """An endpoint at `<folder>/s`, its loop and its counters, and libzmq's clients of it. `close` at the end."""
+
+    def __init__(self, folder: Path, receiver: Any, *, clock: Clock | None = None, **bounds: int) -> None:
+        """bounds: of the endpoint, in place of 1 MiB and 64 frames."""
+        self.metrics = Metrics()
+        self.loop = IoLoop(self.metrics, clock, unfinished_bytes=bounds.pop("unfinished_bytes", 128 << 20))
+        self.address = f"ipc://{folder}/s"
+        self.bound = bind_router(self.address, ZmqSettings())
+        given = {
+            "send_bound_bytes": 1 << 20,
+            "max_frame_bytes": 1 << 20,
+            "message_frames": 64,
+            "message_bytes": 1 << 20,
+            "total_send_bound_bytes": 1 << 30,
+        }
+        self.endpoint = Endpoint(self.loop, self.bound, receiver, **{**given, **bounds}, is_control=False)
+        self.loop.add(self.endpoint)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._clients: list[Any] = []
+
+    def client(self, name: bytes = b"") -> Any:
+        """A DEALER that is connected. name: its identity."""
+        client = self._context.socket(zmq.DEALER)
+        if name:
+            client.set(zmq.ROUTING_ID, name)
+        client.connect(self.address)
+        self._clients.append(client)
+        return client
+
+    def turn_until(self, is_so: Callable[[], Any], wait_s: float = 0.02) -> None:
+        """Turn until something is so."""
+        end_s = time.monotonic() + ANSWER_S
+        while not is_so():
+            assert time.monotonic() < end_s, "it never came"
+            self.loop.turn(wait_s)
+
+    def replies(self, client: Any, count: int) -> list[list[bytes]]:
+        """Turn until so many replies have come."""
+        found: list[list[bytes]] = []
+
+        def has_all() -> bool:
+            while client.poll(0):
+                found.append(client.recv_multipart())
+            return len(found) >= count
+
+        self.turn_until(has_all)
+        return found
+
+    def close(self) -> None:
+        """End clients, endpoint and loop."""
+        for client in self._clients:
+            client.close(linger=0)
+        self._context.term()
+        self.bound.close()
+        self.endpoint.end(0.0)
+        self.loop.close()
+        self.bound.release()
