@@ -188,7 +188,7 @@ class GrpcEndpoint:
         """The key of its queue."""
         return pending.sender
 
-    def connection(self, pending: PendingCall, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
+    def connection(self, pending: PendingCall) -> None:  # noqa: ARG002 (as the protocol has it)
         """None: memory is named by the protocol's own regions."""
         return
 

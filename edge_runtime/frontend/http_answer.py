@@ -333,7 +333,7 @@ class HttpEndpoint:
         caller = caller_of(request)
         return caller.sender if caller is not None and caller.sender is not None else request.connection
 
-    def connection(self, request: HttpRequest, frame: Any) -> Hashable:  # noqa: ARG002 (as the protocol has it)
+    def connection(self, request: HttpRequest) -> Hashable:
         """The connection."""
         return request.connection
 

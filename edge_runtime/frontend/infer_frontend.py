@@ -85,7 +85,7 @@ class Listener(Protocol):
 class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
-    sizes: of the tensor frames. has_places: tensors lie in shared memory, so an entry's tensors begin with the header.
+    sizes: of the tensor frames. has_places: some tensors lie in shared memory.
     kept: what its door keeps with it. encoding: how its replies are written. answers: writes those of bursts where they
     are JSON; None: they are frames.
     """
@@ -116,7 +116,7 @@ class InferRoute:
         for size, frame in zip(sizes, tensors, strict=True):
             if len(frame) != size:
                 return None
-        return (frames[0], *tensors) if self.has_places else tuple(tensors)
+        return tuple(tensors)
 
 
 class RefusedEntries(NamedTuple):
@@ -247,22 +247,20 @@ class InferFrontend:
         header: RequestHeader,
         tensors: Sequence[Any],
         key: bytes | str | None,
-        frame: Any = None,
         timeout_s: float = math.inf,
     ) -> Request | None:
         """Submit one decoded request, which is returned, or answer an op.
 
-        origin: as in an `Entry`. key: of an equal header later on, text if it is JSON; None: keep no plan. frame: the
-        header as it came. timeout_s: a bound beside the header's timeout. Raises EdgeRuntimeError: refused, and not
-        answered yet.
+        origin: as in an `Entry`. key: of an equal header later on, text if it is JSON; None: keep no plan. timeout_s: a
+        bound beside the header's timeout. Raises EdgeRuntimeError: refused, and not answered yet.
         """
         self._marked_s = -math.inf
         if header.op != "infer":
-            self._op(endpoint, origin, reply, header, frame)
+            self._op(endpoint, origin, reply, header)
             return None
         destinations: Sequence[Array | None] = ()
         if header.has_places:
-            tensors, destinations = self._shared(endpoint.connection(origin, frame), header, tensors)
+            tensors, destinations = self._shared(endpoint.connection(origin), header, tensors)
         nbytes = sum(len(each) if isinstance(each, bytes) else _nbytes(each) for each in tensors)
         request = Request(
             header, tensors, nbytes, reply, endpoint.sender(origin), self._clock.monotonic_s(), self._metrics
@@ -540,10 +538,10 @@ class InferFrontend:
         self, endpoint: ReplyEndpoint, route: InferRoute, entry: Entry, arrived_s: float, plan: RequestPlan | None
     ) -> None:
         """Submit one request of a known header whose tensors lie in shared memory, or refuse it."""
-        origin, request_id, (frame, *frames) = entry
+        origin, request_id, frames = entry
         reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
         with self.answering(reply):
-            tensors, destinations = self._shared(endpoint.connection(origin, frame), route.header, frames)
+            tensors, destinations = self._shared(endpoint.connection(origin), route.header, frames)
             request = Request(
                 route.header, tensors, route.plan.nbytes, reply, endpoint.sender(origin), arrived_s, self._metrics
             )
@@ -568,13 +566,13 @@ class InferFrontend:
             for name, place in zip(header.outputs or (), header.output_places, strict=True)
         ] if header.output_places else ()
 
-    def _op(self, endpoint: ReplyEndpoint, origin: Any, reply: OpReply, header: RequestHeader, frame: Any) -> None:
+    def _op(self, endpoint: ReplyEndpoint, origin: Any, reply: OpReply, header: RequestHeader) -> None:
         self.count_runs()  # for stats
         call = OperationCall(
             reply.result,
             endpoint.is_control,
             endpoint.max_frame_bytes,
-            endpoint.connection(origin, frame),
+            endpoint.connection(origin),
             endpoint.sender(origin),
         )
         self._operations.answer(header, call)

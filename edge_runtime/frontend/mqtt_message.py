@@ -248,7 +248,7 @@ class MqttEndpoint:
         """The client, by the topic of its replies: a broker does not say who published."""
         return address.sender
 
-    def connection(self, address: ReplyAddress, frame: Any) -> None:  # noqa: ARG002 (as the protocol has it)
+    def connection(self, address: ReplyAddress) -> None:  # noqa: ARG002 (as the protocol has it)
         """None: behind a broker there is no connection of a client."""
         return
 

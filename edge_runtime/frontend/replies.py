@@ -48,11 +48,8 @@ class ReplyEndpoint(Protocol):
         """The connection, or the client, that an entry's first element stands for: requests of one share a queue."""
         ...
 
-    def connection(self, origin: Any, frame: Any) -> Hashable:
-        """The connection that a message came by, for what belongs to one; None where messages come by no connection.
-
-        frame: the message's header, as it came.
-        """
+    def connection(self, origin: Any) -> Hashable:
+        """The connection that a message came by, for what belongs to one; None where messages come by no connection."""
         ...
 
     def send_answers(

@@ -52,7 +52,7 @@ class ZmqFrontend:
     def _binary_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frames: Sequence[Any]) -> None:
         header = bytes(frames[0])
         decoded = codec.unpack_request(header)
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, frames[2:], header, header)
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, frames[2:], header)
 
     def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
         text, key = bytes(frame), None
@@ -71,7 +71,7 @@ class ZmqFrontend:
             reply.request_id = json_codec.json_id(text)
             raise
         reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.pictures)
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, frame)
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key)
         return None
 
 

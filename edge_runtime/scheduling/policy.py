@@ -47,8 +47,8 @@ REFUSAL_OUTLIER = 4.0
 """A refusal over this many times the mean is clipped to it: its thread did other work meanwhile."""
 
 REFUSED_BYTES_PER_S = 6e9
-"""How fast tensors are copied only to be dropped, on other threads than the one whose refusals are measured: libzmq's
-takes 65 to 165 us more for a frame of 600 KB than for a small one (measured at 5 000 and 600 refusals/s)."""
+"""How fast tensors are received only to be dropped: a frame of 600 KB takes some 100 us more than a small one. The
+measured cost is the mean of all refusals, and a sender of large ones must not pay as little as its neighbours."""
 
 REFUSAL_SHARE = 0.05
 """Share of one core that refusing one sender of one model may cost before its refusals are held."""

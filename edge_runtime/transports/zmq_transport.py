@@ -274,7 +274,7 @@ class Endpoint:
         """The connection of an entry: its requests share a queue."""
         return origin
 
-    def connection(self, origin: ZmqConnection, frame: Any) -> Hashable:  # noqa: ARG002 (the protocol's)
+    def connection(self, origin: ZmqConnection) -> Hashable:
         """The same: a connection is its process's until it ends."""
         return origin
 
