@@ -165,6 +165,7 @@ machine: # Debian's packages that tests and devices need; tests that miss one ar
 	for need in $(NEEDS_TEST) $(NEEDS_EMULATOR) $${is_root:+$(NEEDS_ROOT)}; do
 	  PATH=$$PATH:/usr/sbin:/sbin command -v $${need%%:*} >/dev/null || missing="$$missing $${need#*:}"
 	done
+	if command -v javac >/dev/null && [ ! -e /usr/share/java/jeromq.jar ]; then missing="$$missing libjeromq-java"; fi
 	[ -n "$$missing" ] || exit 0
 	if [ -n "$$is_root" ] && command -v apt-get >/dev/null; then
 	  echo "set-up: installing$$missing, for the tests"
