@@ -75,14 +75,19 @@ def serving(command: list[str], folder: Path) -> Iterator[None]:
         daemon = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
     try:
         end_s = time.monotonic() + START_LIMIT_S
-        while not (folder / "infer.sock").exists() and daemon.poll() is None and time.monotonic() < end_s:
+        while not is_ready(folder) and daemon.poll() is None and time.monotonic() < end_s:
             time.sleep(0.02)
-        assert (folder / "infer.sock").exists(), (folder / "daemon.log").read_text()
+        assert is_ready(folder), (folder / "daemon.log").read_text()
         yield
     finally:
         daemon.terminate()
         status = daemon.wait(START_LIMIT_S)
     assert status == 0, (folder / "daemon.log").read_text()
+
+
+def is_ready(folder: Path) -> bool:
+    """Whether the daemon of a folder said so in its log; its doors listen long before."""
+    return re.search(r'"message": "ready"|\bready\b.*\bmodels=', (folder / "daemon.log").read_text()) is not None
 
 
 def words(line: str, folder: Path) -> list[str]:
