@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import ZmqSettings
+from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.zmq_bind import bind_router
 from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
@@ -21,12 +21,15 @@ ANSWER_S = 60.0
 class ZmqSite:
     """An endpoint at `<folder>/s`, its loop and its counters, and libzmq's clients of it. `close` at the end."""
 
-    def __init__(self, folder: Path, receiver: Any, *, clock: Clock | None = None, **bounds: int) -> None:
-        """bounds: of the endpoint, in place of 1 MiB and 64 frames."""
+    def __init__(
+        self, folder: Path, receiver: Any, *, clock: Clock | None = None, curve: Curve | None = None, **bounds: int
+    ) -> None:
+        """curve: its keys; it is at a port of TCP then. bounds: of the endpoint, in place of 1 MiB and 64 frames."""
         self.metrics = Metrics()
         self.loop = IoLoop(self.metrics, clock, unfinished_bytes=bounds.pop("unfinished_bytes", 128 << 20))
-        self.address = f"ipc://{folder}/s"
-        self.bound = bind_router(self.address, ZmqSettings())
+        address = f"ipc://{folder}/s" if curve is None else "tcp://127.0.0.1:*"
+        self.bound = bind_router(address, ZmqSettings(curve=curve))
+        self.address = self.bound.address
         given = {
             "send_bound_bytes": 1 << 20,
             "max_frame_bytes": 1 << 20,
@@ -39,9 +42,12 @@ class ZmqSite:
         self._context: zmq.Context[Any] = zmq.Context()
         self._clients: list[Any] = []
 
-    def client(self, name: bytes = b"") -> Any:
-        """A DEALER that is connected. name: its identity."""
+    def client(self, name: bytes = b"", keys: tuple[bytes, bytes, bytes] | None = None) -> Any:
+        """A DEALER that is connected. name: its identity. keys: the server's public one, its own public and secret."""
         client = self._context.socket(zmq.DEALER)
+        if keys is not None:
+            for option, key in zip((zmq.CURVE_SERVERKEY, zmq.CURVE_PUBLICKEY, zmq.CURVE_SECRETKEY), keys, strict=True):
+                client.set(option, key)
         if name:
             client.set(zmq.ROUTING_ID, name)
         client.connect(self.address)
