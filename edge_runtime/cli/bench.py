@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure each load and print a row for it."""
-    wait_started(arguments)
     with connected_over_zmq(arguments, "bench") as client:
+        wait_started(arguments)
         metadata = client.metadata(arguments.model, arguments.version)
         inputs = tensors(given(arguments, fill="random"), specs_of(metadata), screen, input_name(metadata))
         client.infer(arguments.model, inputs, version=arguments.version)  # raises the model's refusal before the load

@@ -40,6 +40,10 @@ CHAIN_SHARE = 0.1
 LEAST_REFUSAL_S = 20e-6
 """What refusing a small request costs the device at least, in seconds of one core, and as long as none was measured."""
 
+MOST_REFUSAL_S = 1e-3
+"""And at most: what looks dearer is other work of its thread, and a sender whose refusals are held without a deadline
+must not wait for minutes. 64 held ones of this cost are told within 1.3 s."""
+
 REFUSAL_SMOOTHING = 0.05
 """Weight of one measured refusal in the mean of their cost: about the last forty count."""
 
@@ -268,7 +272,7 @@ def learnt_refusal_s(known_s: float, cpu_s: float, count: int) -> float:
     """The mean cost of a small refusal after `count` more, which took `cpu_s` in all. count >= 1."""
     each_s = min(cpu_s / count, known_s * REFUSAL_OUTLIER)
     weight = REFUSAL_SMOOTHING if count == 1 else 1.0 - (1.0 - REFUSAL_SMOOTHING) ** count
-    return max(known_s + weight * (each_s - known_s), LEAST_REFUSAL_S)
+    return min(max(known_s + weight * (each_s - known_s), LEAST_REFUSAL_S), MOST_REFUSAL_S)
 
 
 def refusals_told_now(paid_until_s: float, each_s: float, now_s: float) -> int:
