@@ -92,7 +92,7 @@ SENT_PARTS = 256
 """Handed to the system at once."""
 
 FRAME_BYTES, REPLY_BYTES = 64, 512
-"""What a kept frame and a reply that waits cost beside their bytes."""
+"""What a kept frame and a part of replies that waits cost beside their bytes."""
 
 FLUSHED_REPLIES = 64
 """Replies sent between two looks at the clock."""
@@ -178,7 +178,7 @@ class ZmqConnection:
     """
 
     __slots__ = (
-        "ahead", "began_s", "body", "dies_s", "endpoint", "fd", "filled", "flags", "frames", "handshake", "has_brought",
+        "ahead", "began_s", "body", "endpoint", "fd", "filled", "flags", "frames", "handshake", "has_brought",
         "has_read", "held_bytes", "identity", "is_dirty", "is_open", "left", "nbytes", "out", "out_bytes", "rest",
         "sealing", "skipped", "socket", "ttl_s", "unread_bytes", "unread_since_s", "unsent", "unsent_bytes", "used_s",
     )  # fmt: skip
@@ -205,7 +205,7 @@ class ZmqConnection:
         self.unread_bytes = 0
         self.unread_since_s: float | None = None
         self.used_s = self.began_s = now_s
-        self.ttl_s = self.dies_s = 0.0
+        self.ttl_s = 0.0
 
     def look(self, now_s: float) -> None:
         """See whether its peer reads; a buffer that was filled again looks as before."""
@@ -366,9 +366,12 @@ class Endpoint:
                 self.close(connection)
                 return
             connection.used_s = self._loop.now_s
+            was_full = len(data) == connection.ahead
             if connection.rest:
                 data, connection.rest = connection.rest + data, b""
             self._cut(connection, data)
+            if was_full and connection.body is None:  # small messages again
+                connection.ahead = RECEIVE_BYTES
             return
         count = connection.socket.recv_into(body[connection.filled :])
         if not count:
@@ -455,8 +458,6 @@ class Endpoint:
             if flags & COMMAND:
                 self._command(connection, frame)
                 continue
-            if length >= BODY_BYTES:
-                connection.ahead = RECEIVE_BYTES
             before = len(self._touched)
             is_over = self._add_frame(connection, flags, frame)
             if not connection.is_open:
@@ -590,7 +591,7 @@ class Endpoint:
 
     def _refuse(self, connection: ZmqConnection) -> None:
         """Answer a message that is too large, of which only the first frames were read, and skip the rest."""
-        frames, nbytes = connection.frames, connection.nbytes
+        frames = connection.frames
         self._loop.release(connection)
         connection.frames, connection.nbytes, connection.skipped = [], 0, 0
         connection.has_brought = True
@@ -598,7 +599,6 @@ class Endpoint:
             error = DecodeFailed(f"the message has more than {self._message_frames} frames (limits.message_frames)")
         else:
             error = DecodeFailed(f"the message has more than {self._message_bytes} bytes (limits.message_bytes)")
-        del nbytes
         self._loop.counters.count("messages_too_large")
         has_delimiter = len(frames) > 1 and not len(frames[0])
         first = frames[1:3] if has_delimiter else frames[:2]
@@ -758,8 +758,7 @@ class Endpoint:
             view = memoryview(part)[sent:]
             sent = 0
             connection.unsent.append(view)
-            kept += len(view)
-        kept += REPLY_BYTES if kept else 0
+            kept += len(view) + REPLY_BYTES
         connection.unsent_bytes += kept
         self._unsent_bytes += kept
         if had_none and connection.unsent:
@@ -771,15 +770,15 @@ class Endpoint:
         if unsent:
             count = connection.socket.sendmsg([*itertools.islice(unsent, SENT_PARTS)])
             connection.has_read = True
-            left = count
+            left = freed = count
             while left:
                 part = unsent[0]
                 if left < len(part):
                     unsent[0] = part[left:]
                     break
                 left -= len(part)
+                freed += REPLY_BYTES
                 unsent.popleft()
-            freed = connection.unsent_bytes if not unsent else min(count, connection.unsent_bytes)
             connection.unsent_bytes -= freed
             self._unsent_bytes -= freed
         if not unsent:
@@ -1061,27 +1060,28 @@ class IoLoop:
         self.again = []
         for fd, event in (*self._left, *events):
             pending.setdefault(fd, event)
-        self._left = []
         current: Endpoint | None = None
         turns = iter(pending.items())
-        for fd, event in turns:
-            connection = self._connections.get(fd)
-            if connection is None:
-                handler = self._handlers.get(fd)
-                if handler is not None:  # else one before it in this round closed the descriptor
-                    handler()
-                continue
-            endpoint = connection.endpoint
-            if endpoint is not current:
-                # Invariant: bursts hold entries of one endpoint: each answers its own before another gathers.
-                if current is not None:
-                    current.end_round()
-                current = endpoint
-                endpoint.begin_round()
-            endpoint.take(connection, event)
-            if self._monotonic_s() >= self._round_ends_s:
-                self._left = list(turns)
-                break
+        try:
+            for fd, event in turns:
+                connection = self._connections.get(fd)
+                if connection is None:
+                    handler = self._handlers.get(fd)
+                    if handler is not None:  # else one before it in this round closed the descriptor
+                        handler()
+                    continue
+                endpoint = connection.endpoint
+                if endpoint is not current:
+                    # Invariant: bursts hold entries of one endpoint: each answers its own before another gathers.
+                    if current is not None:
+                        current.end_round()
+                    current = endpoint
+                    endpoint.begin_round()
+                endpoint.take(connection, event)
+                if self._monotonic_s() >= self._round_ends_s:
+                    break
+        finally:
+            self._left = list(turns)
         for endpoint in self._endpoints:
             endpoint.end_round()
         if self.calls:

@@ -215,6 +215,19 @@ def test_a_peer_that_reads_nothing_for_long_is_closed_however_little_it_costs(ma
     assert site.counted("connections_closed_unread") == 1
 
 
+def test_a_peer_that_reads_as_much_as_it_is_sent_misses_nothing_though_some_is_always_unread(
+    make_site: Callable[..., Site],
+) -> None:
+    """What waits costs more than its bytes, and all of that is given back as it goes."""
+    site = make_site()
+    peer = site.peer()
+    peer.send_backlog(SMALL)
+    for _ in range(3 * BOUND_BYTES // REPLY_BYTES // 4):
+        assert peer.send(SMALL, 4) == 4
+        peer.read(4)
+    assert site.counted("replies_dropped") == 0
+
+
 def test_replies_to_all_peers_that_do_not_read_are_bounded_together(make_site: Callable[..., Site]) -> None:
     site = make_site(BOUND_BYTES // 2)
     peers = site.peer(), site.peer()

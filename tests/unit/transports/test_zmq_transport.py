@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.transports.zmq_transport import COPIED_BYTES, Endpoint, Entry, ZmqConnection
+from edge_runtime.transports.zmq_transport import COPIED_BYTES, DRAIN_MESSAGES, Endpoint, Entry, ZmqConnection
 from tests.fakes.zmq_site import ZmqSite
 
 
@@ -148,6 +148,39 @@ def test_a_message_that_cannot_be_taken_loses_neither_those_before_it_nor_the_ne
     client.send_multipart([b"fine", b"last", b"."])
     assert [reply[1] for reply in site.replies(client, 6)] == [b"0", b"1", b"2", b"3", b"4", b"last"]
     assert not any(route.burst for route in receiver.known.values())
+
+
+class GatheringReceiver(FailingReceiver):
+    """Keeps how many requests each burst had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bursts: list[int] = []
+
+    def answer_burst(self, endpoint: Endpoint, route: KnownRoute, entries: list[Entry]) -> None:
+        self.bursts.append(len(entries))
+        super().answer_burst(endpoint, route, entries)
+
+    def message(self, endpoint: Endpoint, peer: Any, frames: list[Any]) -> None:
+        endpoint.send(peer.envelope, [b"large", bytes(frames[1])])
+
+
+def test_small_requests_after_a_large_one_are_gathered_as_before(tmp_path: Path) -> None:
+    receiver = GatheringReceiver()
+    site = ZmqSite(tmp_path, receiver)
+    try:
+        client = site.client()
+        for _ in range(3):
+            client.send_multipart([b"large", b"0", bytes(300_000)])
+            assert site.replies(client, 1) == [[b"large", b"0"]]
+            receiver.bursts.clear()
+            ids = [b"%060d" % number for number in range(300)]  # long: AHEAD_BYTES hold few of them
+            for each in ids:
+                client.send_multipart([b"good", each, b"."])
+            assert [reply[1] for reply in site.replies(client, 300)] == ids
+            assert sum(size == DRAIN_MESSAGES for size in receiver.bursts) > len(receiver.bursts) / 2
+    finally:
+        site.close()
 
 
 def test_answers_that_are_not_as_many_as_their_requests_are_not_sent(
