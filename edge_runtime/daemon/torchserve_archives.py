@@ -79,6 +79,7 @@ class TorchServeArchives:
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_fetching = False
 
     def take(self, url: str, name: str, done: Done) -> None:
         """Fetch an archive into the models folder; `done` gets the names of its models, the one asked for first.
@@ -89,7 +90,7 @@ class TorchServeArchives:
         fetcher, file = self._fetcher(url)
         if self._stop.is_set():
             raise Draining("this daemon is stopping")
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_fetching:
             raise NotReady("another archive is being fetched; send it again when that is done")
         models = self._core.config.models
         assert models is not None
@@ -107,8 +108,12 @@ class TorchServeArchives:
             except Exception:
                 log.exception("a bug ended the import of an archive")
                 found = LoadFailed("a bug ended the import; the daemon's log has it")
+            self._is_fetching = False  # before its caller hears of it, who may ask for the next at once
             done(found)
 
+        if self._thread is not None:
+            self._thread.join()  # it has fetched, and only tells so
+        self._is_fetching = True
         self._thread = threading.Thread(target=fetch, name="edge-archive", daemon=True)
         self._thread.start()
 
