@@ -58,6 +58,9 @@ RECEIVE_BYTES = 64 << 10
 AHEAD_BYTES = 1 << 10
 """Received at once of a connection that sends large frames: what comes of one with its head is copied once more."""
 
+SKIPPED_BYTES = 8 << 10
+"""Skipped at once of a message of small frames that is dropped: under a millisecond."""
+
 BODY_BYTES = 16 << 10
 """From this size a frame that has not come is received into memory of its own."""
 
@@ -395,6 +398,7 @@ class Endpoint:
         prefix, tail, single, append = self._prefix, self._tail, self._single, self._append
         tail_size = len(tail)
         prefix_size = len(prefix)
+        is_over = False
         while at < size:
             # The lean path: a message with the header of the one before, and one tensor of its size.
             if prefix_size and data.startswith(prefix, at) and not connection.frames:
@@ -435,10 +439,14 @@ class Endpoint:
                 raise ZmtpError("a frame over its limit, or none")
             end = begin + length
             if connection.skipped >= 0 and not flags & COMMAND and connection.sealing is None:
+                if at >= SKIPPED_BYTES:  # others have their turn
+                    is_over = True
+                    break
                 if flags == MORE:
                     began = at
-                    while at + 1 < size and data[at] == MORE and at + 2 + data[at + 1] <= size:
-                        at += 2 + data[at + 1]
+                    while at < SKIPPED_BYTES and end <= size and data[at] == MORE:
+                        at = end
+                        end = at + 2 + data[at + 1] if at + 1 < size else size + 1
                     if at > began:
                         connection.flags, connection.left = MORE, at - began
                         at = self._skip(connection, began, at)
@@ -469,7 +477,7 @@ class Endpoint:
                 prefix_size, tail_size = len(prefix), len(tail)
         if at < size:
             connection.rest = data[at:]
-            if self._loop.is_round_over():
+            if is_over or self._loop.is_round_over():
                 self._loop.again.append(connection)
 
     def _begin_body(self, connection: ZmqConnection, flags: int, data: bytes, begin: int, length: int) -> int:

@@ -123,6 +123,7 @@ def test_a_dropped_message_is_read_in_rounds_and_the_next_one_is_answered(served
     assert len(rounds_s) > 160_000 * 3 // RECEIVE_BYTES
     assert max(rounds_s) < ROUND_S + WORK_S + 5 * LOOK_S
     assert [reply[1] for reply in replies(client, 2)] == [b"many", b"next"]
+    assert served.metrics.counters() == {"messages_too_large": 1}
 
 
 @pytest.mark.parametrize("delimiter", [[], [b""]], ids=["dealer", "req"])
