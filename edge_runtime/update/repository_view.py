@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.errors import TrustError, UpdateError
+from edge_runtime.errors import StorageFailed, TrustError, UpdateError
 from edge_runtime.repository.manifest import (
     MAX_ASSIGNMENTS_BYTES,
     MAX_MANIFEST_BYTES,
@@ -86,4 +86,7 @@ class RepositoryView:
             )
         file = self.fetch(signed, self._pacer.start())
         self.digests.add(file.name)
-        return file.read_bytes()
+        try:
+            return file.read_bytes()
+        except OSError as error:  # what was written a moment ago may have left memory, and its disk be gone
+            raise StorageFailed(f"{file}: cannot be read: {error.strerror}; look at the disk") from error
