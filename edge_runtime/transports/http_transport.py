@@ -164,7 +164,7 @@ class HttpTransport:
         self._now_s = self._monotonic_s()
         self._beat_due_s = self._now_s
         self._is_deaf = False
-        self._is_asleep = self._is_leaving = self._is_stopping = False
+        self._is_asleep = self._is_stopping = False
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -258,7 +258,6 @@ class HttpTransport:
 
         Each response is its connection's last: its peer connects anew.
         """
-        self._is_leaving = True
         self._accept_last()
         began_s = now_s = time.monotonic()  # which goes on, whatever clock was given: this has to end
         while self._connections and now_s < began_s + FLUSH_S:
@@ -496,7 +495,7 @@ class HttpTransport:
             length = head.length
             if not head.is_chunked and len(data) - end >= length:
                 request = HttpRequest(connection, head, data[end : end + length], self._now_s)
-                request.closes = request.closes or self._is_leaving
+                request.closes = request.closes or self._is_stopping
                 at = end + length
                 connection.waiting.append(request)
                 self._requests.append(request)
@@ -593,7 +592,7 @@ class HttpTransport:
         assert request is not None
         self._forget_body(connection)
         request.body = body if len(body) > RECEIVE_BYTES else bytes(body)
-        request.closes = request.closes or self._is_leaving
+        request.closes = request.closes or self._is_stopping
         connection.waiting.append(request)
         self._requests.append(request)
         connection.is_closing = request.closes
