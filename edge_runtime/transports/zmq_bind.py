@@ -16,10 +16,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.errors import AddressTaken, ConfigError
@@ -73,8 +74,7 @@ _SIOCGIFADDR = 0x8915
 """The IPv4 address of an interface (netdevice(7))."""
 
 
-@dataclass(slots=True)
-class BoundSocket:
+class BoundSocket(Struct):
     """A listening socket, the address that a client uses, and the lock and file to release with it.
 
     mechanism: makes the security of one connection.
@@ -86,7 +86,7 @@ class BoundSocket:
     lock_fd: int = -1
     ipc_path: Path | None = None
     max_connections: int = 1 << 20
-    may_connect: Callable[[], bool] = field(default=lambda: True)
+    may_connect: Callable[[], bool] = lambda: True
 
     def has_room(self, connections: int) -> bool:
         """Whether one more may be kept beside so many."""

@@ -49,9 +49,9 @@ LATER_LIBRARY = (
 LIBRARIES = "import json, sys, argparse, msgpack, msgspec, numpy, onnxruntime, orjson, zmq"
 """What the daemon is made of: what these import is not ours to leave out."""
 
-DATACLASSES = {"edge_runtime.messages.InferResult", "edge_runtime.transports.zmq_bind.BoundSocket"}
-"""Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. The
-first is a Mapping, which no Struct can be."""
+DATACLASSES = {"edge_runtime.messages.InferResult"}
+"""Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. This
+one is a Mapping, which no Struct can be."""
 
 MOST_MODULES = 140
 """Of our own. They cost .4 ms and 20 KiB each (133 on 2026-11-26). Raise it with a reason."""
