@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from pathlib import Path
 
 import psutil
 
 from demo.booted_device import BootedDevice
+from edge_runtime.transports.zmq_transport import ROUND_EVENTS
 from tests.device.asking import LIMIT_S, main_pid
 
 PTRACE_SEIZE = 0x4206
@@ -17,18 +19,19 @@ PTRACE_INTERRUPT = 0x4207
 WAIT_ALL = 0x40000000
 """__WALL: also of threads."""
 
-POLL_CALL = "7 "
+WAITS = re.compile(rf"232 0x[0-9a-f]+ 0x[0-9a-f]+ {ROUND_EVENTS:#x} ")
+"""epoll_wait(2) on x86-64 for as many events as the loop takes in a round, as /proc tells it."""
+
 LOOK_S = 0.05
 
 
 def serving_thread(device: BootedDevice) -> int:
-    """The host's number of the thread that reads requests: the one of Python's that waits in poll(2)."""
+    """The host's number of the thread that reads requests."""
     threads = list(Path(f"/proc/{_on_host(device)}/task").iterdir())
     end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         for thread in threads:
-            is_pythons = not (thread / "comm").read_text().startswith("ZMQ")
-            if is_pythons and (thread / "syscall").read_text().startswith(POLL_CALL):
+            if WAITS.match((thread / "syscall").read_text()):
                 return int(thread.name)
     raise AssertionError("no thread waits for requests")
 
