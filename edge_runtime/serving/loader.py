@@ -81,7 +81,6 @@ class Loader:
         self._is_in_step = True
         self._looks: list[Callable[[], None]] = []
         self._look_lock = threading.Lock()
-        self._has_step = False
         self.has_settled = threading.Event()
 
     def start(self) -> None:
@@ -115,11 +114,6 @@ class Loader:
     def is_running(self) -> bool:
         """Whether its thread, or a load, has begun and not ended."""
         return self._thread is not None or self._placement.has_loads
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a model is loaded, warmed up or measured now, or the folder is looked at."""
-        return self._has_step or self._placement.is_loading
 
     def load(self, model: str, number: int | None, done: Done, override: Override = NO_OVERRIDE) -> None:
         """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread.
@@ -277,13 +271,10 @@ class Loader:
         return self._poll_if_watching
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        self._has_step = True
         try:
             step()
         except Exception:
             log.exception("a step of the loader failed")
-        finally:
-            self._has_step = False
 
     def _poll_if_watching(self) -> None:
         if self._config.watch:
