@@ -217,7 +217,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
     from edge_runtime.frontend.operations import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.telemetry.notify import Notifier
-    from edge_runtime.transports.zmq_transport import IoLoop
+    from edge_runtime.transports.io_loop import IoLoop
 
     core = core or assemble_core(config)
     host = HostProbe()

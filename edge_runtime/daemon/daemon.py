@@ -29,9 +29,10 @@ from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 from edge_runtime.transports.binding import IPC_MODE, EarlySocket
+from edge_runtime.transports.io_loop import IoLoop
 from edge_runtime.transports.memory_socket import MemorySocket
 from edge_runtime.transports.zmq_bind import BoundSocket, ClientKeys, Loopback, bind_router
-from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+from edge_runtime.transports.zmq_transport import Endpoint
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.frigate_door import FrigateDoor

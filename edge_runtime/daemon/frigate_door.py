@@ -15,8 +15,9 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.frigate_frontend import PREFIX, FrigateFrontend
 from edge_runtime.repository.received_models import ReceivedModels
 from edge_runtime.sandbox.descriptors import Descriptors
+from edge_runtime.transports.io_loop import IoLoop
 from edge_runtime.transports.zmq_bind import BoundSocket, bind_router, is_this_machine
-from edge_runtime.transports.zmq_transport import Endpoint, IoLoop
+from edge_runtime.transports.zmq_transport import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from edge_runtime.errors import QueueFull
 from edge_runtime.regions import RegionOwner, Regions
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import bind_unix
-from edge_runtime.transports.zmq_transport import IoLoop
+from edge_runtime.transports.io_loop import IoLoop
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import select
 import socket
 from collections import deque
@@ -24,10 +23,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
-from edge_runtime.telemetry.metrics import Counters
 from edge_runtime.transports.binding import unread_of
+from edge_runtime.transports.io_loop import IoLoop
 from edge_runtime.transports.zmq_bind import BoundSocket
 from edge_runtime.transports.zmtp import (
     COMMAND,
@@ -52,6 +50,9 @@ DRAIN_MESSAGES = 32
 """Messages gathered before answers go out. The usual batch: a prototype served 0.74-0.89 of a bare loop with 32 and 0.6
 with 256."""
 
+ROUND_ACCEPTS = 16
+"""Connections that one round accepts."""
+
 RECEIVE_BYTES = 64 << 10
 """Received at once where no large frame is under way: some hundred small requests."""
 
@@ -63,16 +64,6 @@ SKIPPED_BYTES = 8 << 10
 
 BODY_BYTES = 16 << 10
 """From this size a frame that has not come is received into memory of its own."""
-
-ROUND_S = 0.010
-"""A round takes no further message after this long. The loop promises to come round within 50 ms, and the last message
-of a round may be a large one."""
-
-ROUND_EVENTS, ROUND_ACCEPTS = 128, 16
-"""Ready sockets that one round looks at, and connections that it accepts."""
-
-MEET_POLL_S, MEET_LEAST_S = 0.005, 0.02
-"""Between two looks for the first messages of connections, and how long those have that were just made."""
 
 LOOK_S = 1.0
 """Between two looks at which peers read."""
@@ -96,9 +87,6 @@ SENT_PARTS = 256
 
 FRAME_BYTES, REPLY_BYTES = 64, 512
 """What a kept frame and a part of replies that waits cost beside their bytes."""
-
-FLUSHED_REPLIES = 64
-"""Replies sent between two looks at the clock."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 _RECEIVED_BYTES = 1 << 20
@@ -923,207 +911,6 @@ class Endpoint:
                 while connection.socket.recv(RECEIVE_BYTES):
                     pass
             self.close(connection)
-
-
-class IoLoop:
-    """The one thread of ZeroMQ's connections. `run` is its body; other threads hand it work by `call`."""
-
-    def __init__(self, counters: Counters, clock: Clock | None = None, *, unfinished_bytes: int = 128 << 20) -> None:
-        """unfinished_bytes: of messages that have not come whole, of all connections together."""
-        self.counters = counters
-        self._unfinished_bytes = unfinished_bytes
-        self._held_bytes = 0
-        self._monotonic_s = (clock or SystemClock()).monotonic_s
-        self.now_s = 0.0
-        self._round_ends_s = 0.0
-        self._endpoints: list[Endpoint] = []
-        self._connections: dict[int, ZmqConnection] = {}
-        self._handlers: dict[int, Callable[[], object]] = {}
-        self._left: list[tuple[int, int]] = []
-        self.again: list[ZmqConnection] = []
-        self.outbox: deque[tuple[Endpoint, Sequence[Any], Sequence[Any]]] = deque()
-        self.calls: deque[Callable[[], object]] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self.watch(self._wake_fd, partial(os.eventfd_read, self._wake_fd))
-        self.is_asleep = False
-        self._is_stopping = False
-        self._stopping_s: float | None = None
-        self._meet_s = 0.0
-
-    def add(self, endpoint: Endpoint) -> None:
-        """Serve one more endpoint. Thread: I/O, or before `run`."""
-        self._endpoints.append(endpoint)
-        endpoint.start()
-
-    def sweep(self) -> None:
-        """Close connections that should be. Thread: I/O, at each beat."""
-        self.now_s = self._monotonic_s()
-        for endpoint in self._endpoints:
-            endpoint.sweep(self.now_s)
-
-    def watch(self, fd: int, handler: Callable[[], object]) -> None:
-        """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
-        self._handlers[fd] = handler
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def unwatch(self, fd: int) -> None:
-        """Forget a descriptor, before it is closed. Thread: I/O, or after `run`."""
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-
-    def add_connection(self, connection: ZmqConnection) -> None:
-        """Watch a connection."""
-        self._connections[connection.fd] = connection
-        self._epoll.register(connection.fd, select.EPOLLIN)
-
-    def remove_connection(self, connection: ZmqConnection) -> None:
-        """Forget a connection, before it is closed."""
-        self.release(connection)
-        if self._connections.pop(connection.fd, None) is not None and not self._epoll.closed:
-            self._epoll.unregister(connection.fd)
-
-    def modify(self, fd: int, events: int) -> None:
-        """Watch a descriptor for other events."""
-        self._epoll.modify(fd, events)
-
-    def hold(self, connection: ZmqConnection, nbytes: int) -> None:
-        """Count bytes of a message that has not come whole; over the bound, what is longest under way is closed."""
-        connection.held_bytes += nbytes
-        self._held_bytes += nbytes
-        while self._held_bytes > self._unfinished_bytes:
-            holders = [each for each in self._connections.values() if each.held_bytes]
-            oldest = min(holders, key=lambda each: each.began_s)
-            if len(holders) == 1 and oldest is connection:
-                return  # one message may be as large as all
-            self.counters.count("connections_closed_unfinished")
-            log.warning("closed a connection that brought no whole message", extra={"bytes": oldest.held_bytes})
-            oldest.endpoint.close(oldest)
-            if oldest is connection:
-                return
-
-    def release(self, connection: ZmqConnection) -> None:
-        """Count no bytes of a connection any more."""
-        self._held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Run a function on the I/O thread soon. Thread: any."""
-        self.calls.append(function)
-        self.wake()
-
-    def stop(self, meet_s: float = 0.0) -> None:
-        """Make `run` return after the replies already posted. Thread: any.
-
-        meet_s: how long, at most, to go on until each connection has brought a message: it can then be told that what
-        comes later is not read.
-        """
-        self._meet_s = meet_s
-        self._is_stopping = True
-        self.wake()
-
-    def run(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Serve until `stop`, calling `beat` at least each `beat_s` seconds."""
-        while not self._is_over():
-            try:
-                self._serve(beat, beat_s)
-            except Exception:  # one of the three broad catches: serving goes on
-                log.exception("an exception reached the I/O loop")
-                self.counters.count("io_errors")
-        self.send_rest()
-
-    def send_rest(self) -> None:
-        """Send what was posted. Thread: I/O, or after `run`."""
-        self._round_ends_s = self._monotonic_s() + ROUND_S
-        while self.outbox or self.calls:
-            self._flush()
-        for endpoint in self._endpoints:
-            endpoint.end_round()
-
-    def close(self) -> None:
-        """Free the wake-up descriptor. Idempotent; after `run` returned."""
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._epoll.close()
-            self._wake_fd = -1
-
-    def _serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        while not self._is_over():
-            beat()
-            self.turn(MEET_POLL_S if self._is_stopping else beat_s)
-
-    def turn(self, wait_s: float) -> None:
-        """Take one round: wait for what is ready, take it in, answer, send. Thread: I/O."""
-        # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
-        self.is_asleep = True
-        is_busy = self.outbox or self.calls or self.again or self._left
-        events = self._epoll.poll(0 if is_busy else wait_s, ROUND_EVENTS)
-        self.is_asleep = False
-        self.now_s = self._monotonic_s()
-        self._round_ends_s = self.now_s + ROUND_S
-        if self.outbox or self.calls:
-            self._flush()
-        # Those that the last round had no time for come first, and are read no further before that.
-        pending = dict.fromkeys((each.fd for each in self.again), 0)
-        self.again = []
-        for fd, event in (*self._left, *events):
-            pending.setdefault(fd, event)
-        current: Endpoint | None = None
-        turns = iter(pending.items())
-        try:
-            for fd, event in turns:
-                connection = self._connections.get(fd)
-                if connection is None:
-                    handler = self._handlers.get(fd)
-                    if handler is not None:  # else one before it in this round closed the descriptor
-                        handler()
-                    continue
-                endpoint = connection.endpoint
-                if endpoint is not current:
-                    # Invariant: bursts hold entries of one endpoint: each answers its own before another gathers.
-                    if current is not None:
-                        current.end_round()
-                    current = endpoint
-                    endpoint.begin_round()
-                endpoint.take(connection, event)
-                if self._monotonic_s() >= self._round_ends_s:
-                    break
-        finally:
-            self._left = list(turns)
-        for endpoint in self._endpoints:
-            endpoint.end_round()
-        if self.calls:
-            self._flush()
-
-    def _is_over(self) -> bool:
-        if not self._is_stopping:
-            return False
-        now_s = self._monotonic_s()
-        if self._stopping_s is None:
-            self._stopping_s = now_s
-        taken_s = now_s - self._stopping_s
-        if taken_s >= self._meet_s:
-            return True
-        return taken_s >= MEET_LEAST_S and all(endpoint.are_met for endpoint in self._endpoints)
-
-    def is_round_over(self) -> bool:
-        """Whether this round has taken as long as one may: what is left waits for the next. Thread: I/O."""
-        return self._monotonic_s() >= self._round_ends_s
-
-    def _flush(self) -> None:
-        outbox, calls = self.outbox, self.calls
-        for index in range(1, len(outbox) + 1):
-            endpoint, envelope, frames = outbox.popleft()
-            endpoint.send(envelope, frames)
-            if not index % FLUSHED_REPLIES and self.is_round_over():
-                break
-        while calls:
-            calls.popleft()()
-
-    def wake(self) -> None:
-        """Make the I/O thread look at its outbox and calls. Thread: any."""
-        if self._wake_fd >= 0:  # else closed
-            os.eventfd_write(self._wake_fd, 1)
 
 
 def _check_counts(entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.transports.zmq_transport import RECEIVE_BYTES, ROUND_S, Endpoint
+from edge_runtime.transports.io_loop import ROUND_S
+from edge_runtime.transports.zmq_transport import RECEIVE_BYTES, Endpoint
 from tests.fakes.zmq_site import ZmqSite
 
 WORK_S = 0.003
