@@ -168,13 +168,21 @@ class HostEnded(RunFailed):
     """The host that ran this request died, or was killed, before the run ended.
 
     signal_name: the signal that ended it, such as "SIGSEGV", or its exit status in words. is_outside: a signal that the
-    model cannot have caused. was_alone: no other run was on in the host, so the death is this run's.
+    model cannot have caused. was_alone: no other run was on in the host, so the death is this run's. has_begun: False,
+    where there was no host to begin it.
     """
 
     def __init__(
-        self, message: str, *, signal_name: str = "", is_outside: bool = False, was_alone: bool = True
+        self,
+        message: str,
+        *,
+        signal_name: str = "",
+        is_outside: bool = False,
+        was_alone: bool = True,
+        has_begun: bool = True,
     ) -> None:
         super().__init__(message)
+        self.has_begun = has_begun
         self.signal_name = signal_name
         self.is_outside = is_outside
         self.was_alone = was_alone

@@ -198,6 +198,44 @@ class Backend(Protocol):
         ...
 
 
+class RunOwner(Protocol):
+    """Whose run it is. thread: that on which its calls of other models arrive, while they do; else 0."""
+
+    thread: int
+
+
+class HostedRun(Protocol):
+    """A run that was begun. Thread: any."""
+
+    def left_s(self) -> float:
+        """How long it may go on; math.inf: it has no limit, or waits for another model now."""
+        ...
+
+    def give_up(self) -> None:
+        """End a run that is over its limit, if it has not ended, and wait for that: it ends with RunTooLong."""
+        ...
+
+
+OnEnd = Callable[["list[Array] | EdgeRuntimeError"], None]
+"""Takes what a run ended with: its outputs, or what `run_parts` would raise."""
+
+
+class RunEvents(Protocol):
+    """The loop on which reports of hosts are events. Thread: any."""
+
+    def watch_once(self, fd: int, handler: Callable[[], object]) -> None:
+        """Call `handler` on the loop's thread when a descriptor is readable or has ended, once after each `arm`."""
+        ...
+
+    def arm(self, fd: int) -> None:
+        """Watch a descriptor again."""
+        ...
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, before it is closed."""
+        ...
+
+
 class HostStatus(Struct, frozen=True):
     """The status of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
 
@@ -214,6 +252,19 @@ class HostedInstance(Protocol):
     @property
     def ahead(self) -> int:
         """Runs that may be handed over beside `concurrency`: they wait in the host until one of those ends."""
+        ...
+
+    @property
+    def begins(self) -> bool:
+        """Whether `begin` begins runs, whose ends are events: no thread waits for them."""
+        ...
+
+    def begin(self, parts: Sequence[Sequence[Array]], limit_s: float, owner: RunOwner, on_end: OnEnd) -> HostedRun:
+        """Begin what `run_parts` runs, and go on.
+
+        on_end: called once, on any thread, with what `run_parts` returns or raises. owner: knows which thread hears of
+        the run. limit_s: who keeps the time calls `give_up`. Raises RunFailed, HostEnded: it has not begun.
+        """
         ...
 
     def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool) -> list[Array]:

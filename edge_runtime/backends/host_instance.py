@@ -1,8 +1,9 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
 Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
-the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; a death arrives on
-`edge-hosts`, and the next host is started on a thread of its own.
+the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; runs that were begun
+end on the loop of `Hosts.events`, or where that must wait, on a thread of their own; a death arrives on `edge-hosts`,
+and the next host is started on a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from edge_runtime.backends.base import Backend, BeginCall, HostStatus, LoadOptions, OnResponse, Probe
+from edge_runtime.backends.base import (
+    Backend,
+    BeginCall,
+    HostStatus,
+    LoadOptions,
+    OnEnd,
+    OnResponse,
+    Probe,
+    RunEvents,
+    RunOwner,
+)
 from edge_runtime.backends.host_memory import SharedMemory
 from edge_runtime.backends.host_messages import (
     MAX_TASK_BYTES,
@@ -223,6 +235,7 @@ class HostInstance:
                 if not life.is_dead:
                     self._life = life
                     return
+            life.close()
             raise LoadFailed(f"{self._task.artifact}: {life.process.how_it_ended}")
 
     @property
@@ -278,6 +291,73 @@ class HostInstance:
         """
         return self._run(parts, limit_s, 0, Apart(rows, tuple(lines), on_response))
 
+    @property
+    def begins(self) -> bool:
+        """Whether runs may be begun: there is a loop that hears of their ends."""
+        return self._hosts.events is not None
+
+    def begin(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: RunOwner, on_end: OnEnd, *, form: int = 0
+    ) -> _HostRun:
+        """Begin a run as `HostedInstance.begin`. form: as of `run_parts`."""
+        if self.spec.by_request is None:
+            return self._begin(parts, limit_s, owner, on_end, form, None)
+        first = FirstResponse()
+
+        def end(result: list[Array] | EdgeRuntimeError) -> None:
+            try:
+                on_end(result or first.outputs())
+            except RunFailed as error:
+                on_end(error)
+
+        return self._begin(parts, limit_s, owner, end, form, Apart((), (), first))
+
+    def begin_requests(  # noqa: PLR0917 (as of `run_requests`)
+        self,
+        parts: Sequence[Sequence[Array]],
+        limit_s: float,
+        owner: RunOwner,
+        on_end: OnEnd,
+        rows: tuple[int, ...],
+        lines: Sequence[RequestLine],
+        on_response: OnResponse,
+    ) -> _HostRun:
+        """Begin what `run_requests` runs; on_response is called on the loop's thread."""
+        return self._begin(parts, limit_s, owner, on_end, 0, Apart(rows, tuple(lines), on_response))
+
+    def _begin(  # noqa: PLR0917 (on the data path, where keywords cost)
+        self,
+        parts: Sequence[Sequence[Array]],
+        limit_s: float,
+        owner: RunOwner,
+        on_end: OnEnd,
+        form: int,
+        apart: Apart | None,
+    ) -> _HostRun:
+        with self._changed:
+            life = self._life
+            if life is None or not life.free:
+                if self._is_closed or self._failure:
+                    raise RunFailed(self._failure or "the instance is closed")
+                raise HostEnded("the model has no host now", is_outside=True, has_begun=False)
+            life.running += 1
+            runner = life.free.pop()
+        run = _HostRun(self, life, runner, min(limit_s, self._run_limit_s), owner, on_end)
+        runner.hands_over = self.hands_over
+        life.runs[runner.fd] = run
+        try:
+            runner.begin(parts, form, apart)
+        except ChannelEnded as error:
+            run.lose(error)
+            return run
+        except BaseException:
+            run.is_over = True
+            run.leave_runner()
+            raise
+        assert life.events is not None
+        life.events.arm(runner.fd)
+        return run
+
     def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: Apart | None) -> list[Array]:
         life, runner = self._take_runner()
         limit_s = min(limit_s, self._run_limit_s)
@@ -285,15 +365,11 @@ class HostInstance:
         try:
             return runner.run(parts, limit_s, form, apart)
         except TimeoutError:
-            self._end_run(life, runner, limit_s)
-            raise RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended") from None
-        except BrokenMessage as error:
-            life.process.kill(f"it was killed, because {error}")
-            raise self._ended(life) from error
+            raise self.end_run(life, runner, limit_s) from None
         except ChannelEnded as error:
-            raise self._ended(life) from error
+            raise self.lost_run(life, error) from error
         finally:
-            self._give_back(life, runner)
+            self.give_back(life, runner)
 
     def restore(self) -> None:
         """Wait until a host can run again. Raises LoadFailed."""
@@ -326,7 +402,7 @@ class HostInstance:
         if loading is not None:
             loading.kill("it is unloaded")
         if life is not None:
-            self._end(life.process)
+            self._end(life)
         if starter is not None:
             starter.join()
         self._lender.idle.clear()
@@ -370,7 +446,8 @@ class HostInstance:
                     return life, life.free.pop()
                 self._changed.wait()
 
-    def _give_back(self, life: _HostLife, runner: RunnerSide) -> None:
+    def give_back(self, life: _HostLife, runner: RunnerSide) -> None:
+        """Have a runner take another run."""
         with self._changed:
             life.running -= 1
             if not life.is_dead:
@@ -379,15 +456,21 @@ class HostInstance:
                 life.free.append(runner)
                 self._changed.notify()
             elif not life.running and self._life is not life:
-                life.process.close()
+                life.close()
 
-    def _end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> None:
-        """End a run that is over its limit: by the library where it can, else with its host."""
-        if life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S):
-            return
-        life.was_killed_for_limit = True
-        life.process.end(f"it was killed: a run took longer than its limit, {limit_s:g} s")
-        self._leave(life)
+    def end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> RunTooLong:
+        """End a run that is over its limit: by the library where it can, else with its host. Waits."""
+        if not (life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S)):
+            life.was_killed_for_limit = True
+            life.process.end(f"it was killed: a run took longer than its limit, {limit_s:g} s")
+            self._leave(life)
+        return RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended")
+
+    def lost_run(self, life: _HostLife, error: ChannelEnded) -> HostEnded:
+        """End a host whose channel ended during a run, or cannot be used again. Waits."""
+        if isinstance(error, BrokenMessage):
+            life.process.kill(f"it was killed, because {error}")
+        return self._ended(life)
 
     def _leave(self, life: _HostLife) -> None:
         """Use a host no more, also one that does not end: the result of a run given up would answer the next one."""
@@ -417,7 +500,7 @@ class HostInstance:
     def _bring_up(self) -> _HostLife:
         """Fork a host and have it load. Raises LoadFailed, BackendUnavailable, leaving nothing behind."""
         process = self._hosts.start(self._task, str(Path(self._task.artifact).parent))
-        life = _HostLife(process)
+        life = _HostLife(process, self._hosts.events)
         process.on_end = lambda _: self._host_ended(life)
         with self._changed:
             self._loading = process
@@ -456,6 +539,7 @@ class HostInstance:
             RunnerSide(index, channel, specs, regions, self._begin_call, lender=self._lender)
             for index, channel in enumerate(used)
         ]
+        life.watch()
         return life
 
     def _wait_for_load(self, process: HostProcess) -> Loaded:
@@ -512,7 +596,7 @@ class HostInstance:
             self._life = None
             log.warning("a host ended", extra={"path": life.process.label, "reason": self._last_end})
             if not life.running:
-                life.process.close()
+                life.close()
             if self._failure:
                 return
             counts = not self.is_warm or not life.running
@@ -538,12 +622,14 @@ class HostInstance:
                     self._restarts += 1
                     self._changed.notify_all()
                     return
+                if error is None:
+                    life.close()
                 reason = error.message if error is not None else life.process.how_it_ended
                 if self._count_death():
                     self._fail(f"its process ended, and cannot be started again: {reason}")
                     return
         if error is None:
-            self._end(life.process)
+            self._end(life)
 
     def _count_death(self) -> bool:
         """Count a death that may fail the version; whether it does."""
@@ -558,12 +644,13 @@ class HostInstance:
         self._changed.notify_all()
         self._hosts.report_failure(self, reason)
 
-    def _end(self, process: HostProcess) -> None:
+    def _end(self, life: _HostLife) -> None:
+        process = life.process
         process.hang_up()
         if self.backend == "python":
             process.has_ended.wait(self._hosts.grace_s(END_GRACE_S))
         process.end("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S))
-        process.close()
+        life.close()
 
 
 class FormInstance:
@@ -614,6 +701,15 @@ class FormInstance:
         """Run requests of this form together. Raises RunFailed, RunTooLong, HostEnded."""
         return self._model.run_parts(parts, limit_s, alone=alone, form=self._number)
 
+    @property
+    def begins(self) -> bool:
+        """Whether runs may be begun."""
+        return self._model.begins
+
+    def begin(self, parts: Sequence[Sequence[Array]], limit_s: float, owner: RunOwner, on_end: OnEnd) -> _HostRun:
+        """Begin a run of this form, as `HostedInstance.begin`."""
+        return self._model.begin(parts, limit_s, owner, on_end, form=self._number)
+
     def close(self) -> None:
         """Nothing: the model's own instance ends the host."""
 
@@ -622,12 +718,108 @@ class _EndedFromOutside(LoadFailed):
     """A signal from outside ended a host while it loaded: nothing speaks against trying again."""
 
 
-class _HostLife:
-    """One host that an instance has, and its free runners. Guarded by the instance's lock."""
+class _HostRun:
+    """A run that was begun: its reports are read as they come. See base.HostedRun. Thread: any."""
 
-    def __init__(self, process: HostProcess) -> None:
+    __slots__ = ("_instance", "_life", "_limit_s", "_lock", "_on_end", "_owner", "_runner", "is_over")
+
+    def __init__(  # noqa: PLR0917 (on the data path, where keywords cost)
+        self,
+        instance: HostInstance,
+        life: _HostLife,
+        runner: RunnerSide,
+        limit_s: float,
+        owner: RunOwner,
+        on_end: OnEnd,
+    ) -> None:
+        self._instance = instance
+        self._life = life
+        self._runner = runner
+        self._limit_s = limit_s
+        self._owner = owner
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self.is_over = False
+
+    def left_s(self) -> float:
+        """How long it may go on."""
+        return self._runner.left_s(self._limit_s)
+
+    def hear(self) -> None:
+        """Read what the host reported. Thread: the loop's, which must not wait."""
+        result: list[Array] | EdgeRuntimeError | None = None
+        with self._lock:  # against `give_up`, which reads the same channel
+            if self.is_over:
+                return
+            self._owner.thread = threading.get_ident()
+            try:
+                result = self._runner.receive()
+            except BlockingIOError:
+                pass
+            except ChannelEnded as error:
+                self.lose(error)
+                return
+            except EdgeRuntimeError as error:
+                result = error
+            except Exception as error:  # a bug: its host ends, and nothing of the loop
+                log.exception("a report of a host could not be read")
+                self.lose(BrokenMessage(f"its report could not be read: {type(error).__name__}: {error}"))
+                return
+            finally:
+                self._owner.thread = 0
+            if result is None:
+                assert self._life.events is not None
+                self._life.events.arm(self._runner.fd)
+                return
+            self.is_over = True
+        self.leave_runner()
+        self._tell(result)
+
+    def lose(self, error: ChannelEnded) -> None:
+        """End a run whose host has ended, or must: on a thread, which waits for that."""
+        self.is_over = True
+        ends = partial(self._instance.lost_run, self._life, error)
+        threading.Thread(target=self._end, args=(ends,), name="edge-lost-run", daemon=True).start()
+
+    def give_up(self) -> None:
+        """End a run that is over its limit, and wait for that."""
+        with self._lock:
+            if self.is_over:
+                return
+            self.is_over = True
+        self._end(partial(self._instance.end_run, self._life, self._runner, self._limit_s))
+
+    def _end(self, ends: Callable[[], EdgeRuntimeError]) -> None:
+        try:
+            error = ends()
+        finally:
+            self.leave_runner()
+        self._tell(error)
+
+    def _tell(self, result: list[Array] | EdgeRuntimeError) -> None:
+        on_end = self._on_end
+        del self._on_end, self._owner  # the owner has this run: a circle would hold the requests' memory
+        on_end(result)
+
+    def leave_runner(self) -> None:
+        """Let the runner take another run."""
+        self._life.runs.pop(self._runner.fd, None)  # it holds the requests' memory
+        self._runner.end()
+        self._instance.give_back(self._life, self._runner)
+
+
+class _HostLife:
+    """One host that an instance has, its free runners, and runs that were begun. Guarded by the instance's lock.
+
+    runs: of each runner the last, by its descriptor.
+    """
+
+    def __init__(self, process: HostProcess, events: RunEvents | None) -> None:
         self.process = process
+        self.events = events
         self.free: list[RunnerSide] = []
+        self.runs: dict[int, _HostRun] = {}
+        self._watched: list[int] = []
         self.running = 0
         self.running_at_end = 0
         self.can_interrupt = False
@@ -635,6 +827,26 @@ class _HostLife:
         self.was_killed_for_limit = False
         self._memory_bytes = 0
         self._measured_s = -math.inf
+
+    def watch(self) -> None:
+        """Have the loop hear of runs that are begun."""
+        if self.events is not None:
+            self._watched = [runner.fd for runner in self.free]
+            for fd in self._watched:
+                self.events.watch_once(fd, partial(self._hear, fd))
+
+    def close(self) -> None:
+        """Close the sockets, once the process has ended and no run uses them. Idempotent."""
+        watched, self._watched = self._watched, []
+        for fd in watched:
+            assert self.events is not None
+            self.events.unwatch(fd)
+        self.process.close()
+
+    def _hear(self, fd: int) -> None:
+        run = self.runs.get(fd)
+        if run is not None:
+            run.hear()
 
     def memory_bytes(self, now_s: float) -> int:
         """Memory of the process, measured at most once a second: a status must cost its reader's thread nothing."""

@@ -355,14 +355,14 @@ def send(channel: socket.socket, message: Struct, descriptors: Sequence[int] = (
     send_bytes(channel, msgspec.msgpack.encode(message), descriptors)
 
 
-def send_bytes(channel: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+def send_bytes(channel: socket.socket, data: bytes, descriptors: Sequence[int] = (), flags: int = 0) -> None:
     """Send the bytes of one message. Raises ChannelEnded."""
     try:
         if descriptors:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-            channel.sendmsg([data], rights)
+            channel.sendmsg([data], rights, flags)
         else:
-            channel.send(data)
+            channel.send(data, flags)
     except OSError as error:
         raise ChannelEnded(f"the other side is gone ({error.strerror})") from error
 
@@ -372,11 +372,14 @@ def receive(channel: socket.socket, kind: Any) -> Any:
     return decode(receive_bytes(channel), kind)
 
 
-def receive_bytes(channel: socket.socket) -> bytes:
-    """Receive the bytes of one message. Raises ChannelEnded, TimeoutError: the socket's timeout is over."""
+def receive_bytes(channel: socket.socket, flags: int = 0) -> bytes:
+    """Receive the bytes of one message.
+
+    Raises ChannelEnded; TimeoutError, or BlockingIOError where the kernel keeps the time: nothing came.
+    """
     try:
-        data = channel.recv(MAX_MESSAGE_BYTES)
-    except TimeoutError:
+        data = channel.recv(MAX_MESSAGE_BYTES, flags)
+    except (TimeoutError, BlockingIOError):
         raise
     except OSError as error:
         raise ChannelEnded(f"the other side is gone ({error.strerror})") from error

@@ -1,8 +1,9 @@
 """One runner of a host, as the daemon has it: it writes inputs, sends the order, and copies results out.
 
 Owns: the slot, the messages and views that come again and again, the clients' regions that the runner was given, and a
-call of another model that its run waits for. host_instance.py chooses the runner of each run. Thread: that of the run;
-the thread that ends a call writes into the slot meanwhile.
+call of another model that its run waits for. host_instance.py chooses the runner of each run. A run is waited for
+(`run`), or begun, and its reports read as they come (`begin`, `receive`). Thread: one at a time; the thread that ends a
+call writes into the slot meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -155,7 +157,7 @@ class RunnerSide:
         self._seen_ends = 0
         self._orders: dict[tuple[object, ...], _RunOrder] = {}
         self._results: dict[bytes, list[Array]] = {}
-        self._timeout_s: float | None = None
+        self._timeout_s = math.inf
         self._runs = 0
         self._begin_call = begin_call
         self._calls = threading.Lock()
@@ -174,6 +176,11 @@ class RunnerSide:
         self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
         self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor that is readable when the host reports."""
+        return self._channel.fileno()
+
     def run(
         self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0, apart: Apart | None = None
     ) -> list[Array]:
@@ -181,33 +188,81 @@ class RunnerSide:
 
         Raises RunFailed, Refused (by a model that it calls), TimeoutError, ChannelEnded.
         """
+        self.begin(parts, form, apart)
+        try:
+            while True:
+                left_s = self.left_s(limit_s)
+                if left_s <= 0:
+                    raise TimeoutError
+                self._wait_at_most(limit_s if left_s == math.inf else left_s)
+                with contextlib.suppress(BlockingIOError):
+                    results = self.receive(0)
+                    if results is not None:
+                        return results
+        finally:
+            self.end()
+
+    def begin(self, parts: Sequence[Sequence[Array]], form: int = 0, apart: Apart | None = None) -> None:
+        """Write inputs and send the order; `end` follows. Raises RunFailed, ChannelEnded."""
         if form != self._form:
             self._use_form(form)
             self._orders.clear()
             self._results.clear()
         rows = apart.rows if apart is not None else ()
         message = self._write_text(parts, rows) if self._has_text_inputs else self._write(parts, rows)
-        timeout_s = None if limit_s == math.inf else limit_s
-        if timeout_s != self._timeout_s:
-            self._timeout_s = timeout_s
-            self._channel.settimeout(timeout_s)
         self._runs += 1
         self._waited_s = 0.0
         self._too_soon = None
         self._apart, self._count = apart, max(len(rows), 1)
         if apart is not None and apart.lines:
-            send(self._channel, RequestLines(apart.lines))
-        send_bytes(self._channel, message)
+            self._send(RequestLines(apart.lines))
+        self._began_s = time.monotonic()
+        self._send_bytes(message)
+
+    def receive(self, flags: int = socket.MSG_DONTWAIT) -> list[Array] | None:
+        """Read one report of the run: its results, or None: it goes on.
+
+        Raises BlockingIOError: there is no report; else as `run`.
+        """
         try:
-            results = self._receive_results(limit_s)
+            results = self._read(receive_bytes(self._channel, flags))
         except RunFailed as error:
             raise self._too_soon or error from None
-        finally:
-            if self._open is not None:
-                self._drop_call()
-        if self._too_soon is not None:
+        if results is not None and self._too_soon is not None:
             raise self._too_soon
         return results
+
+    def left_s(self, limit_s: float) -> float:
+        """How long the run may go on: its limit does not count waits for other models, and begins with each response.
+
+        math.inf: it has no limit, or waits now.
+        """
+        if limit_s == math.inf:
+            return limit_s
+        with self._calls:
+            if self._open is not None:
+                return math.inf
+            return limit_s + self._waited_s - (time.monotonic() - self._began_s)
+
+    def end(self) -> None:
+        """End what belongs to the run that has ended."""
+        if self._open is not None:
+            self._drop_call()
+
+    def _send(self, message: Struct) -> None:
+        self._send_bytes(msgspec.msgpack.encode(message))
+
+    def _send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message. Raises ChannelEnded, too, where the host reads none: nobody waits for it."""
+        send_bytes(self._channel, data, descriptors, socket.MSG_DONTWAIT)
+
+    def _wait_at_most(self, timeout_s: float) -> None:
+        """Bound what `receive` waits. By the kernel: with a timeout of Python each call would be two."""
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            whole, part = divmod(0 if timeout_s == math.inf else max(timeout_s, 1e-5), 1)
+            until = struct.pack("ll", int(min(whole, 1 << 30)), int(part * 1e6))
+            self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, until)
 
     def _write(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
         """Write inputs that do not lie in a region already; return the message."""
@@ -225,12 +280,11 @@ class RunnerSide:
     def interrupt(self, control: socket.socket, grace_s: float) -> bool:
         """Have the library end the run; returns whether it ended in time. Raises ChannelEnded."""
         send(control, Interrupt(self._index, self._runs))
-        self._timeout_s = grace_s
-        self._channel.settimeout(grace_s)
+        self._wait_at_most(grace_s)
         try:
             while self._read(receive_bytes(self._channel)) is None:
                 pass
-        except TimeoutError:
+        except BlockingIOError:
             return False
         except (RunFailed, ChannelEnded):
             pass
@@ -303,8 +357,8 @@ class RunnerSide:
 
     def _give_region(self, file: MappedFile) -> None:
         if file.serial not in self._given:
-            send(self._channel, Memory(file.nbytes, file.serial))
-            send_bytes(self._channel, b"\0", [file.fd])
+            self._send(Memory(file.nbytes, file.serial))
+            self._send_bytes(b"\0", [file.fd])
             self._given.add(file.serial)
 
     def forget_regions(self) -> None:
@@ -314,7 +368,7 @@ class RunnerSide:
             return
         self._seen_ends = regions.ends
         for serial in [each for each in self._given if not regions.is_there(each)]:
-            send(self._channel, Forget(serial))
+            self._send(Forget(serial))
             self._given.remove(serial)
             self._orders.clear()
 
@@ -328,26 +382,6 @@ class RunnerSide:
         for place, payload in zip(places, payloads, strict=True):
             slot.write(place, payload)
         return msgspec.msgpack.encode(Run(places, end, self._form, rows))
-
-    def _receive_results(self, limit_s: float) -> list[Array]:
-        """Receive the host's reports until the run has ended. Its limit does not count its waits for other models.
-
-        It begins anew with each response.
-        """
-        self._began_s = time.monotonic()
-        while True:
-            try:
-                results = self._read(receive_bytes(self._channel))
-            except TimeoutError:
-                with self._calls:
-                    left_s = limit_s + self._waited_s - (time.monotonic() - self._began_s)
-                    if self._open is None and left_s <= 0:
-                        raise
-                self._timeout_s = limit_s if left_s <= 0 else left_s
-                self._channel.settimeout(self._timeout_s)
-            else:
-                if results is not None:
-                    return results
 
     def _read(self, data: bytes) -> list[Array] | None:
         """Copy results out of the slot; None: the run goes on.
@@ -420,7 +454,7 @@ class RunnerSide:
                 for spec, place in zip(self._outputs, response.outputs, strict=True)
             ]
         self._began_s, self._waited_s = time.monotonic(), 0.0
-        send(self._channel, Taken(apart.on_response(response.index, found, response.is_last)))
+        self._send(Taken(apart.on_response(response.index, found, response.is_last)))
 
     # ---- calls of other models ---------------------------------------------------------------------------------------
 
@@ -463,7 +497,7 @@ class RunnerSide:
                         raise ended
                     self._send_outputs(*ended)
                 except EdgeRuntimeError as error:
-                    send(self._channel, NotCalled(error.message, error.code, error.retry_after_ms))
+                    self._send(NotCalled(error.message, error.code, error.retry_after_ms))
             self._waited_s += time.monotonic() - call.began_s
             self._open = None
 
@@ -475,7 +509,7 @@ class RunnerSide:
         slot = self._slot_of(end)
         for tensor, payload in zip(named, payloads, strict=True):
             slot.write(tensor.place, payload)
-        send(self._channel, Answered(named))
+        self._send(Answered(named))
 
     def _drop_call(self) -> None:
         """Take a call back whose run has ended."""
@@ -492,8 +526,8 @@ class RunnerSide:
         return self._slot
 
     def _grow(self, nbytes: int) -> None:
-        """Send a slot that holds the results. Raises BrokenMessage: no results are so large."""
-        if not 0 < nbytes <= MAX_SLOT_BYTES:
+        """Send a slot that holds the results. Raises BrokenMessage: no results are so large, or it has the memory."""
+        if not (self._slot.nbytes if self._slot is not None else 0) < nbytes <= MAX_SLOT_BYTES:
             raise BrokenMessage(f"its results need {nbytes} bytes")
         try:
             self._replace_slot(slot_bytes(nbytes))
@@ -505,8 +539,8 @@ class RunnerSide:
             slot = SharedMemory.new(nbytes)
         except OSError as error:
             raise RunFailed(f"there is no memory for tensors of {nbytes} bytes: {error.strerror}") from error
-        send(self._channel, Memory(nbytes))
-        send_bytes(self._channel, b"\0", [slot.descriptor])
+        self._send(Memory(nbytes))
+        self._send_bytes(b"\0", [slot.descriptor])
         slot.close()
         self._slot = slot
         self._orders.clear()

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edge_runtime.backends.base import RunEvents
 from edge_runtime.backends.host_messages import (
     CallTask,
     ChannelEnded,
@@ -104,8 +105,12 @@ class Hosts:
         fork_timeout_s: float = FORK_TIMEOUT_S,
         parent_idle_s: float = PARENT_IDLE_S,
     ) -> None:
-        """regions: of clients, which hosts may read. on_failure: called when an instance has failed; must not wait."""
+        """regions: of clients, which hosts may read. on_failure: called when an instance has failed; must not wait.
+
+        events: the loop on which runs end, set before the first load; None: a thread waits for each run.
+        """
         self.regions = regions
+        self.events: RunEvents | None = None
         self._fork_timeout_s = fork_timeout_s
         self._parent_idle_s = parent_idle_s
         self._lock = threading.Lock()

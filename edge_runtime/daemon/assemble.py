@@ -237,6 +237,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
     descriptors = Descriptors()
     frigate = _new_frigate_door(config, core, descriptors)
     listeners = mqtt.listeners() if mqtt is not None else {}
+    loop = core.hosts.events = IoLoop(core.metrics, unfinished_bytes=config.limits.message_bytes)
     return Daemon(
         config,
         core,
@@ -247,7 +248,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
         http=_new_http_door(config, core, operations, status, descriptors),
         grpc=_new_grpc_door(config, core, operations, status, descriptors),
         frigate=frigate,
-        loop=IoLoop(core.metrics, unfinished_bytes=config.limits.message_bytes),
+        loop=loop,
         host=host,
         notifier=Notifier(),
         status=status,

@@ -390,11 +390,16 @@ class InferFrontend:
         arrived_s: float,
         refused: list[RefusedEntries],
     ) -> None:
-        """Submit a burst; no worker wakes for the first of it. refused: as of `_submit_each`."""
+        """Submit a burst; no run begins with the first of it alone. refused: as of `_submit_each`."""
         dispatcher = self._infer.dispatcher
+        may_be_one = self._may_be_one(endpoint, route)
+        if may_be_one:
+            entries = self._start_together(endpoint, route, entries, arrived_s)
+            if not entries:
+                return
         dispatcher.begin_burst()
         try:
-            if self._may_be_one(endpoint, route):
+            if may_be_one:
                 entries = self._submit_together(endpoint, route, entries, arrived_s, refused)
             self._submit_each(endpoint, route, entries, arrived_s, refused)
         finally:
@@ -404,6 +409,36 @@ class InferFrontend:
         """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
         is_small = route.plan.makes_bursts and route.encoding is FRAMES and route.plan.nbytes < TOGETHER_BYTES
         return is_small and endpoint.post_answers is not None and not self.listeners
+
+    def _start_together(
+        self, endpoint: ReplyEndpoint, route: InferRoute, entries: list[Entry], arrived_s: float
+    ) -> list[Entry]:
+        """Have requests of all senders run together, as long as a run can begin at once; return the others.
+
+        Nothing waits then, so no sender can be in another's way.
+        """
+        plan, dispatcher = route.plan, self._infer.dispatcher
+        scheduled = plan.servable.scheduled
+        most = dispatcher.rows_together(scheduled) // plan.rows
+        while len(entries) > 1 and most > 1 and dispatcher.starts_at_once(scheduled, min(len(entries), most)):
+            part = entries[:most]
+            origin = part[0][0]
+            is_of_one = all(entry[0] is origin for entry in part)
+            sender = endpoint.sender(origin) if is_of_one else route
+            if not self._submit_as_one(endpoint, route, part, sender, arrived_s):
+                break
+            entries = entries[most:]
+        return entries
+
+    def _submit_as_one(
+        self, endpoint: ReplyEndpoint, route: InferRoute, part: list[Entry], sender: Hashable, arrived_s: float
+    ) -> bool:
+        """Submit requests as one; False: they were not admitted so."""
+        plan = route.plan
+        reply = BurstReply(self, endpoint, route, part)
+        request = Request(route.header, (), plan.nbytes * len(part), reply, sender, arrived_s, self._metrics)
+        request.count, request.split = len(part), reply.split
+        return self._infer.submit_burst(request, plan, join_burst(plan, part))
 
     def _submit_together(
         self,
@@ -432,11 +467,7 @@ class InferFrontend:
                 continue
             for start in range(0, len(own), most):
                 part = own[start : start + most]
-                reply = BurstReply(self, endpoint, route, part)
-                nbytes, sender = plan.nbytes * len(part), endpoint.sender(origin)
-                request = Request(route.header, (), nbytes, reply, sender, arrived_s, self._metrics)
-                request.count, request.split = len(part), reply.split
-                if len(part) == 1 or not self._infer.submit_burst(request, plan, join_burst(plan, part)):
+                if len(part) == 1 or not self._submit_as_one(endpoint, route, part, endpoint.sender(origin), arrived_s):
                     left += part
         return left
 
@@ -448,7 +479,8 @@ class InferFrontend:
         made: list[Request] = []
         for origin, request_id, data in entries:
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
-            request = Request(route.header, (data,), plan.nbytes, reply, burst.sender, burst.arrived_s, self._metrics)
+            sender = endpoint.sender(origin)
+            request = Request(route.header, (data,), plan.nbytes, reply, sender, burst.arrived_s, self._metrics)
             request.take(plan, plan.arrays((data,)))
             request.error, request.lost_runs = burst.error, burst.lost_runs
             made.append(request)

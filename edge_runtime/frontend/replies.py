@@ -258,6 +258,11 @@ class TransportReply:
         name = getattr(self.encoding, "user_id", None)
         return name(self.request_id) if name is not None else ""
 
+    @property
+    def writes_text(self) -> bool:
+        """Whether outputs are not sent as they are, which takes a large one long."""
+        return self.encoding is not FRAMES
+
     def answer(self, request: Request) -> None:
         """Send the answer.
 

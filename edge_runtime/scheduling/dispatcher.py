@@ -1,15 +1,18 @@
 """The models that share the cores: which requests wait, which jobs run, which cores are free.
 
-Owns: queues, cores and running jobs, under one short lock. It applies the rules of policy.py and starts nothing itself:
-worker.py's threads ask for jobs and report them finished, servables admit. Every public method may be called from any
-thread; requests are answered and refused outside the lock, by the caller that got them.
+Owns: queues, cores and running jobs, under one short lock. It applies the rules of policy.py and runs nothing itself:
+worker.py's threads ask for jobs and report them finished, servables admit; `runs` begins jobs that need no thread, on
+that of the caller. Every public method may be called from any thread; requests are answered and refused, and runs
+begun, outside the lock, by the caller that got them.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -29,7 +32,7 @@ from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import ChainFlow, ChainLoad, Claim, Load
 from edge_runtime.scheduling.queue import RequestQueue
 from edge_runtime.scheduling.request import Arrival, Request
-from edge_runtime.scheduling.scheduled_model import LONELY_RUNS, Job, Layout, ScheduledModel
+from edge_runtime.scheduling.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
 from edge_runtime.scheduling.senders import Refusals
 
 WIDE_AGAIN_RUNS = 16
@@ -56,6 +59,18 @@ MOST_GIVEN_WAY = 16
 """At most this many requests give way to a new one: one of many rows must not empty a queue of small ones."""
 
 
+class Runs(Protocol):
+    """What begins jobs whose runs no thread waits for. Thread: any; never raises."""
+
+    def begin(self, job: Job) -> None:
+        """Begin a job that has its cores."""
+        ...
+
+    def drive(self) -> None:
+        """Ask for jobs, as long as there are, and begin them."""
+        ...
+
+
 class Dispatcher:
     """Admission, choice of the next job, and accounts of the cores."""
 
@@ -80,6 +95,8 @@ class Dispatcher:
         # Invariant: without a circle, so that no run waits for itself, through whatever others.
         self._calls: dict[ScheduledModel, set[str]] = {}
         self._chains, self._promised_s = 0, 0.0
+        self._handed: deque[Job] = deque()
+        self.runs: Runs | None = None
         self.is_stopping = False
         # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
         # for a deadline that it looks at in time anyway would cost each request a switch of threads.
@@ -91,24 +108,33 @@ class Dispatcher:
         return self._cores
 
     def admit(self, model: ScheduledModel, request: Request) -> None:
-        """Queue a request, or raise.
+        """Queue a request, or begin its run at once, or raise.
 
         Raises Draining (the model was closed: resolve it again), QueueFull, DeadlineUnmeetable. Thread: any.
         """
+        runs, drives = self.runs, False
         with self._lock:
             if not model.is_open:
                 raise _replaced(model)
             refusal = self._judge(model, request)
             if refusal is not None:
                 raise refusal
-            given_way = self._make_room(model, request)
-            if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
-                model.queue.line.join(request)
-            self._queue(model, request)
-            if not self._bursts and self._idle_workers and (self._free > 0 or self._room_ahead(model)):
-                self.has_work.notify()
+            job = self._start_at_once(model, request) if runs is not None and model.layout.begins else None
+            if job is None:
+                given_way = self._make_room(model, request)
+                if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
+                    model.queue.line.join(request)
+                self._queue(model, request)
+                if not self._bursts and (self._free > 0 or self._room_ahead(model)):
+                    drives = self._wake_for(model)
+        if job is not None:
+            assert runs is not None
+            runs.begin(job)
+            return
         for other, error in given_way:
             other.refuse(error)
+        if drives and runs is not None:
+            runs.drive()
 
     def judge(self, model: ScheduledModel, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
         """Return what `admit` would refuse an arrival with now, and whether that holds for more like it.
@@ -137,10 +163,17 @@ class Dispatcher:
             self._bursts += 1
 
     def end_burst(self, taken: int = 0) -> None:
-        """Wake as many workers as can start a run now. taken: runs that the caller begins itself."""
+        """Begin what can begin without a worker, and wake as many workers as can start a run now.
+
+        taken: runs that the caller begins itself.
+        """
         with self._lock:
             self._bursts -= 1
-            if not self._idle_workers or not self._active:
+            drives = any(model.layout.begins for model in self._active)
+        if drives and self.runs is not None:
+            self.runs.drive()
+        with self._lock:
+            if not self._idle_workers or not any(not model.layout.begins for model in self._active):
                 return
             runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
             able = max(self._free, 0)
@@ -230,6 +263,17 @@ class Dispatcher:
             is_plain = is_plain and isinstance(model.queue, RequestQueue)
             return rows if is_plain and times.mean_s(rows) <= SHORT_RUN_S else 0
 
+    def starts_at_once(self, model: ScheduledModel, rows: int) -> bool:
+        """Whether the run of one more request would begin now: who its sender is counts for nothing then. Thread: any.
+
+        What changes meanwhile may prove it wrong.
+        """
+        with self._lock:
+            if self.runs is None or not model.layout.begins or not self._may_start(model):
+                return False
+            is_free = self._free >= model.layout.threads and model.running < model.layout.concurrency
+            return is_free or self._room_ahead(model, rows) > 0
+
     def take_apart(self, job: Job) -> list[Request]:
         """Have each request of a failed job stand for itself; return those that are unanswered."""
         with self._lock:
@@ -242,13 +286,24 @@ class Dispatcher:
             job.batch, job.ended = parts, set()
             return parts
 
-    def next_job(self, *, waits: bool = False) -> tuple[Job | None, list[Request]]:
+    def hand_over(self, job: Job) -> None:
+        """Have a worker take a job that was started, or whose run has ended. Thread: any."""
+        with self._lock:
+            self._handed.append(job)
+            self.has_work.notify()
+
+    def next_job(self, *, waits: bool = False, begins: bool = False) -> tuple[Job | None, list[Request]]:
         """The next batch to run, and requests found expired, which the caller refuses.
 
-        waits: sleep until there is one of them, or `stop`. Thread: workers.
+        waits: sleep until there is one of them, or `stop`. begins: only a job whose layout begins its runs; where the
+        next is another's, a worker wakes for it. Thread: workers; with `begins` any.
         """
         with self._lock:
             while not (waits and self.is_stopping):
+                if self._handed and not begins:
+                    return self._handed.popleft(), []
+                if begins and self._next_is_workers():
+                    return None, []
                 if len(self._active) == 1 and self._room_ahead(model := next(iter(self._active))):
                     found = self._hand_ahead(model)
                 else:
@@ -301,6 +356,16 @@ class Dispatcher:
                     self._queue(model, request)
             self._end(job)
 
+    def take_overdue(self) -> list[BegunRun]:
+        """Runs that were begun and are over their limits, each once, for the caller to give up. Thread: the timer's."""
+        with self._lock:
+            overdue = []
+            for job in self._running:
+                if job.run is not None and job.run.left_s() <= 0:
+                    overdue.append(job.run)
+                    job.run = None
+            return overdue
+
     # ---- runs that call other models ---------------------------------------------------------------------------------
 
     def begin_call(self, model: str) -> tuple[Job, list[Request]]:
@@ -318,7 +383,7 @@ class Dispatcher:
             if not waiting:
                 raise DeadlineExceeded("the requests of this run have been answered")
             self._add_call(job.model, model)
-            self._waiting_jobs += 1
+            self._waiting_jobs += not job.layout.begins
             job.waits_since_s = self._clock.monotonic_s()
             self._free += job.layout.threads
             if self._free > 0 and self._active and self._idle_workers:
@@ -335,8 +400,8 @@ class Dispatcher:
     def workers_wanted(self) -> int:
         """Threads that are to run jobs.
 
-        For each core one whose run is on and one whose run is handed ahead, and one for each run that waits for another
-        model.
+        For each core one whose run is on and one whose run is handed ahead, and one for each run that a worker waits
+        for and that waits for another model.
         """
         return 2 * self._cores + self._waiting_jobs
 
@@ -447,6 +512,8 @@ class Dispatcher:
                 self._retire(model)
                 wake_at_s = min(wake_at_s, model.wake_at_s)
             for job in self._running:
+                if job.run is not None:
+                    wake_at_s = min(wake_at_s, now_s + job.run.left_s())
                 for request in job.unanswered():
                     if request.deadline_s <= now_s:
                         job.ended.add(request)
@@ -579,7 +646,7 @@ class Dispatcher:
     def _end_wait(self, job: Job, since_s: float) -> None:
         job.waited_s += self._clock.monotonic_s() - since_s
         job.waits_since_s = None
-        self._waiting_jobs -= 1
+        self._waiting_jobs -= not job.layout.begins
         self._free -= job.layout.threads
 
     def _is_busy(self) -> bool:
@@ -600,8 +667,8 @@ class Dispatcher:
             self._ahead.remove(job)
         elif self._ahead:
             self._begin_ahead(job.layout)
-        # The caller takes one job itself; cores beyond that are another worker's.
-        if self._free > 1 and self._active and self._idle_workers:
+        # The caller takes one job itself, or all that need no worker; cores beyond that are another worker's.
+        if self._free > 1 and self._idle_workers and any(not each.layout.begins for each in self._active):
             self.has_work.notify()
 
     def _make_room(self, model: ScheduledModel, request: Request) -> list[tuple[Request, QueueFull]]:
@@ -743,10 +810,56 @@ class Dispatcher:
             self._retire(model)
         return None, expired
 
-    def _room_ahead(self, model: ScheduledModel) -> int:
+    def _wake_for(self, model: ScheduledModel) -> bool:
+        """Wake a worker for a model that has work; False: none is needed, for the caller drives."""
+        if model.layout.begins and self.runs is not None:
+            return True
+        if self._idle_workers:
+            self.has_work.notify()
+        return False
+
+    def _next_is_workers(self) -> bool:
+        """Whether the run that is next is a worker's, which is woken for it."""
+        if all(model.layout.begins for model in self._active):
+            return False
+        models = list(self._active)
+        ordered = models if len(models) == 1 else self._by_claim(models, self._clock.monotonic_s())
+        for model in ordered:
+            if model.running >= model.layout.concurrency or model.layout.is_down or model.runs_alone:
+                continue
+            if not model.layout.begins and self._free > 0 and self._idle_workers:
+                self.has_work.notify()
+            return not model.layout.begins
+        return False
+
+    def _start_at_once(self, model: ScheduledModel, request: Request) -> Job | None:
+        """Start a request's run where nothing waits, and nothing has to be weighed: it needs no place in a queue."""
+        layout = model.layout
+        if self._bursts or request.shape is policy.ALONE or not self._may_start(model):
+            return None
+        now_s = self._clock.monotonic_s()
+        if self._free >= layout.threads and model.running < layout.concurrency:
+            job = self._start(model, [request], now_s)
+        elif self._room_ahead(model, request.rows):
+            job = self._start_ahead(model, [request], now_s)
+        else:
+            return None
+        if request.deadline_s < self._timer_sleeps_until_s:
+            self.has_timer.notify()
+        return job
+
+    def _may_start(self, model: ScheduledModel) -> bool:
+        """Whether nothing speaks against a run of a new request, but that cores or runners are taken."""
+        limits = model.limits
+        if self._active or model.layout.is_down or model.runs_alone or model.culprits:
+            return False
+        return not (limits.max_delay_s or limits.preferred_rows or isinstance(model.queue, LevelQueue))
+
+    def _room_ahead(self, model: ScheduledModel, new_rows: int = 0) -> int:
         """Runs of a model that may be handed to its host now, though its runners are at work.
 
-        Only while it is alone: another model would find the cores taken. Full batches, or short ones.
+        Only while it is alone: another model would find the cores taken. Full batches, or short ones. new_rows: beside
+        those that wait.
         """
         layout = model.layout
         room = layout.concurrency + layout.ahead - model.running
@@ -756,7 +869,7 @@ class Dispatcher:
             return 0  # it may begin at once
         if model.runs_alone or len(self._active) > 1 or any(job.layout is not layout for job in self._running):
             return 0
-        rows, most = model.queue.rows, max(model.limits.max_rows, 1)
+        rows, most = model.queue.rows + new_rows, max(model.limits.max_rows, 1)
         run_s = layout.run_times.mean_s(min(rows, most))
         if run_s > self._max_run_s or (rows < most and run_s > SHORT_RUN_S) or not rows:
             return 0
@@ -766,19 +879,28 @@ class Dispatcher:
 
     def _hand_ahead(self, model: ScheduledModel) -> tuple[Job | None, list[Request]]:
         """Start the run that waits in its host until one of those under way has ended. Nothing expires here."""
-        ends_s = sorted(job.ends_s for job in self._running)
         now_s = self._clock.monotonic_s()
-        start_s = max(ends_s[max(len(ends_s) - model.layout.concurrency, 0)], now_s)
+        start_s = self._turn_ahead_s(model, now_s)
         # What would be too late by then may still be on time when a run ends sooner: it waits, and expires by itself.
         take = policy.plan_batch(model.queue.in_order(now_s), start_s, model.limits, model.layout.run_times).take
         if not take or take[0].shape is policy.ALONE:
             return None, []
-        job = self._start(model, take, now_s)
+        return self._start_ahead(model, take, now_s), []
+
+    def _turn_ahead_s(self, model: ScheduledModel, now_s: float) -> float:
+        """When the next run that is handed ahead should begin."""
+        ends_s = sorted(job.ends_s for job in self._running)
+        return max(ends_s[max(len(ends_s) - model.layout.concurrency, 0)], now_s)
+
+    def _start_ahead(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
+        """As `_start`, for a run that waits in its host."""
+        start_s = self._turn_ahead_s(model, now_s)
+        job = self._start(model, batch, now_s)
         job.limit_s += max((other.limit_s for other in self._running if other is not job), default=0.0)
         job.is_ahead = True
         self._ahead.append(job)
         job.started_s, job.ends_s = start_s, job.ends_s + start_s - now_s
-        return job, []
+        return job
 
     def _begin_ahead(self, layout: Layout) -> None:
         """Note that a run has ended, so the first of those that wait in the host has begun."""
@@ -805,7 +927,7 @@ class Dispatcher:
         return [models[index] for index in policy.choose_model(claims)]
 
     def _start(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
-        """Take a batch out of its queue, and the cores that its run has."""
+        """Take a batch out of its queue, where it waits there, and the cores that its run has."""
         model.queue.remove(batch, runs_at_s=now_s)
         rows = batch[0].rows if len(batch) == 1 else sum(request.rows for request in batch)
         is_alone = not self._running and not model.queue.rows and len(self._active) == 1
@@ -819,9 +941,11 @@ class Dispatcher:
         if model is not self._last:
             self._last, self._disturbed_s = model, now_s
         ends_s = now_s + layout.run_times.mean_s(rows)
-        job = Job(model, layout, batch, rows, now_s, ends_s, thread=threading.get_ident())
+        job = Job(model, layout, batch, rows, now_s, ends_s, thread=0 if layout.begins else threading.get_ident())
         if layout.run_limit_s != math.inf:
             job.limit_s = layout.limit_s(rows, sum(request.nbytes for request in batch) if layout.warm_row_bytes else 0)
+            if layout.begins and now_s + job.limit_s < self._timer_sleeps_until_s:
+                self.has_timer.notify()
         self._running.add(job)
         self._free -= layout.threads
         model.running += 1

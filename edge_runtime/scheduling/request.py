@@ -50,17 +50,6 @@ class StreamingReply(Reply, Protocol):
         ...
 
 
-class AnsweredApart(RunFailed):
-    """Not a failure: the model answered each request of a run by itself.
-
-    answers: of each request, in the order of the run, a burst's one by one: its outputs, or its error.
-    """
-
-    def __init__(self, answers: Sequence[list[Array] | EdgeRuntimeError]) -> None:
-        super().__init__("each request was answered by itself")
-        self.answers = answers
-
-
 class Terms(Protocol):
     """What queues and runs read of a checked header (serving's RequestPlan).
 
@@ -169,7 +158,7 @@ class Request:
         self.share: Share | None = None
         self.error: EdgeRuntimeError | None = None
         self.lost_runs = 0
-        self.held: tuple[UnansweredBytes, int] | None = None
+        self.held: tuple[UnansweredBytes, Hashable, int] | None = None
         self.destinations: Sequence[Array | None] = ()
         self.longest_s = math.inf
         self.is_given_up = False
@@ -179,13 +168,13 @@ class Request:
 
     def hold(self, unanswered: UnansweredBytes, nbytes: int) -> None:
         """Count as unanswered from now until it ends. Raises QueueFull."""
-        self.held = unanswered, unanswered.hold(self.sender, nbytes)
+        self.held = unanswered, self.sender, unanswered.hold(self.sender, nbytes)
 
     def let_go(self) -> None:
         """End what `hold` counted: before the reply, or its client could be refused for it."""
         held, self.held = self.held, None
         if held is not None:
-            held[0].give_back(self.sender, held[1])
+            held[0].give_back(held[1], held[2])
 
     def take(self, plan: Terms, inputs: Sequence[Array]) -> None:
         """Become a request for one servable."""

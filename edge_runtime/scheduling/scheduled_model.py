@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
 
+from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.scheduling.level_queue import LevelQueue
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.queue import RequestQueue
@@ -42,6 +43,20 @@ UNKNOWN_LIMIT_S = 60.0
 """The limit of a run whose time nothing predicts: the model could not be warmed up."""
 
 
+class PerRequest(Struct):
+    """What a run ended with whose model answered each request by itself.
+
+    answers: of each request, in the order of the run, a burst's one by one: its outputs, or its error.
+    """
+
+    answers: Sequence[list[Array] | EdgeRuntimeError]
+
+
+RunResult = list[Array] | PerRequest | EdgeRuntimeError
+"""What a run ended with: the outputs of all requests, or of each, or an error: HostEnded and RunTooLong lose the run,
+any other is a failure of what was asked."""
+
+
 class Runner(Protocol):
     """Runs requests together on one instance. An instance in a host is one."""
 
@@ -53,16 +68,45 @@ class Runner(Protocol):
         """
         ...
 
+    def begin(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
+    ) -> BegunRun:
+        """Begin what `run_parts` runs, where the layout `begins`. on_end: called once, on any thread.
+
+        owner: whose calls of other models arrive on `owner.thread`. Raises RunFailed, HostEnded: it has not begun.
+        """
+        ...
+
     def restore(self) -> None:
         """Wait until the host that ended is replaced. Raises LoadFailed."""
+        ...
+
+
+class BegunRun(Protocol):
+    """A run that no thread waits for."""
+
+    def left_s(self) -> float:
+        """How long it may go on; math.inf: without a limit now."""
+        ...
+
+    def give_up(self) -> None:
+        """End it for its limit, and wait for that: it ends with RunTooLong."""
         ...
 
 
 class RequestRunner(Protocol):
     """Runs requests on an instance whose model sees each of them by itself."""
 
-    def run_requests(self, batch: Sequence[Request], parts: Sequence[Sequence[Array]], limit_s: float) -> list[Array]:
-        """Run as `Runner.run_parts` does. parts: of the batch. Raises AnsweredApart beside."""
+    def run_requests(
+        self, batch: Sequence[Request], parts: Sequence[Sequence[Array]], limit_s: float
+    ) -> list[Array] | PerRequest:
+        """Run as `Runner.run_parts` does. parts: of the batch."""
+        ...
+
+    def begin_requests(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
+    ) -> BegunRun:
+        """Begin that run for the batch of a job, as `Runner.begin` does."""
         ...
 
 
@@ -143,6 +187,7 @@ class Layout(Struct):
     warm_row_bytes: of one row of the inputs that the curve was measured with, where rows differ in size, else 0.
     is_down: its host has ended and is not yet replaced, so nothing runs. ahead: runs that its host takes beside
     `concurrency`, see `Job.is_ahead`. by_request: None for a model that sees the joined rows of a run alone.
+    begins: its runs are begun, and their ends are events: no thread waits.
     """
 
     runner: Runner | None
@@ -155,6 +200,7 @@ class Layout(Struct):
     is_down: bool = False
     ahead: int = 0
     by_request: RequestRunner | None = None
+    begins: bool = False
 
     def limit_s(self, rows: int, nbytes: int) -> float:
         """Return how long a run may last before it is ended."""
@@ -205,7 +251,9 @@ class Job(Struct, eq=False):
     """One batch in one layout, from its start to its end.
 
     ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:
-    that runs it. waits_since_s: it waits for another model since then, and has given its cores back; waited_s: before.
+    that runs it, or hears of a run that was begun, while it does; 0: none. run: that was begun, until it is given up.
+    result: what its run ended with, for the thread that it is handed over to. waits_since_s: it waits for another
+    model since then, and has given its cores back; waited_s: before.
     is_ahead: it was handed to its host while all its runners were at work, and begins when one of those runs ends;
     started_s is when that should be, until it is known.
     """
@@ -219,6 +267,8 @@ class Job(Struct, eq=False):
     limit_s: float = math.inf
     ended: set[Request] = field(default_factory=set)
     thread: int = 0
+    run: BegunRun | None = None
+    result: RunResult | None = None
     waits_since_s: float | None = None
     waited_s: float = 0.0
     is_ahead: bool = False

@@ -1,9 +1,10 @@
-"""The threads that run jobs, the timer that expires requests, and what a run means for each request of its batch.
+"""How jobs are begun or run, the timer that expires requests, and what a run means for each request of its batch.
 
-The one place that judges deadline and failure of runs: a worker's batch, a request run alone on its caller's thread,
-and, by the same rules, the lean inline bursts (infer_frontend.py), which have no request objects. A worker's loop is
-three steps: take a job, run it, complete its requests. One of the three places where exceptions are caught broadly: a
-failing run becomes run_failed, never a dead worker.
+The one place that judges deadline and failure of runs: a worker's batch, a run in a host, whose end is an event, a
+request run alone on its caller's thread, and, by the same rules, the lean inline bursts (infer_frontend.py), which have
+no request objects. A run in a host is begun by the thread that admits its requests, and no thread waits for it; a run
+inside the daemon is a worker's: take a job, run it, complete its requests. One of the three places where exceptions are
+caught broadly: a failing run becomes run_failed, never a dead worker.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from edge_runtime.errors import (
     HostEnded,
     NotReady,
     QueueTimeExpired,
+    RunFailed,
     RunTooLong,
 )
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import ALONE
-from edge_runtime.scheduling.request import AnsweredApart, Request, deadline_exceeded, failure_of
-from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, ScheduledModel
+from edge_runtime.scheduling.request import Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, PerRequest, RunResult, ScheduledModel
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -44,12 +46,23 @@ JOIN_S = 1.0
 """Threads have this long to end, once their requests have been answered or refused."""
 
 
+LARGE_BYTES = 4 << 20
+"""More is copied into a host, or out of it, by a worker: a loop that hears of runs must not stall for a millisecond."""
+
+WRITTEN_BYTES = 64 << 10
+"""Larger outputs that are not sent as they are, but written as text, are a worker's too."""
+
+
 class WorkerPool:
-    """Two workers for each core of the dispatcher, more while runs wait for other models, and one timer."""
+    """Two workers for each core of the dispatcher, more while runs wait for other models, and one timer.
+
+    Also begins the runs that need no worker, on the thread that admits their requests or hears of the run before.
+    """
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
+        dispatcher.runs = self
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._workers = 0
@@ -101,11 +114,68 @@ class WorkerPool:
                 job, expired = dispatcher.next_job(waits=True)
                 if expired:
                     refuse_expired(expired, self._clock)
-                if job is not None and run_job(job, dispatcher, self._clock):
-                    self._spawn(f"edge-restore-{job.model.name}", partial(self._restore, job.model, job.layout))
+                if job is not None:
+                    self._take(job)
                 del job, expired  # while it waits, a worker keeps no request, and no model that was swapped out
             except Exception:  # no bug may end a worker: with the last one, nothing would ever run again
                 log.exception("an exception reached a worker's loop")
+
+    def _take(self, job: Job) -> None:
+        """Run a job, begin it, or go on with one whose run has ended. Thread: a worker."""
+        if job.result is None and job.layout.begins and not _is_large(job):
+            self.begin(job)
+            return
+        result = run_batch(job) if job.result is None else job.result
+        if end_job(job, result, self._dispatcher, self._clock):
+            self._spawn(f"edge-restore-{job.model.name}", partial(self._restore, job.model, job.layout))
+
+    # ---- runs that no thread waits for -------------------------------------------------------------------------------
+
+    def drive(self) -> None:
+        """Begin the runs that may begin now and need no worker. Never raises. Thread: any."""
+        dispatcher = self._dispatcher
+        while True:
+            job, expired = dispatcher.next_job(begins=True)
+            if expired:
+                refuse_expired(expired, self._clock)
+            if job is not None:
+                self.begin(job)
+            elif not expired:
+                return
+
+    def begin(self, job: Job) -> None:
+        """Begin a job of a layout that begins its runs. Never raises. Thread: any."""
+        if _is_large(job):
+            self._dispatcher.hand_over(job)
+            return
+        layout, batch = job.layout, job.batch
+        try:
+            parts = _parts(batch)
+            ended = partial(self._ended, job)
+            if layout.by_request is not None:
+                job.run = layout.by_request.begin_requests(parts, job.limit_s, job, ended)
+            else:
+                assert layout.runner is not None  # its concurrency is 0
+                job.run = layout.runner.begin(parts, job.limit_s, job, ended)
+        except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; failure_of logs it)
+            self._ended(job, failure_of(error, f"a run of model {job.model.name} failed"))
+
+    def _ended(self, job: Job, result: RunResult) -> None:
+        """Go on with a job whose run has ended, or have a worker do so, where that may take longer. Never raises.
+
+        Thread: any; the loop's, where all went well.
+        """
+        try:
+            if isinstance(result, list):
+                result = _checked(job, result)
+            if isinstance(result, EdgeRuntimeError) or _is_long(job, result):
+                job.result = result
+                self._dispatcher.hand_over(job)
+            else:
+                end_job(job, result, self._dispatcher, self._clock)
+        except Exception:
+            log.exception("an exception reached the end of a run")
+        self.drive()
 
     def _restore(self, model: ScheduledModel, layout: Layout) -> None:
         """Wait for a layout's next host, so that no worker does; what waits stays queued."""
@@ -127,6 +197,8 @@ class WorkerPool:
             try:
                 expired, wake_at_s = self._dispatcher.expire()
                 refuse_expired(expired, self._clock)
+                for run in self._dispatcher.take_overdue():
+                    self._spawn("edge-end-run", run.give_up)
                 refused, again_at_s = self._dispatcher.due_refusals()
                 wake_at_s = min(wake_at_s, again_at_s)
                 if refused:
@@ -144,13 +216,41 @@ def run_job(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
 
     Returns whether the layout's host ended: the caller then has it restored.
     """
-    run_s = run_batch(job, clock)
-    if run_s is None:
-        return _after_failure(job, dispatcher, clock)
+    return end_job(job, run_batch(job), dispatcher, clock)
+
+
+def end_job(job: Job, result: RunResult, dispatcher: Dispatcher, clock: Clock) -> bool:
+    """Complete each request of a job whose run has ended, or queue it again; as `run_job`.
+
+    Thread: a worker, or for outputs any that may encode them.
+    """
+    run_s = give_result(job, result, clock)
+    if isinstance(result, PerRequest):
+        _complete_apart(job, result.answers, run_s, dispatcher, clock)
+        return False
+    if isinstance(result, EdgeRuntimeError):
+        return _after_failure(job, result, dispatcher, clock)
     dispatcher.finish(job, run_s)
     # Invariant: once a job is finished, the timer expires none of its requests.
     _complete(job.unanswered(), dispatcher)
     return False
+
+
+def _is_large(job: Job) -> bool:
+    """Whether writing its inputs takes long."""
+    batch = job.batch
+    return (batch[0].nbytes if len(batch) == 1 else sum([request.nbytes for request in batch])) > LARGE_BYTES
+
+
+def _is_long(job: Job, result: list[Array] | PerRequest) -> bool:
+    """Whether answering with these outputs may take long."""
+    arrays = result if isinstance(result, list) else ()
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+    return nbytes > WRITTEN_BYTES and (
+        nbytes > LARGE_BYTES or any(getattr(each.reply, "writes_text", False) for each in job.batch)
+    )
 
 
 def _complete(ended: Sequence[Request], dispatcher: Dispatcher) -> None:
@@ -167,12 +267,8 @@ def _complete(ended: Sequence[Request], dispatcher: Dispatcher) -> None:
         dispatcher.end_burst(taken=1)
 
 
-def _after_failure(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
-    """Decide what becomes of requests whose run gave no outputs of all; as `run_job`."""
-    error = job.batch[0].error
-    if isinstance(error, AnsweredApart):
-        _complete_apart(job, error.answers, dispatcher, clock)
-        return False
+def _after_failure(job: Job, error: EdgeRuntimeError, dispatcher: Dispatcher, clock: Clock) -> bool:
+    """Decide what becomes of requests whose run gave no outputs; as `run_job`. Thread: a worker."""
     if any(request.count > 1 for request in job.batch) and not dispatcher.take_apart(job):
         dispatcher.finish(job, None)
         return False
@@ -193,7 +289,9 @@ def _run_each(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
     for request in job.batch:
         if request in job.ended:
             continue
-        run_batch(replace(job, batch=[request], rows=request.rows, started_s=clock.monotonic_s()), clock)
+        job.thread = threading.get_ident()
+        alone = replace(job, batch=[request], rows=request.rows, started_s=clock.monotonic_s())
+        give_result(alone, run_batch(alone), clock)
         if isinstance(request.error, HostEnded | RunTooLong):
             # Those that have not run yet are lost with it.
             return _judge_lost_run(job, request.error, dispatcher)
@@ -204,12 +302,15 @@ def _run_each(job: Job, dispatcher: Dispatcher, clock: Clock) -> bool:
 
 
 def _complete_apart(
-    job: Job, answers: Sequence[list[Array] | EdgeRuntimeError], dispatcher: Dispatcher, clock: Clock
+    job: Job,
+    answers: Sequence[list[Array] | EdgeRuntimeError],
+    run_s: float | None,
+    dispatcher: Dispatcher,
+    clock: Clock,
 ) -> None:
     """Complete the requests of a run whose model answered each by itself; those of a burst one by one."""
+    assert run_s is not None
     finished_s = clock.monotonic_s()
-    run_s = finished_s - min(job.started_s, finished_s)
-    job.model.metrics.run(job.rows, run_s)
     own: dict[Request, Sequence[list[Array] | EdgeRuntimeError]] = {}
     start = 0
     for request in job.batch:
@@ -253,14 +354,17 @@ def find_culprit(
     """Tell who ended a host, None where that is not known, and which requests are to be run again.
 
     Nobody is blamed for a signal from outside, nor while another run was on in the host: then all run again as they
-    are, LOST_RUNS times at most. Else those of a batch, and one that died among others, run again alone, and one that
-    dies alone is to blame. A run that is over its limit is known, and no other is to blame. may_rerun: False, and none
-    runs again.
+    are, LOST_RUNS times at most, and without a count where there was no host to begin. Else those of a batch, and one
+    that died among others, run again alone, and one that dies alone is to blame. A run that is over its limit is known,
+    and no other is to blame. may_rerun: False, and none runs again that has begun.
     """
     is_known = isinstance(error, RunTooLong) or (error.was_alone and not error.is_outside)
     again: list[Request] = []
     for request in batch:
         is_last_try = request.shape is ALONE or isinstance(error, RunTooLong) or not may_rerun
+        if isinstance(error, HostEnded) and not error.has_begun:
+            again.append(request)
+            continue
         if is_known and len(batch) == 1 and is_last_try:
             return request, []
         if not (isinstance(error, HostEnded) and error.is_outside):
@@ -280,34 +384,55 @@ def refuse_expired(requests: Sequence[Request], clock: Clock) -> None:
         request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, clock.monotonic_s()))
 
 
-def run_batch(job: Job, clock: Clock) -> float | None:
-    """Run the requests of a job together; each then has its outputs, or the error that it is to be refused with.
-
-    Returns the run's seconds, None when it failed. Never raises. Thread: a worker, or an inline request's own.
-    """
-    batch, layout, model = job.batch, job.layout, job.model
+def run_batch(job: Job) -> RunResult:
+    """Run the requests of a job together, and wait. Never raises. Thread: a worker, or an inline request's own."""
+    batch, layout = job.batch, job.layout
+    job.thread = threading.get_ident()
     try:
-        parts = [request.inputs for request in batch]
-        is_lone = len(batch) == 1
-        if is_lone and batch[0].plan.copies_shared:  # a batch is copied by joining it
-            parts = [[array.copy() for array in parts[0]]]
+        parts = _parts(batch)
         if layout.by_request is not None:
-            outputs = layout.by_request.run_requests(batch, parts, job.limit_s)
-        else:
-            assert layout.runner is not None  # its concurrency is 0
-            outputs = layout.runner.run_parts(parts, job.limit_s, alone=is_lone and batch[0].shape is ALONE)
-        shares = [outputs] if is_lone else split(outputs, [request.rows for request in batch])
+            return layout.by_request.run_requests(batch, parts, job.limit_s)
+        assert layout.runner is not None  # its concurrency is 0
+        alone = len(batch) == 1 and batch[0].shape is ALONE
+        return _checked(job, layout.runner.run_parts(parts, job.limit_s, alone=alone))
     except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; failure_of logs it)
-        failed = failure_of(error, f"a run of model {model.name} failed")
+        return failure_of(error, f"a run of model {job.model.name} failed")
+
+
+def _checked(job: Job, outputs: list[Array]) -> RunResult:
+    """What a run ended with that gave these outputs: an error where several requests cannot share them."""
+    if len(job.batch) > 1:
+        for array in outputs:
+            if not array.ndim:
+                return RunFailed(f"model {job.model.name} gave an output without rows for {job.rows} rows")
+    return outputs
+
+
+def _parts(batch: Sequence[Request]) -> Sequence[Sequence[Array]]:
+    """The inputs of each request."""
+    if len(batch) == 1 and batch[0].plan.copies_shared:  # a batch is copied by joining it
+        return [[array.copy() for array in batch[0].inputs]]
+    return [request.inputs for request in batch]
+
+
+def give_result(job: Job, result: RunResult, clock: Clock) -> float | None:
+    """Give each request the outputs of its run, or the error that it is to be refused with; count the run.
+
+    Returns the run's seconds, None when it failed. What was answered request by request is not given here.
+    """
+    batch, model = job.batch, job.model
+    if isinstance(result, EdgeRuntimeError):
         for request in batch:
-            request.error = failed
+            request.error = result
         return None
     finished_s = clock.monotonic_s()
     started_s = min(job.started_s, finished_s)  # one that was handed ahead knows it now
     run_s = finished_s - started_s
     model.metrics.run(job.rows, run_s)
-    for request, own in zip(batch, shares, strict=True):
-        _give(request, own, started_s, finished_s, run_s, job.rows)
+    if isinstance(result, list):
+        shares = [result] if len(batch) == 1 else split(result, [request.rows for request in batch])
+        for request, own in zip(batch, shares, strict=True):
+            _give(request, own, started_s, finished_s, run_s, job.rows)
     return run_s
 
 

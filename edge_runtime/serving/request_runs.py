@@ -1,13 +1,13 @@
 """Runs of a model that sees each request by itself, as Triton's python models do.
 
 Owns: what such a model gets of a request beside its tensors, and where each response goes: to its caller at once
-where the door takes several, else kept until the run has ended. Thread: the worker's that waits for the run.
+where the door takes several, else kept until the run has ended. Thread: that which waits for the run, or hears of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from edge_runtime.backends.host_instance import HostInstance
 from edge_runtime.backends.host_messages import RequestLine
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, Unsupported
-from edge_runtime.scheduling.request import AnsweredApart, Request, StreamingReply, failure_of
+from edge_runtime.scheduling.request import Request, StreamingReply, failure_of
+from edge_runtime.scheduling.scheduled_model import BegunRun, Job, PerRequest, RunResult
 from edge_runtime.tensors import Array
 from edge_runtime.wire import oip
 
@@ -34,16 +35,37 @@ class RequestRuns:
     def __init__(self, instance: HostInstance) -> None:
         self._instance = instance
 
-    def run_requests(self, batch: Sequence[Request], parts: Sequence[Sequence[Array]], limit_s: float) -> list[Array]:
-        """Run; return the outputs of the only request. Raises its error; AnsweredApart where there are several."""
-        responses = _Responses(batch)
-        lines = [_line(request) for request in batch]
-        if all(line is _PLAIN for line in lines):
-            lines = []
-        else:
-            lines = [line for line, request in zip(lines, batch, strict=True) for _ in range(request.count)]
-        rows = tuple([each for request in batch for each in (request.rows // request.count,) * request.count])
-        return self._instance.run_requests(parts, limit_s, rows, lines, responses.take) or responses.end()
+    def run_requests(
+        self, batch: Sequence[Request], parts: Sequence[Sequence[Array]], limit_s: float
+    ) -> list[Array] | PerRequest:
+        """Run; return the outputs of the only request, or of each. Raises the error of the only one."""
+        responses, rows, lines = _told(batch)
+        result = self._instance.run_requests(parts, limit_s, rows, lines, responses.take) or responses.end()
+        if isinstance(result, EdgeRuntimeError):
+            raise result
+        return result
+
+    def begin_requests(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
+    ) -> BegunRun:
+        """Begin the run of a job's batch."""
+        responses, rows, lines = _told(owner.batch)
+
+        def end(result: list[Array] | EdgeRuntimeError) -> None:
+            on_end(result or responses.end())
+
+        return self._instance.begin_requests(parts, limit_s, owner, end, rows, lines, responses.take)
+
+
+def _told(batch: Sequence[Request]) -> tuple[_Responses, tuple[int, ...], list[RequestLine]]:
+    """Where the responses of a batch go, and the rows and lines of each request."""
+    lines = [_line(request) for request in batch]
+    if all(line is _PLAIN for line in lines):
+        lines = []
+    else:
+        lines = [line for line, request in zip(lines, batch, strict=True) for _ in range(request.count)]
+    rows = tuple([each for request in batch for each in (request.rows // request.count,) * request.count])
+    return _Responses(batch), rows, lines
 
 
 def _line(request: Request) -> RequestLine:
@@ -93,17 +115,13 @@ class _Responses:
             return failure_of(error, f"a part of an answer of model {request.header.model} could not be given")
         return None
 
-    def end(self) -> list[Array]:
-        """Return the outputs of the run's one request. Raises its error, AnsweredApart: there are several."""
+    def end(self) -> RunResult:
+        """Return the outputs of the run's one request or its error; of several, those of each."""
         answers = [
             _not_one(request, "no response") if each is None else each
             for request, each in zip(self._requests, self._answers, strict=True)
         ]
-        if len(answers) > 1:
-            raise AnsweredApart(answers)
-        if isinstance(answers[0], EdgeRuntimeError):
-            raise answers[0]
-        return answers[0]
+        return PerRequest(answers) if len(answers) > 1 else answers[0]
 
 
 def _whole(request: Request, outputs: Sequence[Array | None]) -> list[Array] | EdgeRuntimeError:

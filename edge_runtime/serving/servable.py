@@ -10,7 +10,7 @@ import logging
 import math
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,13 +19,21 @@ from msgspec import Struct
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import Draining
+from edge_runtime.errors import Draining, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
-from edge_runtime.scheduling.scheduled_model import Job, LatencyModel, Layout, Runner, ScheduledModel
-from edge_runtime.scheduling.worker import check_in_time, join, run_batch
+from edge_runtime.scheduling.scheduled_model import (
+    BegunRun,
+    Job,
+    LatencyModel,
+    Layout,
+    Runner,
+    RunResult,
+    ScheduledModel,
+)
+from edge_runtime.scheduling.worker import check_in_time, give_result, join, run_batch
 from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
@@ -283,7 +291,8 @@ class Servable:
                 raise Draining(f"model {self.model} version {self.number} was replaced")
             started_s = self._clock.monotonic_s()
             check_in_time(layout.run_times, request.rows, request.arrived_s, request.timeout_s, started_s)
-            run_batch(Job(self.scheduled, layout, [request], request.rows, started_s, started_s), self._clock)
+            job = Job(self.scheduled, layout, [request], request.rows, started_s, started_s)
+            give_result(job, run_batch(job), self._clock)
         request.complete()
 
 
@@ -326,6 +335,7 @@ def layout_of(
         layout.run_limit_s = run_limit_s
         layout.warm_row_bytes = warm_row_bytes
         layout.ahead = instance.ahead
+        layout.begins = instance.begins
     return layout
 
 
@@ -345,6 +355,12 @@ class InsideRunner:
     ) -> list[Array]:
         """Join the parts and run them."""
         return self._instance.run(dict(zip(self._names, join(parts), strict=True)))
+
+    def begin(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
+    ) -> BegunRun:
+        """Nothing begins here: a thread runs it."""
+        raise NotImplementedError
 
     def restore(self) -> None:
         """Nothing ends: there is no host."""
@@ -366,6 +382,32 @@ class PieceRunner:
         starts = range(0, arrays[0].shape[0], most)
         pieces = [run([[array[start : start + most] for array in arrays]], limit_s, alone=alone) for start in starts]
         return [np.concatenate(column) for column in zip(*pieces, strict=True)]
+
+    def begin(
+        self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
+    ) -> BegunRun:
+        """Begin the first piece; each further one begins when that before it has ended."""
+        most = self._most_rows
+        if sum(inputs[0].shape[0] for inputs in parts) <= most:
+            return self._runner.begin(parts, limit_s, owner, on_end)
+        arrays = join(parts)
+        left = [[array[start : start + most] for array in arrays] for start in range(0, arrays[0].shape[0], most)]
+        done: list[list[Array]] = []
+
+        def end(result: RunResult) -> None:
+            if not isinstance(result, list):
+                on_end(result)
+                return
+            done.append(result)
+            if not left:
+                on_end([np.concatenate(column) for column in zip(*done, strict=True)])
+                return
+            try:
+                owner.run = self._runner.begin([left.pop(0)], limit_s, owner, end)
+            except EdgeRuntimeError as error:
+                on_end(error)
+
+        return self._runner.begin([left.pop(0)], limit_s, owner, end)
 
     def restore(self) -> None:
         """Wait until the host that ended is replaced. Raises LoadFailed."""
