@@ -260,6 +260,11 @@ class Regions:
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
+    @property
+    def are_none(self) -> bool:
+        """Whether there is no region now."""
+        return not self._files
+
     def find(self, address: int) -> FoundPlace | None:
         """Where an address lies; None outside of all regions. Valid as long as the caller holds a view of it."""
         if not self._files:

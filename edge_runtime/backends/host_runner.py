@@ -319,7 +319,7 @@ class RunnerSide:
         The host reads those where they are: nothing is copied between a client and the library.
         """
         regions = self._regions
-        if regions is None:
+        if regions is None or regions.are_none:
             return None
         # A part of a picture that is cut out is no tensor in a row: it is copied.
         found = [

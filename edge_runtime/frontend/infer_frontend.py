@@ -415,17 +415,13 @@ class InferFrontend:
     ) -> list[Entry]:
         """Have requests of all senders run together, as long as a run can begin at once; return the others.
 
-        Nothing waits then, so no sender can be in another's way.
+        Nothing waits then, so no sender can be in another's way: the route stands for all.
         """
         plan, dispatcher = route.plan, self._infer.dispatcher
         scheduled = plan.servable.scheduled
         most = dispatcher.rows_together(scheduled) // plan.rows
         while len(entries) > 1 and most > 1 and dispatcher.starts_at_once(scheduled, min(len(entries), most)):
-            part = entries[:most]
-            origin = part[0][0]
-            is_of_one = all(entry[0] is origin for entry in part)
-            sender = endpoint.sender(origin) if is_of_one else route
-            if not self._submit_as_one(endpoint, route, part, sender, arrived_s):
+            if not self._submit_as_one(endpoint, route, entries[:most], route, arrived_s):
                 break
             entries = entries[most:]
         return entries

@@ -544,6 +544,11 @@ class Dispatcher:
             self.has_work.notify_all()
             self.has_timer.notify_all()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request waits in a queue. Takes no lock: who queues one asks for its run as well."""
+        return bool(self._active)
+
     def is_idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
         with self._lock:

@@ -134,7 +134,7 @@ class WorkerPool:
     def drive(self) -> None:
         """Begin the runs that may begin now and need no worker. Never raises. Thread: any."""
         dispatcher = self._dispatcher
-        while True:
+        while dispatcher.has_waiting:
             job, expired = dispatcher.next_job(begins=True)
             if expired:
                 refuse_expired(expired, self._clock)

@@ -21,6 +21,8 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.frontend.replies import FRAMES, TransportReply
 from edge_runtime.scheduling.scheduled_model import LatencyModel
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.transports.io_loop import IoLoop
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
 from tests.models import onnx_models
@@ -111,11 +113,35 @@ class Kit:
         return metrics.answered_requests, dict(metrics.refusals)
 
 
+@pytest.fixture(params=["threads wait", "events"])
+def loop(request: pytest.FixtureRequest) -> Iterator[IoLoop | None]:
+    """The loop on which runs end; None: a thread waits for each."""
+    if request.param != "events":
+        yield None
+        return
+    made = IoLoop(Metrics())
+    thread = threading.Thread(target=made.run, args=(lambda: None, 0.5), name="test-loop")
+    thread.start()
+    yield made
+    made.stop()
+    thread.join()
+    made.close()
+
+
 @contextmanager
-def known(folder: Path, maker: Callable[[Path], Path], tensor: bytes, toml: str = "", **fields: Any) -> Iterator[Kit]:
+def known(
+    folder: Path,
+    maker: Callable[[Path], Path],
+    tensor: bytes,
+    toml: str = "",
+    *,
+    loop: IoLoop | None = None,
+    **fields: Any,
+) -> Iterator[Kit]:
     """A kit for a model that is made into a folder. fields: of its header."""
     put_model(folder / "models", "m", maker, toml=f'isolation = "always"\nmax_batch_rows = 32\n{toml}')
     core = assemble_core(Config(models=str(folder / "models"), state=str(folder / "state"), calibrate=False))
+    core.hosts.events = loop
     core.start()
     try:
         assert core.loader.has_settled.wait(ANSWER_S)
@@ -128,23 +154,34 @@ def pair(first: float, second: float = 0.0) -> bytes:
     return np.array([first, second], np.float32).tobytes()
 
 
-def test_a_burst_is_run_as_one_and_each_gets_its_own_rows(tmp_path):
-    with known(tmp_path, onnx_models.added, pair(0)) as kit:
+def test_a_burst_is_run_as_one_and_each_gets_its_own_rows(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), loop=loop) as kit:
         found = kit.send(*[pair(at, -at) for at in range(COUNT)])
         assert found == {b"%d" % at: [at + 1, 1 - at] for at in range(COUNT)}
         assert kit.endpoint.at_once == [COUNT]
         assert kit.counted() == (COUNT + 3, {})
 
 
-def test_each_sender_has_a_request_of_its_own(tmp_path):
-    with known(tmp_path, onnx_models.added, pair(0)) as kit:
+def test_each_sender_gets_its_own_answers(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), loop=loop) as kit:
         found = kit.send(*[pair(at) for at in range(COUNT)], senders=(b"a", b"b", b"c"))
         assert found == {b"%d" % at: [at + 1, 1] for at in range(COUNT)}
-        assert sorted(kit.endpoint.at_once) == [COUNT // 3] * 3
+        # Where a run can begin at once, nobody is in another's way, and they are one.
+        assert sorted(kit.endpoint.at_once) == ([COUNT // 3] * 3 if loop is None else [COUNT])
 
 
-def test_a_request_that_ends_its_host_fails_alone_and_the_rest_of_its_burst_is_answered(tmp_path):
-    with known(tmp_path, dividing, pair(1)) as kit:
+def test_who_ends_a_host_in_a_burst_of_many_senders_runs_alone_and_the_others_are_answered_together(tmp_path, loop):
+    senders = (b"a", b"b", b"c")
+    with known(tmp_path, dividing, pair(1), loop=loop) as kit:
+        found = kit.send(*[pair(SMALLEST if at == 7 else at) for at in range(COUNT)], senders=senders)
+        assert found.pop(b"7") == "run_failed"
+        assert found == {b"%d" % at: [-at, 0] for at in range(COUNT) if at != 7}
+        culprits, now_s = kit.servable.scheduled.culprits, time.monotonic()
+        assert [culprits.has(each, now_s) for each in senders] == [False, True, False]
+
+
+def test_a_request_that_ends_its_host_fails_alone_and_the_rest_of_its_burst_is_answered(tmp_path, loop):
+    with known(tmp_path, dividing, pair(1), loop=loop) as kit:
         found = kit.send(*[pair(SMALLEST if at == 7 else at) for at in range(COUNT)])
         assert found.pop(b"7") == "run_failed"
         assert found == {b"%d" % at: [-at, 0] for at in range(COUNT) if at != 7}
@@ -153,15 +190,15 @@ def test_a_request_that_ends_its_host_fails_alone_and_the_rest_of_its_burst_is_a
         assert kit.send(*[pair(2)] * 4) == {b"%d" % at: [-2, 0] for at in range(4)}, "alone, for a minute"
 
 
-def test_a_request_that_the_library_refuses_fails_alone(tmp_path):
-    with known(tmp_path, lambda folder: onnx_models.picky(folder, 1.0), pair(0)) as kit:
+def test_a_request_that_the_library_refuses_fails_alone(tmp_path, loop):
+    with known(tmp_path, lambda folder: onnx_models.picky(folder, 1.0), pair(0), loop=loop) as kit:
         found = kit.send(*[pair(9 if at == 7 else 0.5) for at in range(COUNT)])
         assert found.pop(b"7") == "run_failed"
         assert found == {b"%d" % at: [1.5, 1] for at in range(COUNT) if at != 7}
 
 
-def test_of_a_burst_that_no_queue_takes_whole_as_many_are_answered_as_there_is_room_for(tmp_path):
-    with known(tmp_path, onnx_models.added, pair(0), "max_queue_rows = 5\n") as kit:
+def test_of_a_burst_that_no_queue_takes_whole_as_many_are_answered_as_there_is_room_for(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), "max_queue_rows = 5\n", loop=loop) as kit:
         found = kit.send(*[pair(at) for at in range(COUNT)])
         kinds = Counter(end if isinstance(end, str) else "answered" for end in found.values())
         assert kinds["answered"] >= 5
@@ -169,15 +206,15 @@ def test_of_a_burst_that_no_queue_takes_whole_as_many_are_answered_as_there_is_r
         assert kit.counted() == (kinds["answered"] + 3, {"queue_full": kinds["queue_full"]})
 
 
-def test_a_burst_is_refused_one_by_one_where_its_deadline_cannot_be_met(tmp_path):
-    with known(tmp_path, onnx_models.added, pair(0), timeout_ms=1e-3) as kit:
+def test_a_burst_is_refused_one_by_one_where_its_deadline_cannot_be_met(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), timeout_ms=1e-3, loop=loop) as kit:
         found = kit.send(*[pair(at) for at in range(COUNT)])
         assert set(found.values()) <= {"deadline_unmeetable", "deadline_exceeded"}
         assert len(found) == COUNT
 
 
-def test_each_of_a_burst_that_wants_no_outputs_is_answered(tmp_path):
-    with known(tmp_path, onnx_models.added, pair(0), outputs=[]) as kit:
+def test_each_of_a_burst_that_wants_no_outputs_is_answered(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), outputs=[], loop=loop) as kit:
         assert kit.send(*[pair(at) for at in range(COUNT)]) == {b"%d" % at: [] for at in range(COUNT)}
         assert kit.counted() == (COUNT + 3, {})
 
