@@ -35,7 +35,7 @@ from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.repository.watch import SETTLE_S, Watcher
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import UnansweredBytes
+from edge_runtime.scheduling.request import CHECK, UnansweredBytes
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.build_store import BuildStore
 from edge_runtime.serving.calibration import Calibrator, CurveCache
@@ -244,6 +244,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
         frontend=InferFrontend(
             core.table, core.infer, operations, core.clock, core.metrics, listeners=listeners, regions=core.regions
         ),
+        checks=InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK),
         mqtt=mqtt,
         http=_new_http_door(config, core, operations, status, descriptors),
         grpc=_new_grpc_door(config, core, operations, status, descriptors),

@@ -6,6 +6,7 @@ Owns: the I/O thread, the sockets and the order of things. Made by assemble.py. 
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 import time
@@ -77,6 +78,7 @@ class Daemon:
         core: Core,
         *,
         frontend: InferFrontend,
+        checks: InferFrontend,
         mqtt: MqttDoor | None,
         http: HttpDoor | None,
         grpc: GrpcDoor | None,
@@ -88,9 +90,11 @@ class Daemon:
         descriptors: Descriptors,
         early: EarlySocket | None,
     ) -> None:
+        """frontend: answers the clients of ZeroMQ, checks: what the daemon asks itself."""
         self._config = config
         self._core = core
         self._frontend = frontend
+        self._checks = checks
         self._mqtt = mqtt
         self.http = http
         self.grpc = grpc
@@ -101,7 +105,7 @@ class Daemon:
         self._notifier = notifier
         self._descriptors = descriptors
         self._early = early
-        self._loopbacks: list[Loopback] = []
+        self._loopback: Loopback | None = None
         self._self_check: SelfCheck | None = None
         self.status = status
         self._state_lock = StateLock(core.state, may_share=config.state is None and config.update is None)
@@ -210,6 +214,7 @@ class Daemon:
         for door in self._doors:
             door.stop_admitting(self._config.drain_s)
         if self._io_thread is not None:
+            self._loop.call(self._checks.drain)
             drain(self._loop.call, self._frontend, self._config.drain_s)
 
     def _end_io_thread(self) -> None:
@@ -235,8 +240,8 @@ class Daemon:
             self._mqtt.close()
         for door in self._doors:
             door.close()
-        for loopback in self._loopbacks:
-            loopback.close()
+        if self._loopback is not None:
+            self._loopback.close()
         self._core.regions.close()
         for each in self._memory_sockets:
             each.close()
@@ -269,10 +274,16 @@ class Daemon:
         )
         self._bound.append(bound)
         self.status.endpoints.append(bound.address)
+        self._new_endpoint(bound, self._frontend, is_control=is_control)
+        if not is_control and bound.ipc_path is not None:
+            self._share_memory(bound.ipc_path)
+
+    def _new_endpoint(self, bound: BoundSocket, frontend: InferFrontend, *, is_control: bool) -> Endpoint:
+        """Serve one more endpoint."""
         endpoint = Endpoint(
             self._loop,
             bound,
-            ZmqFrontend(self._frontend),
+            ZmqFrontend(frontend),
             send_bound_bytes=self._config.zmq.send_bound_bytes,
             max_frame_bytes=self._config.zmq.max_frame_bytes,
             message_frames=self._config.limits.message_frames,
@@ -282,8 +293,7 @@ class Daemon:
         )
         self._endpoints.append(endpoint)
         self._loop.call(lambda: self._loop.add(endpoint))
-        if not is_control and bound.ipc_path is not None:
-            self._share_memory(bound.ipc_path)
+        return endpoint
 
     def _share_memory(self, ipc_path: Path) -> None:
         """Bind the memory socket beside an ipc endpoint. Where it cannot be, clients send frames."""
@@ -304,9 +314,15 @@ class Daemon:
         if interval_s is not None:
             from edge_runtime.serving.self_check import SelfCheck
 
-            infer = [each for each in self._endpoints if not each.is_control]
-            self._loopbacks = [Loopback(self._loop.call, each) for each in infer]
-            self._self_check = SelfCheck(self._core.table, self._core.clock, interval_s, self._loopbacks)
+            core = self._core
+            core = self._core
+            # An endpoint like the clients', on the same loop, but nobody can connect: what comes here is the daemon's.
+            bound = BoundSocket(socket.socket(socket.AF_UNIX), "self-check")
+            self._bound.append(bound)
+            endpoint = self._new_endpoint(bound, self._checks, is_control=False)
+            self._loop.call(lambda: self._loop.unwatch(bound.socket.fileno()))
+            self._loopback = Loopback(self._loop.call, endpoint)
+            self._self_check = SelfCheck(core.table, core.clock, interval_s, self._loopback)
 
     def _reload_keys(self) -> None:
         with keeping("the client keys are"):
@@ -336,7 +352,9 @@ class Daemon:
         if now_s < self._beat_due_s:
             return
         self._beat_due_s = now_s + BEAT_S
-        self._frontend.count_runs()
+        for frontend in (self._frontend, self._checks):
+            frontend.count_runs()
+            frontend.routes()  # forgets those of versions that are gone
         self._loop.sweep()
         self._tell_models()
         interval_s = self._notifier.watchdog_interval_s

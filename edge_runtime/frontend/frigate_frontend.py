@@ -39,11 +39,11 @@ from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.overrides import Override
 from edge_runtime.repository.received_models import ReceivedModels
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import DOOR, Request
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.request_plan import DOOR_PARAMETER, OWN_TOKEN, RequestPlan
+from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.transports.zmq_transport import Endpoint, Entry, Peer, Route, ZmqConnection
@@ -450,7 +450,7 @@ class FrigateFrontend:
         """Ask the model."""
         reply = DetectorReply(endpoint, peer.envelope, asked)
         nbytes = len(frame)
-        request = Request(asked.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics)
+        request = Request(asked.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics, DOOR)
         try:
             if nbytes != asked.nbytes:
                 raise TensorMismatch(f"the header's shape and dtype are {asked.nbytes} bytes, got {nbytes}")
@@ -498,7 +498,7 @@ def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], setting
             *(TensorHeader(each.name, each.datatype, (1, 2)) for each, _ in others),
         ),
         timeout_ms=settings.timeout_ms,
-        parameters={DOOR_PARAMETER: OWN_TOKEN, "raw": True},
+        parameters={"raw": True},
     )
     dtype_given = DATATYPES[given].dtype
     return Asked(

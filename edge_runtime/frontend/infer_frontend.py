@@ -33,7 +33,7 @@ from edge_runtime.frontend.replies import (
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
-from edge_runtime.scheduling.request import Arrival, Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.request import CLIENT, Arrival, Origin, Request, deadline_exceeded, failure_of
 from edge_runtime.scheduling.worker import check_in_time
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -141,11 +141,13 @@ class InferFrontend:
         listeners: Mapping[str, Listener] | None = None,
         regions: Regions | None = None,
         encoding: Encoding = FRAMES,
+        origin: Origin = CLIENT,
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """listeners: by model, hear what is answered here. regions: None where clients share no memory.
 
-        encoding: how replies to known headers are written. thread_s: the CPU time of the calling thread.
+        encoding: how replies to known headers are written. origin: of all requests that come here. thread_s: the CPU
+        time of the calling thread.
         """
         self._table = table
         self._infer = infer
@@ -158,6 +160,7 @@ class InferFrontend:
         self._seen: set[int] = set()
         self._regions = regions
         self._encoding = encoding
+        self._origin = origin
         self.listeners: Mapping[str, Listener] = listeners or {}
         self._cached_bytes = 0
         self._runs: list[tuple[Servable, int, int, float, float]] = []
@@ -262,9 +265,8 @@ class InferFrontend:
         if header.has_places:
             tensors, destinations = self._shared(endpoint.connection(origin), header, tensors)
         nbytes = sum(len(each) if isinstance(each, bytes) else _nbytes(each) for each in tensors)
-        request = Request(
-            header, tensors, nbytes, reply, endpoint.sender(origin), self._clock.monotonic_s(), self._metrics
-        )
+        arrived_s, sender = self._clock.monotonic_s(), endpoint.sender(origin)
+        request = Request(header, tensors, nbytes, reply, sender, arrived_s, self._metrics, self._origin)
         request.destinations = destinations
         request.longest_s = timeout_s
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
@@ -315,7 +317,7 @@ class InferFrontend:
         now, run_times, timeout_s = self._clock.monotonic_s, servable.scheduled.layout.run_times, plan.timeout_s
         step = max(buffers.max_rows // plan.rows, 1)
         arrived_s = now()
-        if not plan.is_own:
+        if not self._origin.is_check:
             servable.used_s = arrived_s
         for start in range(0, len(entries), step):
             batch = entries if len(entries) <= step else entries[start : start + step]
@@ -350,9 +352,8 @@ class InferFrontend:
                 continue
             if self.listeners:
                 self.tell(plan, payloads)
-            self._runs.append(
-                (servable, rows, 0 if plan.is_own else len(batch), started_s - arrived_s, finished_s - started_s)
-            )
+            count = 0 if self._origin.is_check else len(batch)
+            self._runs.append((servable, rows, count, started_s - arrived_s, finished_s - started_s))
         if len(self._runs) >= COUNT_RUNS:
             self.count_runs()
 
@@ -432,7 +433,8 @@ class InferFrontend:
         """Submit requests as one; False: they were not admitted so."""
         plan = route.plan
         reply = BurstReply(self, endpoint, route, part)
-        request = Request(route.header, (), plan.nbytes * len(part), reply, sender, arrived_s, self._metrics)
+        nbytes = plan.nbytes * len(part)
+        request = Request(route.header, (), nbytes, reply, sender, arrived_s, self._metrics, self._origin)
         request.count, request.split = len(part), reply.split
         return self._infer.submit_burst(request, plan, join_burst(plan, part))
 
@@ -476,7 +478,9 @@ class InferFrontend:
         for origin, request_id, data in entries:
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             sender = endpoint.sender(origin)
-            request = Request(route.header, (data,), plan.nbytes, reply, sender, burst.arrived_s, self._metrics)
+            request = Request(
+                route.header, (data,), plan.nbytes, reply, sender, burst.arrived_s, self._metrics, burst.origin
+            )
             request.take(plan, plan.arrays((data,)))
             request.error, request.lost_runs = burst.error, burst.lost_runs
             made.append(request)
@@ -519,7 +523,7 @@ class InferFrontend:
                 self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan)
                 continue
             tensors = data if isinstance(data, tuple) else (data,)
-            request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics)
+            request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics, self._origin)
             try:
                 request.hold(unanswered, nbytes)
             except QueueFull as full:
@@ -548,7 +552,7 @@ class InferFrontend:
             self._refuse_batch(endpoint, route, entries[:told], error)
             for origin, request_id, _ in entries[told:]:
                 reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
-                request = Request(route.header, (), plan.nbytes, reply, sender, arrived_s, self._metrics)
+                request = Request(route.header, (), plan.nbytes, reply, sender, arrived_s, self._metrics, self._origin)
                 request.take(plan, ())
                 dispatcher.refuse(request, type(error)(error.message, retry_after_ms=error.retry_after_ms))
         return count
@@ -571,9 +575,8 @@ class InferFrontend:
         reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
         with self.answering(reply):
             tensors, destinations = self._shared(endpoint.connection(origin), route.header, frames)
-            request = Request(
-                route.header, tensors, route.plan.nbytes, reply, endpoint.sender(origin), arrived_s, self._metrics
-            )
+            sender, nbytes = endpoint.sender(origin), route.plan.nbytes
+            request = Request(route.header, tensors, nbytes, reply, sender, arrived_s, self._metrics, self._origin)
             request.destinations = destinations
             request.hold(self._infer.unanswered, 0)
             self._infer.submit(request, plan)
@@ -637,7 +640,7 @@ class InferFrontend:
         Invariant: a listener that raises costs no request its answer.
         """
         listener = self.listeners.get(plan.servable.model)
-        if listener is None or plan.is_own:
+        if listener is None:
             return
         try:
             listener.answered(plan, answers, request)

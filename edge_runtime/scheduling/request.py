@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueFull, QueueTimeExpired, RunFailed
 from edge_runtime.messages import RequestHeader
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
@@ -27,6 +29,33 @@ REQUEST_BYTES = 1024
 """A request's own objects, which outweigh small tensors."""
 
 NO_BOUND_BYTES = 1 << 62
+
+
+class Origin(Struct, frozen=True):
+    """Where a request comes from: its door says it, and nothing that a client writes.
+
+    is_check: the daemon asks itself whether it answers. Such a request is answered like any other, but is no use of
+    its model: it neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published.
+    is_step: it belongs to a pipeline's request, which was admitted with it: a forecast may use all of its time, a
+    stopping daemon takes it, and its refusal costs its sender nothing. asks_closed: it may ask a model that was brought
+    to one door alone.
+    """
+
+    is_check: bool = False
+    is_step: bool = False
+    asks_closed: bool = False
+
+    @property
+    def of_step(self) -> Origin:
+        """The origin of a step's requests, where this is that of the whole."""
+        return CHECK_STEP if self.is_check else STEP
+
+
+CLIENT = Origin()
+DOOR = Origin(asks_closed=True)
+CHECK = Origin(is_check=True, asks_closed=True)
+STEP = Origin(is_step=True)
+CHECK_STEP = Origin(is_check=True, is_step=True, asks_closed=True)
 
 
 class Reply(Protocol):
@@ -110,14 +139,13 @@ class Request:
     resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
     is_given_up: nobody waits for its answer any more, or it has ended.
     count: how many requests of its sender it stands for, all of one header and one arrival. split: makes them of it,
-    where each has to end by itself; None: it is one. is_step: it belongs to a pipeline's request, which was admitted
-    with it: a forecast may use all of its time, a stopping daemon takes it, and its refusal costs its sender nothing.
+    where each has to end by itself; None: it is one. origin: where it comes from.
     """
 
     __slots__ = (
         "arrived_s", "batch_rows", "count", "deadline_s", "destinations", "due_s", "error", "header", "held", "inputs",
-        "is_given_up", "is_step", "longest_s", "lost_runs", "metrics", "nbytes", "number", "outputs", "plan",
-        "priority", "queue_s", "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
+        "is_given_up", "longest_s", "lost_runs", "metrics", "nbytes", "number", "origin", "outputs", "plan", "priority",
+        "queue_s", "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
         "timeout_s",
     )  # fmt: skip
 
@@ -145,6 +173,7 @@ class Request:
         sender: Hashable,
         arrived_s: float,
         metrics: Metrics | ModelMetrics,
+        origin: Origin = CLIENT,
     ) -> None:
         """metrics: the daemon's, which count it until its model is known."""
         self.header = header
@@ -154,6 +183,7 @@ class Request:
         self.sender = sender
         self.arrived_s = arrived_s
         self.metrics = metrics
+        self.origin = origin
         self.plan = None
         self.share: Share | None = None
         self.error: EdgeRuntimeError | None = None
@@ -163,8 +193,12 @@ class Request:
         self.longest_s = math.inf
         self.is_given_up = False
         self.count = 1
-        self.is_step = False
         self.split: Callable[[Request], list[Request]] | None = None
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it belongs to a pipeline's request."""
+        return self.origin.is_step
 
     def hold(self, unanswered: UnansweredBytes, nbytes: int) -> None:
         """Count as unanswered from now until it ends. Raises QueueFull."""

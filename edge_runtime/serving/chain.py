@@ -391,8 +391,9 @@ class Chain:
         way = self._steps.way(asked.node, whole, inputs)
         arrays = list(inputs.values())
         reply = _StepReply(self, running, asked, index)
-        request = Request(way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics)
-        request.is_step = True
+        request = Request(
+            way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics, whole.origin.of_step
+        )
         request.longest_s = whole.deadline_s - now_s
         with running.lock:
             if running.is_over:

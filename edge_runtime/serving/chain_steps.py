@@ -22,7 +22,7 @@ from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pipelines import INPUT, Pipeline, Place, Step, readers, tensors_wanted
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.request_plan import OWN_PARAMETER, OWN_TOKEN, RequestPlan
+from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import DATATYPES, Array
 
@@ -214,7 +214,7 @@ class ChainSteps:
         """Return how a step of a request is asked with inputs of these shapes. Raises NotReady."""
         resolved = self._resolve()
         urgency = whole.priority, whole.header.asked_level
-        key = node.index, tuple(array.shape for array in inputs.values()), urgency, whole.plan.is_own
+        key = node.index, tuple(array.shape for array in inputs.values()), urgency, whole.origin
         way = resolved.ways.get(key)
         if way is None:
             if len(resolved.ways) >= KEPT_WAYS:
@@ -231,8 +231,6 @@ class ChainSteps:
         servable = self.servable(node)
         datatypes = {name: self._datatype(step, place) for name, place in step.inputs.items()}
         parameters: dict[str, object] = {} if step.raw is None else {"raw": step.raw}
-        if whole.plan.is_own:
-            parameters |= {OWN_PARAMETER: OWN_TOKEN}
         header = RequestHeader(
             # A Python step is no model: asked again after its end, it is not found, rather than the whole pipeline.
             model=servable.model if step.model is not None else f"{servable.model}.{step.name}",
@@ -244,7 +242,8 @@ class ChainSteps:
             level=whole.header.asked_level,
             parameters=parameters,
         )
-        return header, RequestPlan(servable, header) if step.name in self._own else None
+        is_own = step.name in self._own
+        return header, RequestPlan(servable, header, origin=whole.origin.of_step) if is_own else None
 
     def _datatype(self, step: Step, place: Place) -> str:
         """The datatype of a step's input, as the place that it comes from says."""

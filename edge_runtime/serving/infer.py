@@ -14,7 +14,7 @@ from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Arrival, Request, UnansweredBytes, failure_of
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
-from edge_runtime.serving.request_plan import RequestPlan, is_own, plan_request, timeout_ms_of
+from edge_runtime.serving.request_plan import RequestPlan, plan_request, timeout_ms_of
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array
 
@@ -73,7 +73,7 @@ class Infer:
             return None, False
         servable = plan.servable
         refusal, is_for_more = self.dispatcher.judge(servable.scheduled, arrival)
-        if refusal is not None and not plan.is_own:
+        if refusal is not None and not plan.origin.is_check:
             servable.used_s = arrival.arrived_s
         return refusal, is_for_more
 
@@ -90,9 +90,10 @@ class Infer:
                     raise Draining("this daemon is stopping; send it again after its restart")
                 if plan is None:
                     try:
-                        plan = plan_request(self._table, header)
+                        plan = plan_request(self._table, header, request.origin)
                     except NotReady:
-                        if self._table.is_coming(header.model, header.version) and not is_own(header):
+                        is_coming = self._table.is_coming(header.model, header.version)
+                        if is_coming and not request.origin.is_check:
                             self._wait(request)
                             return None
                         if self._table.is_answering(header.model, header.version):

@@ -7,7 +7,6 @@ header it caches. A plan is valid while its servable is the live one.
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.regions import SharedTensor
 from edge_runtime.scheduling import policy
+from edge_runtime.scheduling.request import CLIENT, Origin
 from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.servable import InlineBuffers, Servable
@@ -33,16 +33,6 @@ from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, pack_answer, typed
-
-OWN_PARAMETER, OWN_TOKEN = "self_check", os.urandom(16).hex()
-"""The parameter in the header of a request that self_check.py makes: answered like any other, but no use of its model.
-It neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published. The value is
-this process's secret, so that no client's request passes for one."""
-
-
-DOOR_PARAMETER = "door"
-"""The parameter, with OWN_TOKEN, of a request that a door makes of a model which was brought to it alone."""
-
 
 FRAMES = {
     "nv12": "[rows,height * 3 / 2,width]",
@@ -81,11 +71,13 @@ class RequestPlan:
     absent: optional inputs that it leaves out, whose index in `order` is -1. makes_bursts: many requests of it may be
     one, whose only input and outputs are theirs in a row.
     level, queue_timeout_s: of a model with `[queue]`.
-    canary: a release that may answer instead, or None. is_own: the daemon asks itself. places: where outputs go in
-    shared memory, as in the header.
+    canary: a release that may answer instead, or None. origin: of all its requests. places: where outputs go in shared
+    memory, as in the header.
     """
 
-    def __init__(self, servable: Servable, header: RequestHeader, canary: Canary | None = None) -> None:
+    def __init__(
+        self, servable: Servable, header: RequestHeader, canary: Canary | None = None, origin: Origin = CLIENT
+    ) -> None:
         header = named_inputs(servable, header)
         servable = servable.form_for(header)
         self.servable = servable
@@ -121,10 +113,10 @@ class RequestPlan:
             and not (servable.chain is not None and _wants_raw(header))  # a model has a form of its own for that
         )
         self._top_k = _top_k(header, servable)
-        self.is_own = is_own(header)
-        self.metrics = ModelMetrics() if self.is_own else servable.metrics
+        self.origin = origin
+        self.metrics = ModelMetrics() if origin.is_check else servable.metrics
         self.canary = canary
-        is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not self.is_own)
+        is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not origin.is_check)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
         self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
@@ -289,26 +281,17 @@ class RequestPlan:
         return InlineCut(cuts, shapes, sum(cut.size for _, cut in cuts), header)
 
 
-def is_own(header: RequestHeader) -> bool:
-    """Whether a request is the daemon's own, see OWN_PARAMETER."""
-    return bool(header.parameters) and header.parameters.get(OWN_PARAMETER) == OWN_TOKEN
-
-
-def _is_from_door(header: RequestHeader) -> bool:
-    return bool(header.parameters) and header.parameters.get(DOOR_PARAMETER) == OWN_TOKEN
-
-
-def plan_request(table: ModelTable, header: RequestHeader) -> RequestPlan:
+def plan_request(table: ModelTable, header: RequestHeader, origin: Origin = CLIENT) -> RequestPlan:
     """Check a header against the servable that answers it now.
 
     Raises RequestError; NotReady, which asks for a version that waits on demand. Thread: any.
     """
-    if header.model in table.closed and not (is_own(header) or _is_from_door(header)):
+    if header.model in table.closed and not origin.asks_closed:
         raise Forbidden(f"model {header.model} belongs to the detectors that sent it (frigate); no other door asks it")
     servable = table.resolve(header.model, header.version)
     split = table.split_of(header.model) if header.version is None else None
-    canary = Canary(split, RequestPlan(split.candidate, header)) if split is not None else None
-    return RequestPlan(servable, header, canary)
+    canary = Canary(split, RequestPlan(split.candidate, header, None, origin)) if split is not None else None
+    return RequestPlan(servable, header, canary, origin)
 
 
 def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:

@@ -2,8 +2,9 @@
 
 Owns: which model is asked next, and how long is too long. Never waits. The I/O loop calls it before it feeds systemd's
 watchdog.
-A question goes through an infer endpoint as a client's request, soon with a known header, so it meets what a client
-would meet: a model that hangs, or a burst that is never answered.
+A question goes through an endpoint of the same loop as a client's request, soon with a known header, so it meets what
+a client would meet: a model that hangs, or a burst that is never answered. Its endpoint is its own, which tells it
+from a client's (`Origin`).
 A model that hangs in its library never answers again, and only a new process helps; one that is slow, overloaded or
 failing is alive, and so is one with a run left that does not hang.
 """
@@ -22,7 +23,6 @@ from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import QueueFull
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.request_plan import OWN_PARAMETER, OWN_TOKEN
 from edge_runtime.serving.servable import Servable
 from edge_runtime.serving.warmup import zero_inputs
 from edge_runtime.tensors import array_to_wire, datatype_name
@@ -67,14 +67,14 @@ class _Question(Struct, eq=False):
 
 
 class SelfCheck:
-    """Asks the models in turn, through the endpoints in turn. Thread: that of the I/O loop."""
+    """Asks the models in turn. Thread: that of the I/O loop."""
 
-    def __init__(self, table: ModelTable, clock: Clock, interval_s: float, doors: Sequence[Door]) -> None:
-        """interval_s: the watchdog's. doors: clients of the infer endpoints, at least one."""
+    def __init__(self, table: ModelTable, clock: Clock, interval_s: float, door: Door) -> None:
+        """interval_s: the watchdog's."""
         self._table = table
         self._clock = clock
         self._interval_s = interval_s
-        self._doors = doors
+        self._door = door
         self._asked = 0
         self._question: _Question | None = None
         self._next_s = -math.inf
@@ -135,23 +135,21 @@ class SelfCheck:
             outputs=tuple(spec.name for spec in servable.spec.outputs[:1]),
             timeout_ms=NO_TIMEOUT_MS,
             priority=LOWEST_PRIORITY,
-            parameters={OWN_PARAMETER: OWN_TOKEN},
         )
         frames = [pack_request(header), question.id, *(array_to_wire(each) for each in inputs.values())]
-        question.is_put = self._doors[self._asked % len(self._doors)].send(frames)
+        question.is_put = self._door.send(frames)
 
     def _take_replies(self) -> None:
         """Any reply is a sign of life, but for a full queue: the model is asked again, and its runs count meanwhile."""
-        for door in self._doors:
-            while (reply := door.receive()) is not None:
-                question = self._question
-                if question is None or len(reply) < 2 or reply[1] != question.id:
-                    continue  # to one that has ended
-                error = unpack_reply(reply[0]).error
-                if error is not None and error["code"] == QueueFull.code:
-                    question.is_put = False
-                else:
-                    question.is_over = True
+        while (reply := self._door.receive()) is not None:
+            question = self._question
+            if question is None or len(reply) < 2 or reply[1] != question.id:
+                continue  # to one that has ended
+            error = unpack_reply(reply[0]).error
+            if error is not None and error["code"] == QueueFull.code:
+                question.is_put = False
+            else:
+                question.is_over = True
 
     def _has_ended(self, question: _Question) -> bool:
         servable = question.servable

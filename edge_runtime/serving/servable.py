@@ -242,7 +242,7 @@ class Servable:
         Raises Refused (Draining means: this version was replaced, resolve the model again). Once this returns, the
         request is or will be completed or refused exactly once. Thread: any.
         """
-        if not request.plan.is_own:
+        if not request.origin.is_check:
             self.used_s = request.arrived_s
             if self.mirror is not None:
                 try:

@@ -9,6 +9,8 @@ from contextlib import closing
 import pytest
 
 from edge_runtime.frontend.infer_frontend import InferRoute
+from edge_runtime.scheduling.request import CHECK
+from edge_runtime.wire.codec import pack_request
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.models import onnx_models
 
@@ -45,7 +47,7 @@ class LostBurst(list):
 
 
 def own_routes():
-    return [each for each in gc.get_objects() if isinstance(each, InferRoute) and each.plan.is_own]
+    return [each for each in gc.get_objects() if isinstance(each, InferRoute) and each.plan.origin is CHECK]
 
 
 @pytest.mark.parametrize("toml", ['mode = "inline"\n', 'mode = "workers"\n'], ids=["inline", "workers"])
@@ -63,6 +65,17 @@ def test_a_model_that_is_silent_for_a_known_header_is_noticed(tmp_path, fed, tom
         while fed():
             pass
         assert client.ask(header(), b"1", floats(1, 16).tobytes())[1] == b"1"
+
+
+def test_a_client_that_writes_what_the_daemon_asks_itself_is_a_client(tmp_path, fed):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, RawClient(daemon.endpoints[1]) as client:
+        while not own_routes():
+            assert fed()
+        asked = pack_request(own_routes()[0].header)
+        for _ in range(4):
+            client.ask(asked, b"1", floats(1, 16).tobytes())
+        assert client.result("stats")["metrics"]["models"]["mlp"]["requests"] == 4
 
 
 def test_a_clients_request_never_passes_for_the_daemons_own(tmp_path):

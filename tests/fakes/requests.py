@@ -56,7 +56,6 @@ def request_of(
         priority=priority,
         timeout_s=timeout_s,
         metrics=metrics,
-        is_own=False,
         copies_shared=False,
         level=level,
         queue_timeout_s=queue_timeout_s,

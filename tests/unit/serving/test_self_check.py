@@ -8,7 +8,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import CHECK, Request
 from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 from edge_runtime.scheduling.worker import run_job
 from edge_runtime.serving.executor import Executor
@@ -56,7 +56,8 @@ class FakeDoor:
         self.headers.add(header)
         decoded = unpack_request(header)
         reply = KeptReply(request_id, self.end)
-        self.infer.submit(Request(decoded, tensors, 0, reply, "client", self.kit.clock.monotonic_s(), Metrics()))
+        now_s = self.kit.clock.monotonic_s()
+        self.infer.submit(Request(decoded, tensors, 0, reply, "client", now_s, Metrics(), CHECK))
         return True
 
     def end(self, request_id, end):
@@ -85,7 +86,7 @@ class Kit:
         for name in names or ("m",):
             self.add(name, warm_length)
         self.door = FakeDoor(self)
-        self.check = SelfCheck(self.table, self.clock, INTERVAL_S, [self.door])
+        self.check = SelfCheck(self.table, self.clock, INTERVAL_S, self.door)
 
     def add(self, name, warm_length=3, max_queue_rows=4):
         def run(inputs):
