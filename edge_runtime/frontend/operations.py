@@ -7,6 +7,7 @@ operations of updates reply later, from the loader's or the updater's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -16,13 +17,11 @@ from edge_runtime.frontend.named_regions import NamedRegions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.regions import Regions
-from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.servable import Servable
 from edge_runtime.steps import steps_fields
-from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.wire.operations import OPERATIONS, Scope
 
 Done = Callable[[Any], None]
@@ -82,7 +81,7 @@ class OperationCall(Struct, frozen=True):
     """One call of an operation. reply: called once. is_control: whether it came to a control endpoint.
 
     max_frame_bytes: the largest tensor that its endpoint takes. connection: by which it came; None where there is none.
-    sender: whose requests share a queue with it. It is the reply of a request that waits for a load, and never runs.
+    sender: whose requests share a queue with it.
     """
 
     reply: Done
@@ -90,14 +89,6 @@ class OperationCall(Struct, frozen=True):
     max_frame_bytes: int = 0
     connection: Hashable = None
     sender: Hashable = None
-
-    def answer(self, request: Request) -> None:
-        """Never called: what waits for a load is called by its own way once it has ended."""
-        raise NotImplementedError
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """End with an error."""
-        self.reply(error)
 
 
 class StopNotices:
@@ -221,8 +212,8 @@ class OperationHandlers:
         except NotReady:
             if not self._table.is_coming(model, version):
                 raise
-            waiting = Request(RequestHeader(model=model), (), 0, call, METADATA, 0.0, ModelMetrics())
-            self._pending_loads.wait(waiting, lambda _: self._metadata_after_load(call, model, version))
+            told = partial(self._metadata_after_load, call, model, version)
+            self._pending_loads.wait(RequestHeader(model=model), told, METADATA)
             if not self._table.ask_again(model, version):
                 self._pending_loads.end(model, None)
 
@@ -260,8 +251,12 @@ class OperationHandlers:
             return
         call.reply([entry for entry in self._table.listing() if entry["name"] == model])
 
-    def _metadata_after_load(self, call: OperationCall, model: str, version: int | None) -> None:
+    def _metadata_after_load(
+        self, call: OperationCall, model: str, version: int | None, failed: EdgeRuntimeError | None
+    ) -> None:
         try:
+            if failed is not None:
+                raise failed
             call.reply(self._described(model, version, call.max_frame_bytes))
         except EdgeRuntimeError as error:
             call.reply(error)

@@ -136,16 +136,15 @@ class Request:
     timeout_s, deadline_s, inputs (arrays in the model's order): of that plan. outputs (in the model's order), queue_s,
     run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
     which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
-    resume: ends its wait for a load. longest_s: a bound that its door puts on its timeout, beside its header's.
-    is_given_up: nobody waits for its answer any more, or it has ended.
-    count: how many requests of its sender it stands for, all of one header and one arrival. split: makes them of it,
-    where each has to end by itself; None: it is one. origin: where it comes from.
+    longest_s: a bound that its door puts on its timeout, beside its header's. is_given_up: nobody waits for its answer
+    any more, or it has ended. count: how many requests of its sender it stands for, all of one header and one arrival.
+    split: makes them of it, where each has to end by itself; None: it is one. origin: where it comes from.
     """
 
     __slots__ = (
         "arrived_s", "batch_rows", "count", "deadline_s", "destinations", "due_s", "error", "header", "held", "inputs",
         "is_given_up", "longest_s", "lost_runs", "metrics", "nbytes", "number", "origin", "outputs", "plan", "priority",
-        "queue_s", "reply", "resume", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
+        "queue_s", "reply", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
         "timeout_s",
     )  # fmt: skip
 
@@ -162,7 +161,6 @@ class Request:
     deadline_s: float
     due_s: float
     number: int
-    resume: Callable[[Request], object]
 
     def __init__(  # noqa: PLR0917 (on the data path, where keywords cost)
         self,
@@ -220,14 +218,6 @@ class Request:
         self.timeout_s = min(plan.timeout_s, self.longest_s)
         self.deadline_s = self.arrived_s + self.timeout_s
         self.metrics = plan.metrics
-
-    def wait_for_load(self, priority: int, timeout_s: float, resume: Callable[[Request], object]) -> None:
-        """Become a request that waits for its model's load, before there is a plan."""
-        self.rows, self.shape = 1, None
-        self.priority = priority
-        self.timeout_s = min(timeout_s, self.longest_s)
-        self.deadline_s = self.arrived_s + self.timeout_s
-        self.resume = resume
 
     def forget_tensors(self, error: EdgeRuntimeError) -> None:
         """Become a refused request whose reply waits, without tensors and without a hold on its servable."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
@@ -141,7 +142,21 @@ class Infer:
 
     def _wait(self, request: Request) -> None:
         header = request.header
-        self._pending_loads.wait(request, self.submit)
+        self._pending_loads.wait(
+            header,
+            partial(self._go_on, request),
+            request.sender,
+            nbytes=request.nbytes,
+            arrived_s=request.arrived_s,
+            longest_s=request.longest_s,
+        )
         if not self._table.ask_again(header.model, header.version):
             # The load ended between the look at the table and the wait.
             self._pending_loads.end(header.model, None)
+
+    def _go_on(self, request: Request, error: EdgeRuntimeError | None) -> None:
+        """Submit a request again whose model is loaded, or refuse it. Never raises."""
+        if error is None:
+            self.submit(request)
+        else:
+            request.refuse(error)

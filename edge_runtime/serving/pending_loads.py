@@ -1,24 +1,34 @@
-"""Requests for a model that is loaded on demand wait here until it is there, within their deadlines.
+"""What waits until a model that is loaded on demand is there, within its deadline.
 
-Owns: which request waits for which load. A pending load is a scheduled model that never runs, so bounds, priorities and
-expiry by the timer are the dispatcher's own. Thread: any.
+Owns: which callback waits for which load. A pending load is a scheduled model that never runs, so bounds, priorities
+and expiry by the timer are the dispatcher's own. Thread: any.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+from msgspec import Struct
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
+from edge_runtime.telemetry.metrics import ModelMetrics
 
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 64 << 20
 """Bounds of one pending load: a load takes under a second for most, and memory is short while it lasts."""
+
+Told = Callable[[EdgeRuntimeError | None], object]
+"""Called once, with None when the load has ended well, else with the reason why that is not waited for any more.
+
+Thread: the one that loads, the timer's, or that of the door whose connection has gone. It must not raise.
+"""
 
 
 class PendingLoads:
@@ -29,18 +39,25 @@ class PendingLoads:
         self._loads: dict[str, ScheduledModel] = {}
         self._lock = threading.Lock()
 
-    def wait(self, request: Request, resume: Callable[[Request], object]) -> None:
-        """Let a request wait for its model. Raises QueueFull, DeadlineUnmeetable.
+    def wait(
+        self,
+        header: RequestHeader,
+        told: Told,
+        sender: Hashable,
+        *,
+        nbytes: int = 0,
+        arrived_s: float = 0.0,
+        longest_s: float = math.inf,
+    ) -> None:
+        """Call `told` once the load of a header's model has ended. Raises QueueFull, DeadlineUnmeetable.
 
-        resume: called with the request when the load has ended well, on the thread that loads; it must not raise.
+        nbytes: that are held meanwhile. longest_s: a bound on the wait from `arrived_s`, beside the header's timeouts.
         """
-        header = request.header
         timeouts_ms = [each for each in (header.timeout_ms, header.queue_timeout_ms) if each is not None]
-        request.wait_for_load(
-            header.priority or DEFAULT_PRIORITY,
-            min(timeouts_ms, default=math.inf) / 1e3,
-            resume,
-        )
+        timeout_s = min(min(timeouts_ms, default=math.inf) / 1e3, longest_s)
+        terms = _Terms(header.priority or DEFAULT_PRIORITY, timeout_s, ModelMetrics())
+        waiting = Request(header, (), nbytes, _Waiting(told), sender, arrived_s, terms.metrics)
+        waiting.take(terms, ())
         with self._lock:
             load = self._loads.get(header.model)
             if load is None:
@@ -51,15 +68,45 @@ class PendingLoads:
                     max_queue_bytes=MAX_WAITING_BYTES,
                 )
             # Under this lock, so that `end` cannot pass between finding the load and waiting for it.
-            self._dispatcher.admit(load, request)
+            self._dispatcher.admit(load, waiting)
 
     def end(self, model: str, error: EdgeRuntimeError | None) -> None:
-        """The model's load ended: each request is submitted again, or refused with the error."""
+        """Tell what waits for a model that its load has ended: well, or with an error."""
         with self._lock:
             load = self._loads.pop(model, None)
             waiting = self._dispatcher.take_all(load) if load is not None else []
-        for request in waiting:
+        for each in waiting:
             if error is None:
-                request.resume(request)
+                each.reply.answer(each)
             else:
-                request.refuse(error)
+                each.refuse(error)
+
+
+class _Terms(Struct):
+    """What the queue reads of what waits, which counts as one row."""
+
+    priority: int
+    timeout_s: float
+    metrics: ModelMetrics
+    rows: int = 1
+    shape: object = None
+    level: int = 0
+    queue_timeout_s: float = math.inf
+    copies_shared: bool = False
+
+
+class _Waiting:
+    """The reply to what stands in a pending load's queue: never run, it is answered by the end of the load."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def answer(self, request: Request) -> None:  # noqa: ARG002 (it has no outputs)
+        """Tell that the model is there."""
+        self._told(None)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Tell why it is not."""
+        self._told(error)
