@@ -1,7 +1,7 @@
 """Answers, results and errors as HTTP responses.
 
-Owns: every byte of a response, compression included, and the endpoint that hands responses to the transport. Pure, but
-for the answer heads that an endpoint keeps. Thread: any, but `send_answers`.
+Owns: every byte of a response, compression included, and the endpoint that hands responses to the transport. Pure.
+Thread: any, but `send_answers`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import Caller, OpenInference
 from edge_runtime.frontend.replies import Entry, TransportReply, picture_fields, timing_fields
+from edge_runtime.messages import TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.tensors import array_to_wire
@@ -33,9 +34,6 @@ DEFLATE_LEVEL = 1
 """Tensors hardly shrink, and higher levels take several times as long."""
 
 _REASONS = {each.value: each.phrase for each in HTTPStatus} | {499: "Client Closed Request"}
-
-KNOWN_ANSWERS = 1024
-"""Bound of the kept heads of binary answers; one more forgets all, which only costs making them again."""
 
 _BINARY_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {BINARY_TYPE}\r\nInference-Header-Content-Length: ".encode()
 
@@ -98,8 +96,22 @@ class BinaryAnswer:
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
         data = [array_to_wire(array) for array in selected]
-        outputs = _binary_outputs(plan.tensor_headers([array.shape for array in selected]), data)
+        sizes = [memoryview(part).nbytes for part in data]
+        outputs = _binary_outputs(plan.tensor_headers([array.shape for array in selected]), sizes)
         return _binary_response(_answer_fields(request, outputs, plan.words(selected)), request_id, data)
+
+    def head(self, plan: RequestPlan) -> tuple[bytes, bytes]:
+        """Head and JSON of an inline answer without an id; and the JSON's rest behind an id."""
+        assert plan.inline is not None
+        sizes = [cut.size for _, cut in plan.inline.outputs]
+        outputs = _binary_outputs(plan.tensor_headers(plan.inline.shapes), sizes)
+        servable = plan.servable
+        packed = json_codec.dumps(
+            {"model_name": servable.model, "model_version": str(servable.number), "outputs": outputs}
+        )
+        length = len(packed)
+        nbytes = length + plan.inline.nbytes
+        return b"%s%d\r\nContent-Length: %d\r\n\r\n%s" % (_BINARY_HEAD, length, nbytes, packed), packed[1:]
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
         """An error."""
@@ -293,10 +305,10 @@ def _answer_fields(request: Request, outputs: list[dict[str, Any]], words: Mappi
     return {**fields, "outputs": outputs}
 
 
-def _binary_outputs(headers: Sequence[Any], data: Sequence[Any]) -> list[dict[str, Any]]:
+def _binary_outputs(headers: Sequence[TensorHeader], sizes: Sequence[int]) -> list[dict[str, Any]]:
     return [
-        {**codec.tensor_fields(header), "parameters": {oip.BINARY_SIZE: memoryview(part).nbytes}}
-        for header, part in zip(headers, data, strict=True)
+        {**codec.tensor_fields(header), "parameters": {oip.BINARY_SIZE: size}}
+        for header, size in zip(headers, sizes, strict=True)
     ]
 
 
@@ -321,7 +333,6 @@ class HttpEndpoint:
     def __init__(self, transport: HttpTransport, max_body_bytes: int) -> None:
         self._transport = transport
         self._max_body_bytes = max_body_bytes
-        self._heads: dict[bytes, tuple[bytes, bytes]] = {}
 
     @property
     def max_frame_bytes(self) -> int:
@@ -338,22 +349,27 @@ class HttpEndpoint:
         return request.connection
 
     def send_answers(
-        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
+        self,
+        entries: Sequence[Entry],
+        head: tuple[bytes, bytes],
+        payloads: Sequence[Sequence[bytes]],
+        reply_bytes: int,
+        /,
     ) -> None:
-        """Answer each request in binary form. header: of wire v1, from which the one of this protocol is made once."""
+        """Answer each request in binary form. head: of `BinaryAnswer`."""
         if len(entries) != len(payloads):
             raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
-        whole, rest = self._heads.get(header) or self._new_head(header, payloads[0], reply_bytes)
+        whole, rest = head
         answer = self._transport.answer
         for (request, request_id, _), frames in zip(entries, payloads, strict=True):
             if request_id:
                 json_bytes = 7 + len(request_id) + len(rest)
-                head = b'%s%d\r\nContent-Length: %d\r\n\r\n{"id":%s,%s' % (
+                begin = b'%s%d\r\nContent-Length: %d\r\n\r\n{"id":%s,%s' % (
                     _BINARY_HEAD, json_bytes, json_bytes + reply_bytes, request_id, rest
                 )  # fmt: skip
             else:
-                head = whole
-            answer(request, (head + frames[0],) if len(frames) == 1 else (b"".join((head, *frames)),))
+                begin = whole
+            answer(request, (begin + frames[0],) if len(frames) == 1 else (b"".join((begin, *frames)),))
 
     def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send one response."""
@@ -366,23 +382,6 @@ class HttpEndpoint:
     def post_part(self, envelope: Sequence[Any], part: bytes) -> None:
         """Send a part of a response from any thread."""
         self._transport.post_part(envelope[0], part)
-
-    def _new_head(self, header: bytes, frames: Sequence[bytes], reply_bytes: int) -> tuple[bytes, bytes]:
-        """Head and JSON of an answer without an id; and the JSON's rest behind an id."""
-        reply = codec.unpack_reply(header)
-        packed = json_codec.dumps(
-            {
-                "model_name": reply.model,
-                "model_version": str(reply.version),
-                "outputs": _binary_outputs(reply.outputs, frames),
-            }
-        )
-        length = len(packed)
-        whole = b"%s%d\r\nContent-Length: %d\r\n\r\n%s" % (_BINARY_HEAD, length, length + reply_bytes, packed)
-        if len(self._heads) >= KNOWN_ANSWERS:
-            self._heads.clear()
-        found = self._heads[header] = whole, packed[1:]
-        return found
 
 
 def caller_of(request: HttpRequest) -> Caller | None:

@@ -22,6 +22,7 @@ from edge_runtime.frontend.operations import OperationCall, OperationHandlers
 from edge_runtime.frontend.replies import (
     FRAMES,
     JSON,
+    BurstEncoding,
     BurstReply,
     Encoding,
     Entry,
@@ -87,11 +88,11 @@ class InferRoute:
 
     sizes: of the tensor frames. has_places: some tensors lie in shared memory.
     kept: what its door keeps with it. encoding: how its replies are written. answers: writes those of bursts where they
-    are JSON; None: they are frames.
+    are JSON; None: their endpoint does, after the `head` of each.
     """
 
     __slots__ = (
-        "answers", "burst", "encoding", "has_places", "header", "kept", "plan", "single_size", "sizes",
+        "answers", "burst", "encoding", "has_places", "head", "header", "kept", "plan", "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -99,6 +100,7 @@ class InferRoute:
         self.plan = plan
         self.encoding = encoding
         self.answers = json_answers(plan) if encoding is JSON else None
+        self.head = encoding.head(plan) if plan.inline is not None and isinstance(encoding, BurstEncoding) else b""
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
         self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
@@ -339,7 +341,7 @@ class InferFrontend:
                 if finished_s - arrived_s > timeout_s:
                     raise deadline_exceeded(arrived_s, timeout_s, finished_s)
                 if route.answers is None:
-                    endpoint.send_answers(batch, cut.header, payloads, cut.nbytes)
+                    endpoint.send_answers(batch, route.head, payloads, cut.nbytes)
                 else:
                     self._send_json(endpoint, route.answers, batch, payloads)
             except Draining:

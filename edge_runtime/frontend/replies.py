@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -31,7 +31,10 @@ Entry = tuple[Any, Any, Any]
 
 The id is bytes, in JSON text, a number or None."""
 
-PostAnswers = Callable[[Sequence[Entry], bytes, Sequence[Sequence[bytes]], int], None]
+Shapes = Sequence[tuple[int, ...]]
+Made = TypeVar("Made")
+
+PostAnswers = Callable[[Sequence[Entry], Any, Sequence[Sequence[bytes]], int], None]
 
 
 class ReplyEndpoint(Protocol):
@@ -53,11 +56,11 @@ class ReplyEndpoint(Protocol):
         ...
 
     def send_answers(
-        self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
+        self, entries: Sequence[Entry], head: Any, payloads: Sequence[Sequence[bytes]], reply_bytes: int, /
     ) -> None:
-        """Send each entry an answer: the header, its id and its output frames, `reply_bytes` of them in all.
+        """Send each entry an answer: the head, its id and its output frames, `reply_bytes` of them in all.
 
-        Raises ValueError, with nothing sent, when there are not as many payloads as entries.
+        head: of `BurstEncoding`. Raises ValueError, with nothing sent, when there are not as many payloads as entries.
         """
         ...
 
@@ -91,6 +94,33 @@ class Encoding(Protocol):
         ...
 
 
+@runtime_checkable
+class BurstEncoding(Encoding, Protocol):
+    """An encoding of known headers, whose bursts an endpoint may answer at once."""
+
+    def head(self, plan: RequestPlan) -> Any:
+        """What stands before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`."""
+        ...
+
+
+def kept_of(plan: RequestPlan, selected: Sequence[Array], make: Callable[[RequestPlan, Shapes], Made]) -> Made:
+    """What an encoding writes for each answer with outputs of these shapes, made when they differ from the last ones.
+
+    make: the encoding's own, always the same function.
+    """
+    shapes = tuple([array.shape for array in selected])
+    kept = plan.kept
+    if kept is None or kept[0] is not make or kept[1] != shapes:
+        kept = plan.kept = make, shapes, make(plan, shapes)
+    made: Made = kept[2]
+    return made
+
+
+def frames_head(plan: RequestPlan, shapes: Shapes) -> bytes:
+    """The msgpack header of answers that are outputs of these shapes, and nothing beside them."""
+    return codec.pack_answer(plan.servable.model, plan.servable.number, plan.tensor_headers(shapes))
+
+
 class FramesEncoding:
     """A msgpack header, the id (bytes), and one frame an output that is not written to shared memory."""
 
@@ -98,11 +128,20 @@ class FramesEncoding:
         """Frames of the outputs that its plan selects. Raises TensorMismatch where one is larger than its place."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
-        timing = timing_fields(request) if plan.wants_timing else None
-        header = plan.answer_header(selected, timing)
+        if plan.is_bare:
+            header = kept_of(plan, selected, frames_head)
+        else:
+            timing, servable = timing_fields(request) if plan.wants_timing else None, plan.servable
+            headers = plan.tensor_headers([array.shape for array in selected])
+            header = codec.pack_answer(servable.model, servable.number, headers, timing, plan.words(selected))
         if request.destinations:
             return (header, request_id, *_frames_but_destinations(plan, selected, request.destinations))
         return (header, request_id, *[frame_of(array) for array in selected])
+
+    def head(self, plan: RequestPlan) -> bytes:
+        """The header of an inline answer."""
+        assert plan.inline is not None
+        return frames_head(plan, plan.inline.shapes)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
         """Frames of an error."""
@@ -303,7 +342,7 @@ class BurstReply:
         """Cut the outputs into as many answers as there are entries, and post these at once."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
-        header = plan.answer_header([array[: plan.rows] for array in selected])
+        header = kept_of(plan, [array[: plan.rows] for array in selected], frames_head)
         count, columns, nbytes = request.count, [], 0
         for array in selected:
             size = array.nbytes // count

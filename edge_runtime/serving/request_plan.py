@@ -1,7 +1,8 @@
 """A request header checked against one servable: once, then used for every request with those bytes.
 
-Owns: the checks of a header against a model's specs, so no bad request reaches a batch. Pure but for the reply
-header it caches. A plan is valid while its servable is the live one.
+Owns: the checks of a header against a model's specs, so no bad request reaches a batch. Knows no wire: what an encoding
+writes for each answer of a plan is kept with it, and is the encoding's. A plan is valid while its servable is the live
+one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from edge_runtime.serving.split import Split
 from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
-from edge_runtime.wire.codec import frame_sizes, pack_answer, typed
+from edge_runtime.wire.codec import frame_sizes, typed
 
 FRAMES = {
     "nv12": "[rows,height * 3 / 2,width]",
@@ -45,13 +46,12 @@ FRAMES = {
 class InlineCut(Struct, frozen=True):
     """How to cut a batch's outputs into requests: for each wanted output, its index and one request's share.
 
-    shapes: of one request's outputs, in that order. nbytes: of these together. header: of the answer, as in frames.
+    shapes: of one request's outputs, in that order. nbytes: of these together.
     """
 
     outputs: tuple[tuple[int, struct.Struct], ...]
     shapes: tuple[tuple[int, ...], ...]
     nbytes: int
-    header: bytes
 
 
 class Canary(NamedTuple):
@@ -72,7 +72,7 @@ class RequestPlan:
     one, whose only input and outputs are theirs in a row.
     level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. origin: of all its requests. places: where outputs go in shared
-    memory, as in the header.
+    memory, as in the header. kept: what the encoding of its answers keeps.
     """
 
     def __init__(
@@ -119,8 +119,12 @@ class RequestPlan:
         is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not origin.is_check)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
-        self._answer_shapes: tuple[tuple[int, ...], ...] | None = None
-        self._answer_header = b""
+        self.kept: Any = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether its answers are their outputs, and nothing beside them."""
+        return not self.wants_timing and not self._gives_answers
 
     @property
     def is_judged_first(self) -> bool:
@@ -226,20 +230,6 @@ class RequestPlan:
         names = (self.servable.spec.outputs[index].name for index in self.outputs)
         return answer_fields(answers, as_list=steps.has_items, named=array_outputs(steps, names))
 
-    def answer_header(self, selected: Sequence[Array], timing: dict[str, float] | None = None) -> bytes:
-        """Header of an answer with these arrays, packed anew only when shapes differ from the last answer's.
-
-        Where they are answers of declared steps, each header has them too.
-        """
-        shapes = tuple([array.shape for array in selected])
-        if timing is None and shapes == self._answer_shapes:
-            return self._answer_header
-        words = self.words(selected)
-        packed = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes), timing, words)
-        if timing is None and words is None:
-            self._answer_shapes, self._answer_header = shapes, packed
-        return packed
-
     def tensor_headers(self, shapes: Sequence[tuple[int, ...]]) -> list[TensorHeader]:
         """Name, datatype and shape of each wanted output."""
         specs = self.servable.spec.outputs
@@ -277,8 +267,7 @@ class RequestPlan:
         )
         if not cuts or not all(cut.size for _, cut in cuts):
             return None  # nothing to cut a batch by
-        header = pack_answer(self.servable.model, self.servable.number, self.tensor_headers(shapes))
-        return InlineCut(cuts, shapes, sum(cut.size for _, cut in cuts), header)
+        return InlineCut(cuts, shapes, sum(cut.size for _, cut in cuts))
 
 
 def plan_request(table: ModelTable, header: RequestHeader, origin: Origin = CLIENT) -> RequestPlan:

@@ -18,7 +18,7 @@ from edge_runtime.serving.pending_loads import PendingLoads
 from edge_runtime.serving.self_check import IDLE_SHARE, PATIENCE_INTERVALS, PATIENCE_RUNS, SelfCheck
 from edge_runtime.serving.servable import Layouts, Servable
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-from edge_runtime.wire.codec import pack_error, unpack_request
+from edge_runtime.wire.codec import pack_answer, pack_error, unpack_request
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
 from tests.fakes.runs import FunctionRunner
@@ -61,11 +61,7 @@ class FakeDoor:
         return True
 
     def end(self, request_id, end):
-        header = (
-            pack_error(end)
-            if isinstance(end, EdgeRuntimeError)
-            else end.plan.answer_header(end.plan.select(end.outputs))
-        )
+        header = pack_error(end) if isinstance(end, EdgeRuntimeError) else pack_answer("m", 1, ())
         if not self.is_silent:
             self.replies.append([header, request_id])
 
