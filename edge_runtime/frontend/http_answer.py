@@ -17,7 +17,7 @@ from edge_runtime.frontend.generate import generate_answer
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import Caller, OpenInference
-from edge_runtime.frontend.replies import Entry, TransportReply, picture_fields, timing_fields
+from edge_runtime.frontend.replies import Entry, Shapes, TransportReply, kept_of, picture_fields, timing_fields
 from edge_runtime.messages import TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
@@ -137,26 +137,37 @@ class OipAnswer:
     """The answer to one request as it asks for it: each output as JSON or in binary form, plain or compressed."""
 
     def __init__(self, protocol: OpenInference, asked: OipRequest, deflates: str | None) -> None:
+        """asked: whose `header`, alone, is the meaning of equal requests where it is `is_plain_json`."""
+        self.asked = asked
         self._protocol = protocol
-        self._asked = asked
         self._deflates = deflates
 
     def user_id(self, request_id: str | None) -> str:
         """The id as text."""
         return request_id or ""
 
+    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+        """What writes answers that are outputs of these shapes as JSON, and nothing beside them."""
+        return _oip_answers(plan, shapes)
+
+    def whole(self, text: bytes) -> Frames:
+        """A whole response."""
+        return response((text,), deflates=self._deflates)
+
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with the outputs that its plan selects."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
+        if plan.is_bare and self.asked.is_plain_json:
+            return self.whole(kept_of(plan, selected, _oip_answers).pack_arrays(request_id, selected))
         outputs: list[dict[str, Any]] = []
         data: list[Any] = []
-        for header, array in self._protocol.outputs(self._asked, plan, selected):
+        for header, array in self._protocol.outputs(self.asked, plan, selected):
             fields = codec.tensor_fields(header)
             outputs.append(fields)
             if array is None:
                 continue
-            if self._asked.is_binary(header.name):
+            if self.asked.is_binary(header.name):
                 data.append(array_to_wire(array))
                 fields["parameters"] = {oip.BINARY_SIZE: memoryview(data[-1]).nbytes}
             else:
@@ -293,6 +304,11 @@ class GenerateAnswer:
         if not self.is_stream:
             return json_response(result, deflates=self._deflates)
         return response((event(result),), EVENTS_TYPE, deflates=self._deflates)
+
+
+def _oip_answers(plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+    servable = plan.servable
+    return json_codec.JsonAnswers(servable.model, servable.number, plan.tensor_headers(shapes), says_no_id=False)
 
 
 def _answer_fields(request: Request, outputs: list[dict[str, Any]], words: Mapping[str, Any] | None) -> dict[str, Any]:

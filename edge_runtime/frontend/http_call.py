@@ -75,7 +75,8 @@ class HttpCall:
     None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
     deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
     headers; b"" where each is read anew. callers: by address, who calls. encoding: writes errors and results, and
-    answers where the body asks for no other. ignores_body: it is not read.
+    answers where the body asks for no other. ignores_body: it is not read. is_json: a body that begins as an object is
+    one, with inputs or pictures.
     """
 
     name: str = ""
@@ -88,6 +89,7 @@ class HttpCall:
     deflates: str | None = None
     timeout_ms: float | None = None
     key: bytes = b""
+    is_json: bool = False
     callers: dict[Hashable, Caller | Frames] = field(default_factory=dict)
     encoding: Encoding = BINARY
     ignores_body: bool = False
@@ -116,14 +118,10 @@ def read_call(head: HttpHead) -> HttpCall:
         read_headers(head, call)
     except EdgeRuntimeError as error:
         call.refusal = call.encoding.refusal(error, None)
-    if (
-        call.takes_oip
-        and not call.takes_pictures
-        and call.head_bytes
-        and call.inflates is None
-        and call.deflates is None
-    ):
-        call.key = f"{head.path}\0{call.timeout_ms}\0".encode()
+    is_plain_binary = bool(call.head_bytes) and call.deflates is None
+    if call.takes_oip and call.inflates is None and (call.head_bytes is None or is_plain_binary):
+        call.key = f"{head.path}\0{call.timeout_ms}\0{call.deflates}\0".encode()
+        call.is_json = call.head_bytes is None and not call.takes_pictures
     return call
 
 

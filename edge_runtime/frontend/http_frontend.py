@@ -68,7 +68,7 @@ from edge_runtime.transports.http_connection import Frames, HttpConnection, Http
 from edge_runtime.transports.http_head import HttpHead
 from edge_runtime.transports.http_transport import HttpTransport
 from edge_runtime.wire import codec, json_codec
-from edge_runtime.wire.json_codec import Pictures
+from edge_runtime.wire.json_codec import KnownJson, Pictures
 
 LARGE_JSON_BYTES = 64 << 10
 """JSON from here on is read beside the door's thread: 64 KiB take about half a millisecond."""
@@ -171,23 +171,23 @@ class HttpFrontend:
 
     def requests(self, requests: Sequence[HttpRequest]) -> None:
         """Gather requests of known headers into bursts, answer others one by one, then the bursts."""
-        frontend, endpoint = self._frontend, self._endpoint
+        frontend = self._frontend
         routes = frontend.routes()
-        late_s = self._clock.monotonic_s() - LATE_S
         touched: list[InferRoute] = []
         for request in requests:
             if not request.connection.is_open:
                 continue
             try:
-                route = self._gather(request, routes, late_s)
-                if route is None:
-                    self._request(request)
-                elif len(route.burst) == 1:
+                route = self._gather(request, routes) or self._request(request)
+                if route is not None and len(route.burst) == 1:
                     touched.append(route)
             except Exception as error:  # noqa: BLE001 (a bug in one request must not lose the gathered ones)
                 self._metrics.count("http_errors")
                 self._transport.answer(request, error_frames(failure_of(error, "a bug ended a request")))
-        for burst, failed in frontend.answer_bursts(endpoint, touched):
+        self._answer_bursts(touched)
+
+    def _answer_bursts(self, touched: Sequence[InferRoute]) -> None:
+        for burst, failed in self._frontend.answer_bursts(self._endpoint, touched):
             self._metrics.count("http_errors")
             for entry in burst:
                 if entry[0].frames is None:
@@ -210,10 +210,8 @@ class HttpFrontend:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def _gather(  # noqa: PLR0911 (on the data path: each look saves those behind it)
-        self, request: HttpRequest, routes: Mapping[bytes, InferRoute], late_s: float
-    ) -> InferRoute | None:
-        """Add a request of a known header to its route's burst; None for any other."""
+    def _gather(self, request: HttpRequest, routes: Mapping[bytes, InferRoute]) -> InferRoute | None:
+        """Add a request of a known header before binary tensors to its route's burst; None for any other."""
         assert request.head is not None
         call: HttpCall = request.head.meaning
         size = call.head_bytes
@@ -224,12 +222,7 @@ class HttpFrontend:
             return None
         key, request_id = _without_id(body[:size])
         route = routes.get(call.key + key)
-        if route is None or call.refusal is not None:
-            return None
-        if request.arrived_s < late_s and route.plan.timeout_s != math.inf:
-            return None  # its deadline counts from its head
-        caller = call.callers.get(request.connection.place)
-        if not isinstance(caller, Caller) or (caller.sender is not None and route.plan.inline is None):
+        if route is None or not self._may_join(request, call, route):
             return None
         if len(body) - size == route.single_size:
             route.burst.append((request, request_id, body[size:]))
@@ -244,26 +237,35 @@ class HttpFrontend:
         route.burst.append((request, request_id, tuple(parts)))
         return route
 
-    def _request(self, request: HttpRequest) -> None:
-        """Answer one request by itself."""
+    def _may_join(self, request: HttpRequest, call: HttpCall, route: InferRoute) -> bool:
+        """Whether a request may be one of a burst of its route, each of which it could be without being looked at."""
+        if call.refusal is not None:
+            return False
+        if route.plan.timeout_s != math.inf and request.arrived_s < self._clock.monotonic_s() - LATE_S:
+            return False  # its deadline counts from its head
+        caller = call.callers.get(request.connection.place)
+        return isinstance(caller, Caller) and (caller.sender is None or route.plan.inline is not None)
+
+    def _request(self, request: HttpRequest) -> InferRoute | None:
+        """Answer one request by itself, or add it to the burst of the route that is returned."""
         call, refusal = self._admitted(request)
         if refusal is not None:
             self._transport.answer(request, refusal)
-            return
+            return None
         is_text = call.head_bytes is None and not call.is_picture
-        if call.is_torchserve and request.head is not None:
+        if not call.is_json and call.is_torchserve and request.head is not None:
             says_type = "content-type" in request.head.headers  # curl -T says none
             is_text = says_type or bytes(request.body[:1]) in {b"{", b"["}
         if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
-            self._answer(request, call, *_read(request, call, self._max_body_bytes))
-            return
+            return self._answer(request, call, *_read(request, call, self._max_body_bytes))
         nbytes = len(request.body)
         if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
             error = QueueFull("too many large bodies wait to be read")
             self._transport.answer(request, call.encoding.refusal(error, None))
-            return
+            return None
         self._preparing_bytes += nbytes
         self._preparer.submit(self._prepare, request, call, nbytes)
+        return None
 
     def _prepare(self, request: HttpRequest, call: HttpCall, nbytes: int) -> None:
         """Inflate and read a body. Thread: edge-http-body."""
@@ -304,24 +306,30 @@ class HttpFrontend:
         self._preparing_bytes -= sizes[0]
         try:
             if request.connection.is_open:
-                self._answer(request, call, *read)
+                route = self._answer(request, call, *read)
+                if route is not None:
+                    self._answer_bursts([route])
         finally:
             self._free_inflated(sizes[1])
 
     def _answer(
         self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
-    ) -> None:
-        """Answer a request whose body was read. body, fields: as `_read` gives them."""
+    ) -> InferRoute | None:
+        """Answer a request whose body was read, or add it to the burst of the route that is returned.
+
+        body, fields: as `_read` gives them.
+        """
         if error is not None:
             error = self._first_fault(call, error) if call.name == INFER else error
             self._metrics.refused(error.code)
             self._transport.answer(request, call.encoding.refusal(error, None))
         elif call.name == INFER:
-            self._infer(request, call, body, fields)
+            return self._infer(request, call, body, fields)
         elif call.name == OPTIONS:
             self._transport.answer(request, response((), more="Allow: GET, POST\r\n"))
         else:
             self._call(request, call, fields)
+        return None
 
     def _call(self, request: HttpRequest, call: HttpCall, fields: Mapping[str, Any]) -> None:
         """Answer any call but inference; the answer may come later, from any thread."""
@@ -334,7 +342,22 @@ class HttpFrontend:
         else:
             self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
 
-    def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> None:
+    def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> InferRoute | None:
+        """As `_answer`, for inference."""
+        known, body = (body, b"") if isinstance(body, KnownJson) else (None, body)
+        key = _text_key(call, known, body, fields)
+        route = self._frontend.routes().get(key) if key is not None else None
+        if route is not None:
+            if known is None:
+                self._ask_known(request, route, fields.get("id"), [body.array()], key)
+                return None
+            packed = json_codec.pack_tensors(route.header.inputs, known.data)
+            if packed is not None and not self._may_join(request, call, route):
+                self._ask_known(request, route, known.id, packed, key)
+                return None
+            if packed is not None:
+                route.burst.append((request, known.id or None, packed[0] if len(packed) == 1 else packed))
+                return route
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
             try:
@@ -346,16 +369,45 @@ class HttpFrontend:
                 reply = EventsReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
             else:
                 reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
-            key = self._key(request, call, asked)
-            caller = caller_of(request)
-            spent_s = self._clock.monotonic_s() - request.arrived_s
-            timeout_ms = asked.header.timeout_ms
-            longest_s = math.inf if timeout_ms is None else max(timeout_ms / 1e3 - spent_s, 0.0)
-            admitted = self._frontend.ask(
-                self._endpoint, request, reply, asked.header, tensors, key, timeout_s=longest_s
-            )
-            if caller is not None and caller.sender is not None:
-                request.memory = admitted  # its sender's other connections go on when this one ends
+            if known is not None and (not asked.is_plain_json or any(asked.input_regions)):
+                key = None
+            if key is None:
+                self._ask(request, reply, asked.header, tensors, self._key(request, call, asked), None)
+            else:
+                self._ask(request, reply, asked.header, tensors, key, encoding)
+        return None
+
+    def _ask_known(
+        self,
+        request: HttpRequest,
+        route: InferRoute,
+        request_id: str | int | None,
+        tensors: Sequence[Any],
+        key: str | None,
+    ) -> None:
+        """Submit one request of a known header by itself."""
+        reply = TransportReply(self._frontend, self._endpoint, (request,), route.encoding, request_id or None)
+        with self._frontend.answering(reply):
+            self._ask(request, reply, route.header, tensors, key, route.encoding)
+
+    def _ask(  # noqa: PLR0917 (as `InferFrontend.ask`)
+        self,
+        request: HttpRequest,
+        reply: TransportReply,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        key: bytes | str | None,
+        encoding: Encoding | None,
+    ) -> None:
+        """Submit one request. key, encoding: as of `InferFrontend.ask`."""
+        caller = caller_of(request)
+        spent_s = self._clock.monotonic_s() - request.arrived_s
+        longest_s = math.inf if header.timeout_ms is None else max(header.timeout_ms / 1e3 - spent_s, 0.0)
+        admitted = self._frontend.ask(
+            self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s
+        )
+        if caller is not None and caller.sender is not None:
+            request.memory = admitted  # its sender's other connections go on when this one ends
 
     def _asked(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
         """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
@@ -400,7 +452,7 @@ class HttpFrontend:
 
     def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:
         """The key by which equal requests are known; None where the next one must be read anew."""
-        if not call.key or isinstance(request.body, memoryview):
+        if not call.key or call.head_bytes is None or isinstance(request.body, memoryview):
             return None
         if asked.input_sizes != codec.frame_sizes(asked.header.inputs):
             return None
@@ -449,15 +501,32 @@ def oip_version(call: HttpCall) -> int | None:
     return int(text[:20]) if text else None
 
 
+def _text_key(call: HttpCall, known: KnownJson | None, body: Any, fields: Mapping[str, Any]) -> str | None:
+    """The key of equal requests in JSON, or with pictures; None where the next one must be read anew.
+
+    It is text, so that no request in binary form has it.
+    """
+    if known is not None:
+        return call.key.decode() + known.text
+    if not call.key or not isinstance(body, Pictures):
+        return None
+    request_id = fields.get("id")
+    if not isinstance(request_id, str | None) or len(request_id or "") > codec.MAX_ID_BYTES:
+        return None
+    return call.key.decode() + json_codec.known_pictures(fields, body)
+
+
 def _read(  # noqa: PLR0911 (a return for each kind of body)
     request: HttpRequest, call: HttpCall, max_bytes: int
 ) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
-    """Read a body: the bytes behind its JSON, or its Pictures; the JSON's fields; and the error, None without one."""
+    """Read a body: the bytes behind its JSON, Pictures, or KnownJson; the fields of the JSON; and the error, if any."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
-        may_be_picture = call.takes_oip and size is None
+        if call.is_json and body[:1] == b"{":
+            return (*_read_json(bytes(body), call, json_codec.MAX_JSON_BYTES), None)
         head = bytes(body[:64])
+        may_be_picture = call.takes_oip and size is None
         if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
             return (*_read_pictures(body, call), None)  # curl -d says another type
         if call.is_torchserve:
@@ -471,19 +540,25 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
         if call.ignores_body or (not len(body) and call.name != INFER):
             return b"", {}, None
-        most = _json_bound(request, call, max_bytes)
-        if len(body) > most:
-            raise json_codec.too_long(len(body), most)
-        text = bytes(body)
-        fields = json_codec.loads(text, most)
-        if "generate" in call.values:
-            json_codec.refuse_doubled_keys(text, fields)
-        pictures = json_codec.pictures_of(fields) if may_be_picture else None
-        return b"" if pictures is None else pictures, fields, None
+        return (*_read_json(bytes(body), call, _json_bound(request, call, max_bytes)), None)
     except EdgeRuntimeError as error:
         # Where it was raised names the body, inflated: it would last until the refusal is sent.
         error.__context__ = None
         return b"", {}, error.with_traceback(None)
+
+
+def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> tuple[Any, Mapping[str, Any]]:
+    """The Pictures or the KnownJson of a body, b"" where it has none, and its fields. Raises DecodeFailed."""
+    fields = json_codec.loads(text, most_bytes)
+    if "generate" in call.values:
+        json_codec.refuse_doubled_keys(text, fields)
+    if not call.takes_oip:
+        return b"", fields
+    pictures = json_codec.pictures_of(fields)
+    if pictures is not None:
+        return pictures, fields
+    known = json_codec.cut_known(text, fields) if call.is_json else None
+    return b"" if known is None or isinstance(known.id, int) else known, fields  # an id is text here
 
 
 def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Pictures, Mapping[str, Any]]:

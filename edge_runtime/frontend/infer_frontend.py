@@ -21,16 +21,15 @@ from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, TensorMis
 from edge_runtime.frontend.operations import OperationCall, OperationHandlers
 from edge_runtime.frontend.replies import (
     FRAMES,
-    JSON,
     BurstEncoding,
     BurstReply,
     Encoding,
     Entry,
     OpReply,
     ReplyEndpoint,
+    TextEncoding,
     TransportReply,
     join_burst,
-    json_answers,
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.regions import Regions, SharedTensor
@@ -42,7 +41,7 @@ from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.wire.codec import pack_error
+from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error
 from edge_runtime.wire.json_codec import JsonAnswers
 
 log = logging.getLogger(__name__)
@@ -99,8 +98,13 @@ class InferRoute:
         self.header = header
         self.plan = plan
         self.encoding = encoding
-        self.answers = json_answers(plan) if encoding is JSON else None
-        self.head = encoding.head(plan) if plan.inline is not None and isinstance(encoding, BurstEncoding) else b""
+        self.answers: JsonAnswers | None = None
+        self.head: Any = None
+        if plan.inline is not None:
+            if isinstance(encoding, TextEncoding):
+                self.answers = encoding.answers(plan, plan.inline.shapes)
+            elif isinstance(encoding, BurstEncoding):
+                self.head = encoding.head(plan)
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
         self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
@@ -252,12 +256,15 @@ class InferFrontend:
         header: RequestHeader,
         tensors: Sequence[Any],
         key: bytes | str | None,
+        encoding: Encoding | None = None,
+        /,
         timeout_s: float = math.inf,
     ) -> Request | None:
         """Submit one decoded request, which is returned, or answer an op.
 
-        origin: as in an `Entry`. key: of an equal header later on, text if it is JSON; None: keep no plan. timeout_s: a
-        bound beside the header's timeout. Raises EdgeRuntimeError: refused, and not answered yet.
+        origin: as in an `Entry`. key: of an equal header later on; None: keep no plan. encoding: of the replies to
+        these; None: the door's. timeout_s: a bound beside the header's timeout. Raises EdgeRuntimeError: refused, and
+        not answered yet.
         """
         self._marked_s = -math.inf
         if header.op != "infer":
@@ -275,7 +282,7 @@ class InferFrontend:
         route = self.routes().get(key) if key is not None else None
         plan = self._infer.submit(request, route.plan if route is not None else None)
         if key is not None and route is None and plan is not None:
-            self._remember(key, header, plan)
+            self._remember(key, header, plan, encoding)
         return request
 
     def foresee(self, reply: OpReply, sender: Hashable, header: RequestHeader, nbytes: int, servable: Servable) -> None:
@@ -343,7 +350,7 @@ class InferFrontend:
                 if route.answers is None:
                     endpoint.send_answers(batch, route.head, payloads, cut.nbytes)
                 else:
-                    self._send_json(endpoint, route.answers, batch, payloads)
+                    self._send_json(endpoint, route, batch, payloads)
             except Draining:
                 # A step of a pipeline was swapped for one that does not run here: nothing has run, and nothing is sent.
                 self._submit_each(endpoint, route, entries[start:], arrived_s, None)
@@ -361,12 +368,15 @@ class InferFrontend:
 
     @staticmethod
     def _send_json(
-        endpoint: ReplyEndpoint, answers: JsonAnswers, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
+        endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
     ) -> None:
         """Write all answers, then send them: what fails before has sent none."""
+        answers, encoding = route.answers, route.encoding
+        assert answers is not None
+        assert isinstance(encoding, TextEncoding)
         texts = [answers.pack(entry[1], frames) for entry, frames in zip(entries, payloads, strict=True)]
         for (origin, _, _), text in zip(entries, texts, strict=True):
-            endpoint.send((origin,), (text,))
+            endpoint.send((origin,), encoding.whole(text))
 
     @staticmethod
     def _refuse_batch(
@@ -613,13 +623,15 @@ class InferFrontend:
 
     # ---- the cache of headers ---------------------------------------------------------------------------------------
 
-    def _remember(self, key: bytes | str, header: RequestHeader, plan: RequestPlan) -> None:
+    def _remember(self, key: bytes | str, header: RequestHeader, plan: RequestPlan, encoding: Encoding | None) -> None:
         """Keep a plan when its header is seen a second time. All are forgotten when they are too many."""
+        if len(key) > MAX_HEADER_BYTES:  # of JSON
+            return
         mark = hash(key)
         if mark in self._seen:
             if self._cached_bytes + len(key) + ROUTE_BYTES > CACHE_BYTES:
                 self._forget_routes()  # those in use come back at once; a flood must not keep them out for good
-            self._routes[key] = InferRoute(header, plan, JSON if isinstance(key, str) else self._encoding)
+            self._routes[key] = InferRoute(header, plan, encoding or self._encoding)
             self._cached_bytes += len(key) + ROUTE_BYTES
             return
         if len(self._seen) >= SEEN_HEADERS:

@@ -13,6 +13,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
@@ -122,10 +123,8 @@ class MqttFrontend:
         touched: list[InferRoute] = []
         for message in messages:
             try:
-                route = self._gather(message, routes, now_s)
-                if route is None:
-                    self._message(endpoint, message, now_s)
-                elif len(route.burst) == 1:
+                route = self._gather(message, routes, now_s) or self._message(endpoint, message, now_s)
+                if route is not None and len(route.burst) == 1:
                     touched.append(route)
             except Exception:  # a bug in one message must not lose the gathered requests
                 log.exception("a bug left a message unanswered")
@@ -152,7 +151,7 @@ class MqttFrontend:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def _gather(self, message: Inbound, routes: Mapping[bytes, InferRoute], now_s: float) -> InferRoute | None:
+    def _gather(self, message: Inbound, routes: Mapping[Any, InferRoute], now_s: float) -> InferRoute | None:
         """Add a plain request of a known header to its route's burst; None for any other message."""
         topic = message.response_topic
         payload = message.payload
@@ -190,24 +189,24 @@ class MqttFrontend:
         route.burst.append((address, b"", frames[0] if len(frames) == 1 else tuple(frames)))
         return route
 
-    def _message(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> None:
-        """Take one message by itself."""
+    def _message(self, endpoint: MqttEndpoint, message: Inbound, now_s: float) -> InferRoute | None:
+        """Take one message by itself, or add it to the burst of the route that is returned."""
         listener = self._listener_of.get(message.topic)
         if listener is not None and (listener.takes_retained or not message.retain):
             listener.message(message)
-            return
+            return None
         if message.retain:
             self._metrics.count("mqtt_retained_ignored")
-            return
+            return None
         if not message.topic.startswith(self._request_prefix):
             self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends other topics
-            return
-        body = read_body(message)
+            return None
+        body = read_body(message, partial(self._route_of, message))
         try:
             topic, correlation = self._reply_place(message, body)
         except EdgeRuntimeError as error:
             self._drop(endpoint, message, error, now_s)
-            return
+            return None
         address = ReplyAddress(
             topic,
             self._sender_of[topic],
@@ -221,8 +220,13 @@ class MqttFrontend:
         key = (topic, correlation, hash(message.payload)) if may_repeat else None
         if key is not None and not self._duplicates.is_new(key, now_s):
             self._metrics.count("mqtt_duplicates")
-            return
-        self._answer(endpoint, message, body, address, key, now_s)
+            return None
+        return self._answer(endpoint, message, body, address, key, now_s)
+
+    def _route_of(self, message: Inbound, known: bytes | str) -> InferRoute | None:
+        """The route of a message whose body is known by this, where the message says no more than that one."""
+        route = self._frontend.routes().get(_key(message.topic, known))
+        return route if route is not None and is_plain(message, route.header) else None
 
     def _answer(  # noqa: PLR0917 (one message, and everything read from it)
         self,
@@ -232,7 +236,8 @@ class MqttFrontend:
         address: ReplyAddress,
         key: Hashable | None,
         now_s: float,
-    ) -> None:
+    ) -> InferRoute | None:
+        """Submit what a message asks, or add it to the burst of the route that is returned."""
         address.encoding, address.request_id = body.encoding, body.request_id
         if message.correlation is None:
             address.body_id = body.body_id
@@ -245,11 +250,22 @@ class MqttFrontend:
                 raise DecodeFailed(f"the correlation data has {got} bytes; at most {MAX_CORRELATION_BYTES} are allowed")
             if body.error is not None:
                 raise body.error
-            header = completed(body.header, self._topics.address(message.topic), message)
+            route, header, known_by = body.route, body.header, None
+            if route is None:
+                header = completed(header, self._topics.address(message.topic), message)
+                if body.known is not None and is_plain(message, body.header):
+                    known_by = _key(message.topic, body.known)
+            elif key is None and not body.is_picture:
+                address.expires_s = reply_expires_s(now_s, route.plan.timeout_s)
+                tensors = body.tensors
+                route.burst.append((address, body.request_id, tensors[0] if len(tensors) == 1 else tensors))
+                return route
+            elif body.known is not None:
+                known_by = _key(message.topic, body.known)
             if header.timeout_ms is not None:
                 address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
-            known_by = _key(message.topic, body.packed) if is_plain(message, body) else None
-            self._frontend.ask(endpoint, address, reply, header, body.tensors, known_by)
+            self._frontend.ask(endpoint, address, reply, header, body.tensors, known_by, body.encoding)
+        return None
 
     def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
         """Reply topic and correlation data. Raises Forbidden, or DecodeFailed without a topic."""
@@ -343,6 +359,6 @@ class Duplicates:
             self._seen.pop(key, None)
 
 
-def _key(topic: str, header: bytes | None) -> bytes:
-    """The key of a known header: topic and header, since requests to two models may have equal headers."""
-    return topic.encode() + b"\x00" + (header or b"")
+def _key(topic: str, known: bytes | str) -> bytes | str:
+    """The key of a known header: topic and body, since requests to two models may have equal ones. JSON's is text."""
+    return topic.encode() + b"\x00" + known if isinstance(known, bytes) else f"{topic}\x00{known}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -28,7 +28,13 @@ from edge_runtime.wire.mqtt_properties import (
 )
 from edge_runtime.wire.topics import Address
 
+if TYPE_CHECKING:
+    from edge_runtime.frontend.infer_frontend import InferRoute
+
 JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
+
+A_PICTURE = "a picture"
+"""What payloads that are pictures are known by, beside their topics: no JSON begins so."""
 
 REPLY_AGE_S = 30.0
 """A reply older than this is of no use: clients without a timeout wait 30 s."""
@@ -49,29 +55,45 @@ class RequestBody:
     """A decoded payload, or the error with as much of `reply_to` and the ids as could be read.
 
     request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request. is_picture: the
-    payload is a picture, and has no place for a `reply_to`.
+    payload is a picture, and has no place for a `reply_to`. known: what equal requests have in common, by which with
+    their topic they are known; None where each must be read. route: of a known one, whose header is complete.
     """
 
-    __slots__ = ("body_id", "encoding", "error", "header", "is_picture", "packed", "reply_to", "request_id", "tensors")
+    __slots__ = (
+        "body_id", "encoding", "error", "header", "is_picture", "known", "reply_to", "request_id", "route", "tensors",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.encoding = FRAMES
         self.request_id: Any = b""
         self.header = RequestHeader()
         self.tensors: Sequence[Any] = ()
-        self.packed: bytes | None = None
+        self.known: bytes | str | None = None
+        self.route: InferRoute | None = None
         self.reply_to: str | None = None
         self.body_id: bytes | str | int | None = None
         self.error: EdgeRuntimeError | None = None
         self.is_picture = False
 
 
-def read_json(payload: bytes) -> RequestBody:
+RouteOf = Callable[[bytes | str], "InferRoute | None"]
+"""The route of a message with a body that is known by this; None where there is none."""
+
+
+def read_json(payload: bytes, route_of: RouteOf) -> RequestBody:
     """Read a JSON payload."""
     body = RequestBody()
     body.encoding = JSON
     try:
-        decoded = json_codec.unpack_json_request(payload)
+        fields = json_codec.loads(payload)
+        known = json_codec.cut_known(payload, fields)
+        if known is not None and "reply_to" not in fields:
+            body.known, route = known.text, route_of(known.text)
+            packed = json_codec.pack_tensors(route.header.inputs, known.data) if route is not None else None
+            if route is not None and packed is not None:
+                body.route, body.header, body.tensors, body.request_id = route, route.header, packed, known.id
+                return body
+        decoded = json_codec.unpack_json_request(payload, fields)
     except EdgeRuntimeError as error:
         body.reply_to, body.request_id = json_codec.json_reply_fields(payload)
         body.error = error
@@ -83,6 +105,8 @@ def read_json(payload: bytes) -> RequestBody:
         decoded.reply_to,
     )
     body.encoding = json_encoding(decoded.pictures)
+    if decoded.pictures is not None and body.reply_to is None:
+        body.known = json_codec.known_pictures(fields, decoded.pictures)
     return body
 
 
@@ -90,34 +114,39 @@ def read_array(payload: bytes) -> RequestBody:
     """Read a payload that is a msgpack array."""
     body = RequestBody()
     try:
-        body.packed, body.tensors = codec.unpack_array(payload)
-        body.reply_to, body.body_id = codec.reply_fields(body.packed)
-        body.header = codec.unpack_request(body.packed)
+        packed, body.tensors = codec.unpack_array(payload)
+        body.reply_to, body.body_id = codec.reply_fields(packed)
+        body.known = packed if body.reply_to is None and body.body_id is None else None
+        body.header = codec.unpack_request(packed)
     except EdgeRuntimeError as error:
         body.error = error
     return body
 
 
-def read_picture(payload: bytes) -> RequestBody:
+def read_picture(payload: bytes, route_of: RouteOf) -> RequestBody:
     """Take a payload that is an encoded picture: it is answered in JSON."""
     body = RequestBody()
     pictures = json_codec.Pictures((payload,), as_list=False)
     body.encoding, body.request_id = json_encoding(pictures), None
-    body.header = codec.request_from_fields({"inputs": pictures.inputs()})
     body.tensors, body.is_picture = (pictures.array(),), True
+    body.known, body.route = A_PICTURE, route_of(A_PICTURE)
+    if body.route is not None:
+        body.header = body.route.header
+    else:
+        body.header = codec.request_from_fields({"inputs": pictures.inputs()})
     return body
 
 
-def read_body(message: Inbound) -> RequestBody:
+def read_body(message: Inbound, route_of: RouteOf) -> RequestBody:
     """Read a payload as its Content Type says, else as its first bytes look."""
     payload = message.payload
     kind = (message.content_type or "").split(";")[0].strip().lower()
     if kind == JSON_TYPE:
-        return read_json(payload)
+        return read_json(payload, route_of)
     if kind == MSGPACK_TYPE:
         return read_array(payload)
     if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
-        return read_picture(payload)
+        return read_picture(payload, route_of)
     if not payload:
         body = RequestBody()
         body.encoding, body.request_id = JSON, None
@@ -128,7 +157,7 @@ def read_body(message: Inbound) -> RequestBody:
     if payload[0] in codec.ARRAY_FIRST_BYTES:
         return read_array(payload)
     # Editors and shells put blanks before JSON; what is nothing that is read was sent by no program of msgpack.
-    body = read_json(payload)
+    body = read_json(payload, route_of)
     if payload[:64].lstrip()[:1] != b"{":
         body.error = DecodeFailed(
             f"the message begins with {payload[:8]!r}; wanted JSON, a msgpack array, or a picture: JPEG, PNG, WebP, "
@@ -137,11 +166,10 @@ def read_body(message: Inbound) -> RequestBody:
     return body
 
 
-def is_plain(message: Inbound, body: RequestBody) -> bool:
-    """Whether another message with the same topic and header means the same request."""
+def is_plain(message: Inbound, header: RequestHeader) -> bool:
+    """Whether a message says no more than its topic and its body do. header: the body's, or that of its route."""
     expiry_s = message.expiry_s
-    has_extras = bool(message.user_properties) or (expiry_s is not None and tightens(expiry_s, body.header))
-    return body.packed is not None and not has_extras and body.reply_to is None and body.body_id is None
+    return not message.user_properties and (expiry_s is None or not tightens(expiry_s, header))
 
 
 def tightens(expiry_s: int, header: RequestHeader) -> bool:

@@ -45,6 +45,13 @@ class OipRequest:
     binary: Mapping[str, bool]
     binary_default: bool
 
+    @property
+    def is_plain_json(self) -> bool:
+        """Whether each output is wanted whole, as JSON."""
+        names = self.header.outputs
+        is_binary = self.binary_default if names is None else any(map(self.is_binary, names))
+        return not is_binary and not self.classes and not self.output_regions
+
     def is_binary(self, output: str) -> bool:
         """Whether an output is wanted in binary form."""
         return self.binary.get(output, self.binary_default)

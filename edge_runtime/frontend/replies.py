@@ -103,6 +103,19 @@ class BurstEncoding(Encoding, Protocol):
         ...
 
 
+@runtime_checkable
+class TextEncoding(Encoding, Protocol):
+    """An encoding of known headers in JSON, whose answers differ in ids and data only."""
+
+    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+        """What writes the text of each answer with outputs of these shapes."""
+        ...
+
+    def whole(self, text: bytes) -> tuple[Any, ...]:
+        """All frames of the reply that has this text."""
+        ...
+
+
 def kept_of(plan: RequestPlan, selected: Sequence[Array], make: Callable[[RequestPlan, Shapes], Made]) -> Made:
     """What an encoding writes for each answer with outputs of these shapes, made when they differ from the last ones.
 
@@ -155,10 +168,20 @@ class FramesEncoding:
 class JsonEncoding:
     """One JSON frame, with the id (text, a number or None) inside."""
 
+    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+        """What writes answers that are outputs of these shapes, and nothing beside them."""
+        return json_answers(plan, shapes)
+
+    def whole(self, text: bytes) -> tuple[Any, ...]:
+        """The frame."""
+        return (text,)
+
     def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
         """Frames of the outputs that its plan selects."""
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
+        if plan.is_bare:
+            return (kept_of(plan, selected, json_answers).pack_arrays(request_id, selected),)
         headers = plan.tensor_headers([array.shape for array in selected])
         timing = timing_fields(request) if plan.wants_timing else None
         servable = plan.servable
@@ -213,11 +236,9 @@ def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
     return fields
 
 
-def json_answers(plan: RequestPlan) -> json_codec.JsonAnswers | None:
-    """What writes the answers of a plan's bursts; None where it makes none."""
-    if plan.inline is None:
-        return None
-    return json_codec.JsonAnswers(plan.servable.model, plan.servable.number, plan.tensor_headers(plan.inline.shapes))
+def json_answers(plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+    """What writes answers that are outputs of these shapes, and nothing beside them."""
+    return json_codec.JsonAnswers(plan.servable.model, plan.servable.number, plan.tensor_headers(shapes))
 
 
 def _frames_but_destinations(

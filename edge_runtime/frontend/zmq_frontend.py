@@ -71,7 +71,9 @@ class ZmqFrontend:
             reply.request_id = json_codec.json_id(text)
             raise
         reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.pictures)
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key)
+        if decoded.pictures is not None:
+            key = json_codec.known_pictures(fields, decoded.pictures)
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, reply.encoding)
         return None
 
 

@@ -238,24 +238,47 @@ def has_booleans(frame: bytes) -> bool:
     return b"true" in frame or b"false" in frame
 
 
-def cut_known(frame: bytes, fields: dict[str, Any]) -> tuple[str, str | int | None, list[Any]] | None:
-    """Cut a request into what may be known, its id, and the data of each input; None where the long way is due.
+class KnownJson(NamedTuple):
+    """A request that may be known. text: equal for requests that differ in id and data only. data: of each input.
 
-    What may be known is text: two requests with the same differ in id and data only. fields: of the frame.
+    The data has no booleans, which struct would take for numbers.
     """
+
+    text: str
+    id: str | int | None
+    data: list[Any]
+
+
+def cut_known(frame: bytes, fields: dict[str, Any]) -> KnownJson | None:
+    """Cut a request into what may be known, and the rest; None where the long way is due. fields: of the frame."""
     request_id, inputs = fields.get("id"), fields.get("inputs")
-    if not isinstance(inputs, list) or not isinstance(request_id, str | int | None) or has_booleans(frame):
+    if not isinstance(inputs, list) or not isinstance(request_id, str | int | None) or isinstance(request_id, bool):
         return None
     data = [item.pop("data", None) if isinstance(item, dict) else None for item in inputs]
     try:
-        known = orjson.dumps({**fields, "id": None}).decode()
+        known = orjson.dumps({**fields, "id": None})
     except TypeError:  # text with half a surrogate pair
         return None
     finally:
         for item, items in zip(inputs, data, strict=True):
             if items is not None:
                 item["data"] = items
-    return known, _json_id(request_id), data
+    if (b"true" in frame or b"false" in frame) and (b"\\" in frame or _booleans(frame) != _booleans(known)):
+        return None
+    if request_id is not None and len(str(request_id).encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+        return None
+    return KnownJson(known.decode(), request_id, data)
+
+
+def known_pictures(fields: Mapping[str, Any], pictures: Pictures) -> str:
+    """Text that is equal for requests which differ in id and pictures only, and which no `KnownJson` has."""
+    others = {name: value for name, value in fields.items() if name not in {"id", "picture", "pictures"}}
+    return f"{len(pictures.encoded)} {pictures.as_list} {dumps(others).decode()}"
+
+
+def _booleans(text: bytes) -> int:
+    """How many of JSON text's words may be booleans; where a text has no escapes, so much is as it stands."""
+    return text.count(b"true") + text.count(b"false")
 
 
 _CODES = {
@@ -295,28 +318,38 @@ def pack_tensors(inputs: Sequence[TensorHeader], data: Sequence[Any]) -> tuple[b
 class JsonAnswers:
     """Writes the answers to requests of one known header, whose outputs differ in their data only.
 
-    outputs: in the order of the answer's frames; each of a datatype with a fixed size.
+    outputs: in the order of the answer's. says_no_id: an answer to a request without an id has `"id":null`.
     """
 
-    __slots__ = ("_head", "_kinds", "_outputs")
+    __slots__ = ("_head", "_kinds", "_outputs", "_without_id")
 
-    def __init__(self, model: str, version: int, outputs: Sequence[TensorHeader]) -> None:
-        self._head = dumps({"model_name": model, "model_version": str(version)})[1:-1] + b',"outputs":['
+    def __init__(self, model: str, version: int, outputs: Sequence[TensorHeader], *, says_no_id: bool = True) -> None:
+        named = dumps({"model_name": model, "model_version": str(version)})[1:-1] + b',"outputs":['
+        self._head = b"," + named
+        self._without_id = b'{"id":null,' + named if says_no_id else b"{" + named
         self._outputs = [
             dumps({**tensor_fields(each), "shape": list(each.shape)})[:-1] + b',"data":' for each in outputs
         ]
-        self._kinds = [(each.datatype, datatype(each.datatype).dtype) for each in outputs]
+        self._kinds = [each.datatype for each in outputs]
 
     def pack(self, request_id: str | int | None, frames: Sequence[bytes]) -> bytes:
+        """One answer. frames: of outputs whose datatypes have a fixed size."""
+        arrays = [np.frombuffer(frame, datatype(kind).dtype) for kind, frame in zip(self._kinds, frames, strict=True)]
+        return self.pack_arrays(request_id, arrays)
+
+    def pack_arrays(self, request_id: str | int | None, arrays: Sequence[Array]) -> bytes:
         """One answer, with the same text as `pack_json_answer`."""
-        parts = [b'{"id":', dumps(request_id) if request_id is not None else b"null", b",", self._head]
-        for output, (kind, dtype), frame in zip(self._outputs, self._kinds, frames, strict=True):
-            array = np.frombuffer(frame, dtype)
-            text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-            if kind == "BF16" or b"null" in text:
+        parts = [self._without_id] if request_id is None else [b'{"id":', dumps(request_id), self._head]
+        between = b""
+        for output, kind, array in zip(self._outputs, self._kinds, arrays, strict=True):
+            text = b"null"
+            if array.dtype.kind in "fiub" and kind != "BF16" and array.dtype.isnative and array.flags.c_contiguous:
+                text = orjson.dumps(array.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+            if b"null" in text:
                 text = dumps(array_to_json(kind, array))
-            parts += (output, text, b"},")
-        parts[-1] = b"}]}"
+            parts += (between, output, text)
+            between = b"},"
+        parts.append(b"}]}" if arrays else b"]}")
         return b"".join(parts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import re
 import sys
 import tempfile
@@ -183,6 +184,70 @@ def follow_request(follower: Follower) -> dict[tuple[str, str], int]:
     return {key: times for key, times in found.items() if key not in idle and times >= 5}
 
 
+def follow_others(follower: Follower) -> dict[str, dict[tuple[str, str], int]]:
+    """Requests for models on workers by other ways, each known: JSON over HTTP, a picture over MQTT, a pipeline."""
+    import json
+
+    import numpy as np
+
+    from edge_runtime.config.settings import HttpSettings, MqttSettings
+    from tests.contract.raw_http import RawHttp, request
+    from tests.contract.running_daemon import RawClient, header, put_model, running_daemon
+    from tests.contract.test_pictures import COLOURS, picture
+    from tests.fakes.broker import MOSQUITTO, Broker
+    from tests.fakes.mqtt_peer import Peer
+    from tests.models import onnx_models
+
+    found: dict[str, dict[tuple[str, str], int]] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        models, settings = Path(folder) / "models", {}
+        for name in ("a", "b"):
+            put_model(models, name, onnx_models.mlp, toml='mode = "workers"\n')
+        put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+        (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
+        (models / "both").mkdir()
+        step = '[[step]]\nname = "{0}"\nmodel = "{0}"\ninputs = {{x = "input.x"}}\n'
+        output = '[output]\ny = "a.y"\nz = "b.y"\n'
+        (models / "both" / "pipeline.toml").write_text(step.format("a") + step.format("b") + output)
+        if MOSQUITTO is not None:
+            (Path(folder) / "broker").mkdir()
+            broker = stack.enter_context(Broker(Path(folder) / "broker"))
+            settings["mqtt"] = MqttSettings(url=f"{broker.url}/dev1")
+        state, http = Path(folder) / "state", HttpSettings(endpoint="127.0.0.1:0")
+        daemon = stack.enter_context(running_daemon(models, state, calibrate=False, http=http, **settings))
+        assert daemon.http is not None
+        web = stack.enter_context(RawHttp(daemon.http.endpoints[0]))
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
+        asked = request("POST", "/v2/models/a/infer", json.dumps({"id": "1", "inputs": [tensor]}).encode())
+        found["a request in JSON over HTTP"] = _follow(follower, lambda: web.send(asked), web.response)
+        if MOSQUITTO is not None:
+            peer, red = stack.enter_context(Peer(broker.url)), picture("red")
+            peer.subscribe("reply/x")
+            found["a picture over MQTT"] = _follow(
+                follower, lambda: peer.publish("edge/dev1/infer/colours", red, response_topic="reply/x"), peer.next
+            )
+        raw = stack.enter_context(RawClient(f"ipc://{state}/infer.sock"))
+        both, data = header("both"), np.ones((1, 16), np.float32).tobytes()
+        found["a pipeline of two steps"] = _follow(follower, lambda: raw.send(both, b"", data), raw.receive)
+    return found
+
+
+def _follow(
+    follower: Follower, send: Callable[[], object], receive: Callable[[], object]
+) -> dict[tuple[str, str], int]:
+    """What each of five requests calls, and an idle daemon does not."""
+    for _ in range(20):
+        send()
+        receive()
+    idle = follower.record(lambda: time.sleep(IDLE_S))
+    found: dict[tuple[str, str], int] = {}
+    for _ in range(5):  # the beat may fall into one of them
+        one = follower.record(lambda: (send(), time.sleep(0.1)))
+        receive()
+        found = {key: found.get(key, 0) + times for key, times in one.items()}
+    return {key: times for key, times in found.items() if key not in idle and times >= 5}
+
+
 def follow_update(follower: Follower) -> dict[tuple[str, str], int]:
     """One release from check to commit, installed in the place of another."""
     from tests.contract.updated_device import Fleet
@@ -204,7 +269,7 @@ def report(*, lists_calls: bool = False) -> str:
     follower = Follower()
     follower.install()
     try:
-        request, update = follow_request(follower), follow_update(follower)
+        request, update, others = follow_request(follower), follow_update(follower), follow_others(follower)
     finally:
         follower.remove()
     lines = [
@@ -215,7 +280,7 @@ def report(*, lists_calls: bool = False) -> str:
         f'docstrings "See X.": {len(figures.see_docstrings)}',
         f"callables handed to constructors: {len(figures.callables)}",
     ]
-    for name, calls in (("a worker request", request), ("an update from check to commit", update)):
+    for name, calls in {"a worker request": request, "an update from check to commit": update, **others}.items():
         lines.append(f"{name}: {len({file for file, _ in calls})} files, {len(calls)} functions")
         if lists_calls:
             lines += [f"  {file}: {function}" for file, function in calls]

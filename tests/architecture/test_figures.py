@@ -25,6 +25,9 @@ def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
         passed = [name for name in steps_of_page(section) if name in called and name not in often]
         assert len(passed) >= fewest, f"docs/architecture.md, {section}: of its steps only {passed} were called"
         assert passed == sorted(passed, key=called.index), f"docs/architecture.md, {section}: steps in another order"
+    json_over_http = update.partition("a request in JSON over HTTP: ")[2]
+    assert "edge_runtime/frontend/http_frontend.py: HttpFrontend.requests" in json_over_http
+    assert "RequestPlan.__init__" not in json_over_http, "what is known is planned once, whatever its form"
 
 
 def steps_of_page(section: str) -> list[str]:
