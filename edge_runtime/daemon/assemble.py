@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from edge_runtime.daemon.mqtt_door import MqttDoor
     from edge_runtime.frontend.operations import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
+    from edge_runtime.transports.io_loop import IoLoop
     from edge_runtime.update.worker import UpdateWorker
 
 LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
@@ -246,7 +247,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
         ),
         checks=InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK),
         mqtt=mqtt,
-        http=_new_http_door(config, core, operations, status, descriptors),
+        http=_new_http_door(config, core, operations, status, descriptors, loop),
         grpc=_new_grpc_door(config, core, operations, status, descriptors),
         frigate=frigate,
         loop=loop,
@@ -437,8 +438,13 @@ def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, ho
     )
 
 
-def _new_http_door(
-    config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
+def _new_http_door(  # noqa: PLR0917
+    config: Config,
+    core: Core,
+    operations: OperationHandlers,
+    status: DaemonStatus,
+    descriptors: Descriptors,
+    loop: IoLoop,
 ) -> HttpDoor | None:
     """The HTTP door, with a frontend of its own; None where `[http]` names no address. Raises ConfigError."""
     if config.http == HttpSettings():  # names no address
@@ -469,6 +475,7 @@ def _new_http_door(
             strict_readiness=config.http.strict_readiness,
         ),
         descriptors=descriptors,
+        loop=loop,
     )
 
 

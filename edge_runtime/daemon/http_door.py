@@ -24,6 +24,7 @@ from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
 from edge_runtime.transports.http_connection import HttpListener
 from edge_runtime.transports.http_transport import HttpTransport
+from edge_runtime.transports.io_loop import IoLoop
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.torchserve_archives import TorchServeArchives
@@ -43,7 +44,9 @@ class HttpDoor:
         protocol: OpenInference,
         *,
         descriptors: Descriptors,
+        loop: IoLoop,
     ) -> None:
+        self._loop = loop
         self.endpoints: list[str] = []
         self._settings = settings
         self._access = access
@@ -91,6 +94,7 @@ class HttpDoor:
                 max_connections=self._descriptors.share(settings.max_connections),
                 may_connect=self._descriptors.may_connect,
                 total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
+                loop=self._loop if context is None else None,
             )
         except BaseException:
             for each in listeners:

@@ -1,7 +1,7 @@
 """The nouns of HTTP over a connection: listeners, connections, requests and the bytes of their responses.
 
 Owns: what one connection holds, and how a part is handed to its socket. http_transport.py decides what happens when.
-Thread: `edge-http`.
+Thread: the transport's.
 """
 
 from __future__ import annotations

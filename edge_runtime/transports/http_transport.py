@@ -1,9 +1,10 @@
-"""HTTP/1.1 on one thread: bytes in, requests out, responses in the order of their requests.
+"""HTTP/1.1 on one loop: bytes in, requests out, responses in the order of their requests.
 
 Owns: the listening sockets, the connections, and every bound on what a peer may make them hold. httptools (llhttp)
 reads heads and chunk sizes; a head that came before is known by its bytes, and a body of known length is received
 straight into its place. Knows no model: the `HttpReceiver` knows what paths and bodies mean. Anything that a peer sends
-ends as a response or a closed connection. Thread: `edge-http`, except `post`, `call` and `stop`.
+ends as a response or a closed connection. Thread: that of the I/O loop, which looks at this door's own epoll; with TLS,
+whose handshakes take milliseconds, `edge-http`. `post`, `call` and `stop`: any.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from edge_runtime.transports.http_head import (
     parse_head,
     too_large,
 )
+from edge_runtime.transports.io_loop import IoLoop
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +123,10 @@ class HttpReceiver(Protocol):
 
 
 class HttpTransport:
-    """The thread `edge-http`: every connection of every listener.
+    """Every connection of every listener.
 
     total_bytes: of bodies that are not whole yet, and of responses that are not read, each. may_connect: whether one
-    more connection may be kept, for all that is not this door's. Raises OSError.
+    more connection may be kept, for all that is not this door's. loop: None for a thread of its own. Raises OSError.
     """
 
     def __init__(
@@ -139,7 +141,10 @@ class HttpTransport:
         may_connect: Callable[[], bool] = lambda: True,
         total_bytes: int,
         clock: Clock | None = None,
+        loop: IoLoop | None = None,
     ) -> None:
+        self._loop = loop
+        self._is_called = self._is_on_loop = False
         self._listeners = {each.socket.fileno(): each for each in listeners}
         self._receiver = receiver
         self._counters = counters
@@ -184,12 +189,18 @@ class HttpTransport:
         """Listen and serve."""
         for each in self._listeners.values():
             each.socket.listen(self._max_connections)
+        if self._loop is not None:
+            self._loop.call(self._join_loop)
+            return
         self._thread = threading.Thread(target=self._run, name="edge-http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Answer what is on its way, send what is left, and close. Idempotent. Thread: any but its own."""
         self._is_stopping = True
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            self._leave_loop(loop)
         if self._thread is not None:
             self._wake()
             self._thread.join()
@@ -205,7 +216,7 @@ class HttpTransport:
     def call(self, function: Callable[[], None]) -> None:
         """Run a function on its thread soon. Thread: any."""
         self._calls.append(function)
-        self._wake()
+        self._wake(is_asleep=True)
 
     def answer(self, request: HttpRequest, frames: Frames) -> None:
         """Send a response when those before it have gone, in this round."""
@@ -218,8 +229,7 @@ class HttpTransport:
     def post(self, request: HttpRequest, frames: Frames) -> None:
         """Send a response. Thread: any."""
         self._outbox.append((request, frames))
-        if self._is_asleep:
-            self._wake()
+        self._wake(is_asleep=self._is_asleep)
 
     def post_part(self, request: HttpRequest, part: Any) -> None:
         """Send a part of a response, its head with the first, when those before it have gone; `post` sends the last.
@@ -230,15 +240,58 @@ class HttpTransport:
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
+    def _join_loop(self) -> None:
+        loop = self._loop
+        if loop is not None and not self._is_stopping:
+            for fd in self._listeners:
+                self._epoll.register(fd, select.EPOLLIN)
+            loop.add_door(self._epoll.fileno(), self._round_on_loop, self._beat_when_due)
+            self._is_on_loop = True
+
+    def _leave_loop(self, loop: IoLoop) -> None:
+        """Have the loop look no more, then end on this thread."""
+        has_left = threading.Event()
+
+        def leave() -> None:
+            if self._is_on_loop:
+                loop.remove_door(self._epoll.fileno(), self._beat_when_due)
+            has_left.set()
+
+        loop.call(leave)
+        while not has_left.wait(LEAVE_S) and loop.is_running:
+            pass
+        if not has_left.is_set():  # the loop has ended; nobody else looks
+            loop.send_rest()
+        self._end()
+
+    def _guarded_round(self, wait_s: float = 0.0) -> None:
+        try:
+            self._round(wait_s)
+        except Exception:  # one of the broad catches: serving goes on
+            log.exception("an exception reached the HTTP loop")
+            self._counters.count("http_errors")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the loop come back for what is there already: responses that went out let a connection read on."""
+        loop = self._loop
+        if loop is not None and (self._requests or self._again):
+            loop.calls.append(self._round_on_loop)
+
+    def _round_on_loop(self) -> None:
+        if self._loop is not None:
+            self._guarded_round()
+
     def _run(self) -> None:
         for fd in self._listeners:
             self._epoll.register(fd, select.EPOLLIN)
         while not self._is_stopping:
-            try:
-                self._round(BEAT_S)
-            except Exception:  # one of the broad catches: serving goes on
-                log.exception("an exception reached the HTTP loop")
-                self._counters.count("http_errors")
+            self._beat_when_due()
+            self._guarded_round(BEAT_S)
+        self._end()
+
+    def _end(self) -> None:
+        """Answer what is on its way, send what is left, and close every connection."""
         try:
             self._answer_last()
         except Exception:  # one of the broad catches: what is left is closed
@@ -264,6 +317,7 @@ class HttpTransport:
             is_owed = any(each.waiting or each.request is not None for each in self._connections.values())
             if now_s >= began_s + LEAVE_S and not is_owed:
                 break
+            self._beat_when_due()
             self._round(LEAVE_S / 5)
             now_s = time.monotonic()
 
@@ -278,14 +332,18 @@ class HttpTransport:
             listener.socket.close()
         self._listeners.clear()
 
-    def _round(self, beat_s: float) -> None:
+    def _beat_when_due(self) -> None:
+        self._now_s = self._monotonic_s()
         if self._now_s >= self._beat_due_s:
-            self._beat_due_s = self._now_s + beat_s
+            self._beat_due_s = self._now_s + BEAT_S
             self._receiver.beat()
             self._sweep()
+
+    def _round(self, wait_s: float) -> None:
         # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
         self._is_asleep = True
-        wait_s = 0.0 if self._outbox or self._calls or self._again or self._requests else beat_s
+        if self._outbox or self._calls or self._again or self._requests:
+            wait_s = 0.0
         events = self._epoll.poll(wait_s, ROUND_EVENTS)
         self._is_asleep = False
         self._now_s = self._monotonic_s()
@@ -613,6 +671,7 @@ class HttpTransport:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def _flush_outbox(self) -> None:
+        self._is_called = False
         outbox, calls = self._outbox, self._calls
         for _ in range(len(outbox)):
             request, frames = outbox.popleft()
@@ -627,6 +686,11 @@ class HttpTransport:
                 log.exception("a call on the HTTP thread failed")
                 self._counters.count("http_errors")
         self._write_dirty()
+
+    def _flush_on_loop(self) -> None:
+        if self._loop is not None:  # else the thread that stops this looks
+            self._flush_outbox()
+            self._go_on()
 
     def _take_part(self, request: HttpRequest, part: Any) -> None:
         connection = request.connection
@@ -765,6 +829,15 @@ class HttpTransport:
         if connection.is_tls and connection.socket.pending():  # type: ignore[attr-defined]
             self._again.append(connection)
 
-    def _wake(self) -> None:
+    def _wake(self, *, is_asleep: bool = True) -> None:
+        """Have the outbox and the calls looked at. Thread: any."""
+        loop = self._loop
+        if loop is not None:
+            if not self._is_called:
+                self._is_called = True
+                loop.call_soon(self._flush_on_loop)
+            return
+        if not is_asleep:
+            return
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)

@@ -106,7 +106,8 @@ class IoLoop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self.watch(self._wake_fd, partial(os.eventfd_read, self._wake_fd))
-        self.is_asleep = False
+        self._beats: list[Callable[[], object]] = []
+        self.is_asleep = self.is_running = False
         self._is_stopping = False
         self._stopping_s: float | None = None
         self._meet_s = 0.0
@@ -121,6 +122,21 @@ class IoLoop:
         self.now_s = self._monotonic_s()
         for endpoint in self._endpoints:
             endpoint.sweep(self.now_s)
+        for beat in self._beats:
+            beat()
+
+    def add_door(self, fd: int, take: Callable[[], object], beat: Callable[[], object]) -> None:
+        """Serve a door that has an epoll of its own: `take` looks at it without waiting, `beat` comes with each sweep.
+
+        Thread: I/O, or before `run`.
+        """
+        self.watch(fd, take)
+        self._beats.append(beat)
+
+    def remove_door(self, fd: int, beat: Callable[[], object]) -> None:
+        """Serve a door no more. Thread: as `add_door`, or after `run`."""
+        self.unwatch(fd)
+        self._beats.remove(beat)
 
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
@@ -196,12 +212,14 @@ class IoLoop:
 
     def run(self, beat: Callable[[], None], beat_s: float) -> None:
         """Serve until `stop`, calling `beat` at least each `beat_s` seconds."""
+        self.is_running = True
         while not self._is_over():
             try:
                 self._serve(beat, beat_s)
             except Exception:  # one of the three broad catches: serving goes on
                 log.exception("an exception reached the I/O loop")
                 self.counters.count("io_errors")
+        self.is_running = False
         self.send_rest()
 
     def send_rest(self) -> None:
@@ -291,8 +309,15 @@ class IoLoop:
             endpoint.send(envelope, frames)
             if not index % FLUSHED_REPLIES and self.is_round_over():
                 break
-        while calls:
+        for _ in range(len(calls)):  # what these ask for is the next round's
             calls.popleft()()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """As `call`, and wakes the thread once: it stays asleep until it has the interpreter. Thread: any."""
+        self.calls.append(function)
+        if self.is_asleep:
+            self.is_asleep = False
+            self.wake()
 
     def wake(self) -> None:
         """Make the I/O thread look at its outbox and calls. Thread: any."""

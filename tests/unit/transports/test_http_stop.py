@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.binding import bind_unix
 from edge_runtime.transports.http_connection import HttpListener, HttpRequest
 from edge_runtime.transports.http_transport import HttpTransport
+from edge_runtime.transports.io_loop import IoLoop
 
 ANSWER_S = 60.0
 ASKED = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
@@ -45,12 +47,12 @@ class Echo:
 class Door:
     """A transport whose thread a test holds up, so that what is sent meanwhile lies unread when it stops."""
 
-    def __init__(self, path: Path, open_sockets: ExitStack) -> None:
-        receiver = Echo()
+    def __init__(self, path: Path, open_sockets: ExitStack, loop: IoLoop | None) -> None:
+        receiver = self.receiver = Echo()
         self._path, self._open_sockets = path, open_sockets
         self.transport = receiver.transport = HttpTransport(
             [HttpListener(bind_unix(path, 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
-            max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=8, total_bytes=1 << 30,
+            max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=8, total_bytes=1 << 30, loop=loop,
         )  # fmt: skip
         self.transport.start()
 
@@ -77,10 +79,32 @@ class Door:
         self.transport.stop()
 
 
+class LoopThread:
+    """A loop, and the thread that it is served on."""
+
+    def __init__(self) -> None:
+        self.loop = IoLoop(Metrics())
+        self._thread = threading.Thread(target=self.loop.run, args=(self.loop.sweep, 0.1), name="test-loop")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Serve no more. Idempotent."""
+        self.loop.stop()
+        self._thread.join()
+
+
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
+def loop_thread() -> Iterator[LoopThread]:
+    made = LoopThread()
+    yield made
+    made.end()
+    made.loop.close()
+
+
+@pytest.fixture(params=["a thread of its own", "the loop of others"])
+def door(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: LoopThread) -> Iterator[Door]:
     with ExitStack() as open_sockets:
-        made = Door(tmp_path / "s", open_sockets)
+        made = Door(tmp_path / "s", open_sockets, loop_thread.loop if "loop" in request.param else None)
         yield made
         made.transport.stop()
 
@@ -119,3 +143,33 @@ def test_a_peer_that_asks_nothing_more_hears_the_end_and_no_new_one_is_let_in(do
     assert all_of(kept) == b""
     with pytest.raises(ConnectionRefusedError):
         door.connect()
+
+
+def test_a_door_whose_loop_has_ended_answers_what_was_sent_and_ends(tmp_path: Path, loop_thread: LoopThread) -> None:
+    with ExitStack() as open_sockets:
+        door = Door(tmp_path / "s", open_sockets, loop_thread.loop)
+        kept = door.connect()
+        kept.sendall(ASKED + b"a0")
+        assert kept.recv(4096).endswith(b"a0")
+        loop_thread.end()
+        kept.sendall(ASKED + b"a1")
+        door.transport.stop()
+        answer = all_of(kept)
+    assert b"Connection: close" in answer
+    assert answer.endswith(b"a1")
+
+
+def test_what_other_threads_post_goes_out_on_the_loop(tmp_path: Path, loop_thread: LoopThread) -> None:
+    with ExitStack() as open_sockets:
+        door = Door(tmp_path / "s", open_sockets, loop_thread.loop)
+        try:
+            taken: SimpleQueue[HttpRequest] = SimpleQueue()
+            door.receiver.requests = lambda requests: [taken.put(each) for each in requests]  # type: ignore[method-assign]
+            client = door.connect()
+            for body in (b"a0", b"a1"):
+                client.sendall(ASKED + body)
+                request = taken.get(timeout=ANSWER_S)
+                door.transport.post(request, (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + bytes(request.body),))
+                assert client.recv(4096).endswith(body)
+        finally:
+            door.transport.stop()
