@@ -24,7 +24,7 @@ from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.fleet.camera import Camera, Frame
 from edge_runtime.fleet.publication import Publication
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, ToldReply
 from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
@@ -147,7 +147,9 @@ class CameraSource:
             self._drop(error)
             return
         self._is_running = True
-        request = Request(header, [frame[None]], frame.nbytes, self, self._rule.camera, now_s, self._metrics)
+        request = Request(
+            header, [frame[None]], frame.nbytes, ToldReply(self._hear), self._rule.camera, now_s, self._metrics
+        )
         self._infer.submit(request, plan)
 
     def _conclude(self, ended: Request | EdgeRuntimeError) -> None:
@@ -182,16 +184,9 @@ class CameraSource:
             log.warning("frames of a camera are not run", extra=extra)
         self._error = error
 
-    # ---- the reply to its request -----------------------------------------------------------------------------------
-
-    def answer(self, request: Request) -> None:
-        """The running frame was answered. Thread: any."""
-        self._ended.put(request)
-        self._wake.set()
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """The running frame was refused. Thread: any."""
-        self._ended.put(error)
+    def _hear(self, ended: Request | EdgeRuntimeError) -> None:
+        """Take how the running frame's request ended. Thread: any."""
+        self._ended.put(ended)
         self._wake.set()
 
 

@@ -29,7 +29,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
 from edge_runtime.fleet.publication import Publication
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, ToldReply
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import RequestPlan
@@ -214,16 +214,9 @@ class FolderSource:
             self._logged = reason
             log.warning("files wait to be published", extra={"folder": str(self._folder.path), "reason": reason})
 
-    # ---- the reply to its request -----------------------------------------------------------------------------------
-
-    def answer(self, request: Request) -> None:
-        """The running file was answered. Thread: any."""
-        self._ended.put(request)
-        self._wake.set()
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """The running file was refused. Thread: any."""
-        self._ended.put(error)
+    def _hear(self, ended: Request | EdgeRuntimeError) -> None:
+        """Take how the running file's request ended. Thread: any."""
+        self._ended.put(ended)
         self._wake.set()
 
     def _request(self, name: str, array: Array, nbytes: int) -> Request:
@@ -231,7 +224,9 @@ class FolderSource:
         tensor = values_to_bits(as_tensors({name: array})[name])
         inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
         header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
-        return Request(header, [tensor], nbytes, self, self._rule.folder, self._clock.monotonic_s(), self._metrics)
+        return Request(
+            header, [tensor], nbytes, ToldReply(self._hear), self._rule.folder, self._clock.monotonic_s(), self._metrics
+        )
 
 
 @dataclass(frozen=True, slots=True)

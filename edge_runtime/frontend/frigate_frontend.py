@@ -39,7 +39,7 @@ from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.repository.overrides import Override
 from edge_runtime.repository.received_models import ReceivedModels
-from edge_runtime.scheduling.request import DOOR, Request
+from edge_runtime.scheduling.request import DOOR, Request, ToldReply
 from edge_runtime.serving.infer import Infer
 from edge_runtime.serving.loader import Loader
 from edge_runtime.serving.model_table import ModelTable
@@ -127,32 +127,6 @@ class Asked:
     plan: RequestPlan | None = field(default=None)
 
 
-class DetectorReply:
-    """Where and how one picture is answered."""
-
-    __slots__ = ("_asked", "_endpoint", "_envelope")
-
-    def __init__(self, endpoint: Endpoint, envelope: tuple[bytes, ...], asked: Asked | None = None) -> None:
-        """asked: None for a reply that can only refuse."""
-        self._endpoint = endpoint
-        self._envelope = envelope
-        self._asked = asked
-
-    def answer(self, request: Request) -> None:
-        """Send what was found. Raises RunFailed: the outputs are not those of its type. Thread: any."""
-        asked, plan = self._asked, request.plan
-        assert asked is not None
-        specs = plan.servable.spec.outputs
-        outputs = [(specs[index].name, request.outputs[index]) for index in plan.outputs]
-        table = detections(asked.model_type, outputs, asked.width, asked.height)
-        self._endpoint.post(self._envelope, (ANSWER, table.tobytes()))
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """Send that nothing was found, and why. Thread: any."""
-        header = {"shape": [ROWS, 6], "dtype": "float32", "error": error.message, "code": error.code}
-        self._endpoint.post(self._envelope, (json_codec.dumps(header), NOTHING))
-
-
 class FrigateFrontend:
     """The receiver of Frigate's endpoint. `attach` first."""
 
@@ -235,7 +209,7 @@ class FrigateFrontend:
                 self._known.pop(sender, None)
                 return
             self._metrics.refused(error.code)
-            DetectorReply(endpoint, peer.envelope).refuse(error)
+            _send_nothing(endpoint, peer.envelope, error)
 
     def unheard(self, sender: Hashable) -> None:
         """Do nothing: a detector asks again after its timeout."""
@@ -259,7 +233,7 @@ class FrigateFrontend:
         """Answer a message that is too large, if its connection is known: `frames` are its first ones."""
         del frames
         if peer.envelope[0] in self._known:
-            DetectorReply(endpoint, peer.envelope).refuse(error)
+            _send_nothing(endpoint, peer.envelope, error)
 
     def beat(self) -> None:
         """Answer the handshakes whose models are there by now, or that cannot wait longer."""
@@ -448,7 +422,7 @@ class FrigateFrontend:
 
     def _detect(self, endpoint: Endpoint, peer: Peer, sender: Hashable, asked: Asked, frame: Any) -> None:
         """Ask the model."""
-        reply = DetectorReply(endpoint, peer.envelope, asked)
+        reply = ToldReply(partial(_answer, endpoint, peer.envelope, asked))
         nbytes = len(frame)
         request = Request(asked.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics, DOOR)
         try:
@@ -464,6 +438,24 @@ class FrigateFrontend:
             picture = np.frombuffer(frame, asked.given).reshape(shape).astype(asked.cast)
         request.tensors = (picture, *asked.others)
         asked.plan = self._infer.submit(request, asked.plan)
+
+
+def _answer(endpoint: Endpoint, envelope: tuple[Any, ...], asked: Asked, ended: Request | EdgeRuntimeError) -> None:
+    """Send what was found in a picture. Raises RunFailed: the outputs are not those of its type. Thread: any."""
+    if isinstance(ended, EdgeRuntimeError):
+        _send_nothing(endpoint, envelope, ended)
+        return
+    plan = ended.plan
+    specs = plan.servable.spec.outputs
+    outputs = [(specs[index].name, ended.outputs[index]) for index in plan.outputs]
+    table = detections(asked.model_type, outputs, asked.width, asked.height)
+    endpoint.post(envelope, (ANSWER, table.tobytes()))
+
+
+def _send_nothing(endpoint: Endpoint, envelope: tuple[Any, ...], error: EdgeRuntimeError) -> None:
+    """Send that nothing was found, and why. Thread: any."""
+    header = {"shape": [ROWS, 6], "dtype": "float32", "error": error.message, "code": error.code}
+    endpoint.post(envelope, (json_codec.dumps(header), NOTHING))
 
 
 def _fields(frames: Sequence[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,8 +31,7 @@ from edge_runtime.frontend.mqtt_message import (
     reply_expires_s,
     tightens,
 )
-from edge_runtime.frontend.replies import FRAMES, OpReply, TransportReply
-from edge_runtime.scheduling.request import Request
+from edge_runtime.frontend.replies import FRAMES, TransportReply
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.mqtt_packets import Inbound
 from edge_runtime.transports.mqtt_transport import MqttTransport
@@ -241,9 +240,10 @@ class MqttFrontend:
         address.encoding, address.request_id = body.encoding, body.request_id
         if message.correlation is None:
             address.body_id = body.body_id
-        reply: OpReply = TransportReply(self._frontend, endpoint, (address,), body.encoding, body.request_id)
-        if key is not None:
-            reply = RememberedReply(reply, self._duplicates, key)
+        if key is None:
+            reply = TransportReply(self._frontend, endpoint, (address,), body.encoding, body.request_id)
+        else:
+            reply = RememberedReply(self._frontend, endpoint, address, partial(self._duplicates.forget, key))
         with self._frontend.answering(reply):
             if len(message.correlation or b"") > MAX_CORRELATION_BYTES:
                 got = len(message.correlation or b"")
@@ -294,30 +294,22 @@ class MqttFrontend:
         endpoint.post((address,), (payload,))
 
 
-class RememberedReply:
+class RememberedReply(TransportReply):
     """The reply to a remembered request. A request that is refused and may be retried is forgotten."""
 
-    def __init__(self, reply: OpReply, duplicates: Duplicates, key: Hashable) -> None:
-        self._reply = reply
-        self._duplicates = duplicates
-        self._key = key
+    __slots__ = ("_forget",)
 
-    def answer(self, request: Request) -> None:
-        """Send the answer."""
-        self._reply.answer(request)
+    def __init__(
+        self, frontend: InferFrontend, endpoint: MqttEndpoint, address: ReplyAddress, forget: Callable[[], None]
+    ) -> None:
+        super().__init__(frontend, endpoint, (address,), address.encoding, address.request_id)
+        self._forget = forget
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error, and forget the request when it may be retried."""
         if error.retryable:
-            self._duplicates.forget(self._key)
-        self._reply.refuse(error)
-
-    def result(self, result: Any) -> None:
-        """Send an op's result, or its error."""
-        if isinstance(result, EdgeRuntimeError):
-            self.refuse(result)
-        else:
-            self._reply.result(result)
+            self._forget()
+        super().refuse(error)
 
 
 class Duplicates:

@@ -219,6 +219,12 @@ class _Turn:
         self.answered: Request | None = None
         self.is_over = False
 
+    @property
+    def user_id(self) -> str:
+        """The caller's own name for its request."""
+        name: str = getattr(self._reply, "user_id", "")
+        return name
+
     def answer(self, request: Request) -> None:
         """Keep the answer until its turn has come."""
         self.answered = request

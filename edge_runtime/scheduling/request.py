@@ -79,6 +79,28 @@ class StreamingReply(Reply, Protocol):
         ...
 
 
+class ToldReply:
+    """The reply to who is no door: a function is told how its request ended.
+
+    told: called once, with the answered request, or with the error of a refused one. Thread: whichever ends it.
+    user_id: the caller's own name for its request, "" for none.
+    """
+
+    __slots__ = ("_told", "user_id")
+
+    def __init__(self, told: Callable[[Request | EdgeRuntimeError], object], user_id: str = "") -> None:
+        self._told = told
+        self.user_id = user_id
+
+    def answer(self, request: Request) -> None:
+        """Tell the request, with its outputs."""
+        self._told(request)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Tell the error."""
+        self._told(error)
+
+
 class Terms(Protocol):
     """What queues and runs read of a checked header (serving's RequestPlan).
 

@@ -18,6 +18,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -36,7 +37,7 @@ from edge_runtime.pipelines import INPUT, Pipeline, Place, critical_path
 from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.dispatcher import Dispatcher
 from edge_runtime.scheduling.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
-from edge_runtime.scheduling.request import Request, deadline_exceeded, failure_of
+from edge_runtime.scheduling.request import Request, ToldReply, deadline_exceeded, failure_of
 from edge_runtime.scheduling.scheduled_model import DEVIATIONS, Layout, ScheduledModel
 from edge_runtime.serving.chain_steps import (
     ChainSteps,
@@ -390,7 +391,7 @@ class Chain:
             raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
         way = self._steps.way(asked.node, whole, inputs)
         arrays = list(inputs.values())
-        reply = _StepReply(self, running, asked, index)
+        reply = ToldReply(partial(self._step_ended, running, asked, index))
         request = Request(
             way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics, whole.origin.of_step
         )
@@ -404,8 +405,13 @@ class Chain:
         if plan is not None and running.has_ended():  # it ended while this was on its way into a queue
             plan.servable.cancel(request)
 
-    def step_answered(self, running: _Running, asked: _Asked, index: int, request: Request) -> None:
-        """Keep the outputs of one request, and go on. Thread: whichever ran it."""
+    def _step_ended(self, running: _Running, asked: _Asked, index: int, request: Request | EdgeRuntimeError) -> None:
+        """Keep the outputs of one request, and go on; end the whole where it was refused. Thread: whichever ends it."""
+        if isinstance(request, EdgeRuntimeError):
+            with running.lock:
+                asked.asked.pop(index, None)
+            self._fail(running, asked.node, request)
+            return
         plan: RequestPlan = request.plan
         names = (plan.servable.spec.outputs[each].name for each in plan.outputs)
         part = dict(zip(names, plan.select(request.outputs), strict=True))
@@ -458,12 +464,6 @@ class Chain:
         with self._lock:
             self._nbytes += nbytes
             self._work_s -= work_s
-
-    def step_refused(self, running: _Running, asked: _Asked, index: int, error: EdgeRuntimeError) -> None:
-        """End the whole: one request of a step was not answered. Thread: any."""
-        with running.lock:
-            asked.asked.pop(index, None)
-        self._fail(running, asked.node, error)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -524,23 +524,3 @@ class Chain:
         self._dispatcher.end_chain(self._scheduled, promised_s)
         self._begin_waiting()
         return True
-
-
-class _StepReply:
-    """The reply of one request of a step."""
-
-    __slots__ = ("_asked", "_chain", "_index", "_running")
-
-    def __init__(self, chain: Chain, running: _Running, asked: _Asked, index: int) -> None:
-        self._chain = chain
-        self._running = running
-        self._asked = asked
-        self._index = index
-
-    def answer(self, request: Request) -> None:
-        """Go on with what it gave."""
-        self._chain.step_answered(self._running, self._asked, self._index, request)
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """End the whole."""
-        self._chain.step_refused(self._running, self._asked, self._index, error)

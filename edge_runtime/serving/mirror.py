@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -21,7 +22,7 @@ from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.repository.golden import differences, float_values
 from edge_runtime.repository.manifest import TensorForm, Tolerance
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Reply, Request
+from edge_runtime.scheduling.request import Reply, Request, StreamingReply, ToldReply
 from edge_runtime.serving.executor import Executor
 from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Histogram
@@ -117,8 +118,23 @@ class Mirror:
             self._is_open = False
 
     def follow(self, request: Request) -> None:
-        """Hear what becomes of a request that the current is about to admit. Thread: any."""
-        request.reply = MirroredReply(self, request.reply)
+        """Hear what becomes of a request that the current is about to admit. Thread: any.
+
+        Not of one whose responses are sent as they come: these have nothing beside them.
+        """
+        if not isinstance(request.reply, StreamingReply):
+            user_id = getattr(request.reply, "user_id", "")
+            request.reply = ToldReply(partial(self._ended, request.reply), user_id)
+
+    def _ended(self, reply: Reply, ended: Request | EdgeRuntimeError) -> None:
+        """Answer a request, and have its copy run afterwards."""
+        if isinstance(ended, EdgeRuntimeError):
+            reply.refuse(ended)
+            return
+        copy = self.copy(ended)
+        reply.answer(ended)
+        if copy is not None:
+            self.run_copy(copy)
 
     def copy(self, request: Request) -> Copy | None:
         """A request that was run, if it is to be run again. Once it is answered, its arrays are the caller's again."""
@@ -197,25 +213,6 @@ class Mirror:
     def _drop(self) -> None:
         """Under the lock."""
         self._counts = replace(self._counts, dropped=self._counts.dropped + 1)
-
-
-class MirroredReply:
-    """The reply to a request that is copied once it is answered."""
-
-    def __init__(self, mirror: Mirror, reply: Reply) -> None:
-        self._mirror = mirror
-        self._reply = reply
-
-    def answer(self, request: Request) -> None:
-        """Answer, and have the copy run afterwards."""
-        copy = self._mirror.copy(request)
-        self._reply.answer(request)
-        if copy is not None:
-            self._mirror.run_copy(copy)
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """Refuse."""
-        self._reply.refuse(error)
 
 
 def _top1(output: TensorForm, array: Array) -> Array | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Called
@@ -18,7 +18,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, ToldReply
 from edge_runtime.scheduling.scheduled_model import Job
 from edge_runtime.scheduling.worker import WorkerPool
 from edge_runtime.serving.infer import Infer
@@ -54,7 +54,7 @@ class ModelCalls:
         now_s = self._clock.monotonic_s()
         header = replace(header, priority=min(request.priority for request in waiting), level=0)
         nbytes = sum(array.nbytes for array in arrays)
-        reply = _CallReply(self._dispatcher, job, told)
+        reply = ToldReply(partial(self._end, job, told))
         request = Request(header, arrays, nbytes, reply, ("model", job.model.name), now_s, self._metrics)
         request.longest_s = min(request.deadline_s for request in waiting) - now_s
         self._infer.submit(request)
@@ -65,22 +65,14 @@ class ModelCalls:
 
         return cancel
 
-
-class _CallReply(Struct):
-    """The reply of a call: the run that waits for it goes on."""
-
-    dispatcher: Dispatcher
-    job: Job
-    told: Callable[[Called], None]
-
-    def answer(self, request: Request) -> None:
-        plan = request.plan
-        arrays = plan.select(request.outputs)
-        self._end((plan.tensor_headers([array.shape for array in arrays]), arrays))
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        self._end(error)
-
-    def _end(self, called: Called) -> None:
-        self.dispatcher.end_call(self.job)
-        self.told(called)
+    def _end(self, job: Job, told: Callable[[Called], None], ended: Request | EdgeRuntimeError) -> None:
+        """Let the run go on that waits for a call."""
+        called: Called
+        if isinstance(ended, Request):
+            plan = ended.plan
+            arrays = plan.select(ended.outputs)
+            called = plan.tensor_headers([array.shape for array in arrays]), arrays
+        else:
+            called = ended
+        self._dispatcher.end_call(job)
+        told(called)

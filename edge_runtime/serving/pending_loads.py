@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from msgspec import Struct
 
@@ -16,7 +17,7 @@ from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, ToldReply
 from edge_runtime.scheduling.scheduled_model import Layout, ScheduledModel
 from edge_runtime.telemetry.metrics import ModelMetrics
 
@@ -56,7 +57,7 @@ class PendingLoads:
         timeouts_ms = [each for each in (header.timeout_ms, header.queue_timeout_ms) if each is not None]
         timeout_s = min(min(timeouts_ms, default=math.inf) / 1e3, longest_s)
         terms = _Terms(header.priority or DEFAULT_PRIORITY, timeout_s, ModelMetrics())
-        waiting = Request(header, (), nbytes, _Waiting(told), sender, arrived_s, terms.metrics)
+        waiting = Request(header, (), nbytes, ToldReply(partial(_tell, told)), sender, arrived_s, terms.metrics)
         waiting.take(terms, ())
         with self._lock:
             load = self._loads.get(header.model)
@@ -82,6 +83,11 @@ class PendingLoads:
                 each.refuse(error)
 
 
+def _tell(told: Told, ended: Request | EdgeRuntimeError) -> None:
+    """Tell what waited how its load has ended: what stands in its queue never runs, so it is answered by that."""
+    told(ended if isinstance(ended, EdgeRuntimeError) else None)
+
+
 class _Terms(Struct):
     """What the queue reads of what waits, which counts as one row."""
 
@@ -93,20 +99,3 @@ class _Terms(Struct):
     level: int = 0
     queue_timeout_s: float = math.inf
     copies_shared: bool = False
-
-
-class _Waiting:
-    """The reply to what stands in a pending load's queue: never run, it is answered by the end of the load."""
-
-    __slots__ = ("_told",)
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-
-    def answer(self, request: Request) -> None:  # noqa: ARG002 (it has no outputs)
-        """Tell that the model is there."""
-        self._told(None)
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        """Tell why it is not."""
-        self._told(error)

@@ -5,35 +5,20 @@ It is counted as a client's: update/observation.py judges a version by it where 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from queue import Empty, SimpleQueue
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
-from edge_runtime.scheduling.request import Request
+from edge_runtime.scheduling.request import Request, ToldReply
 from edge_runtime.serving.request_plan import RequestPlan
 from edge_runtime.serving.servable import Servable
 from edge_runtime.tensors import Array, datatype_name
 
 SENDER = "self"
 """What the daemon asks itself as."""
-
-
-class _Waited:
-    """A reply that is waited for."""
-
-    def __init__(self) -> None:
-        self.has_ended = threading.Event()
-        self.error: EdgeRuntimeError | None = None
-
-    def answer(self, request: Request) -> None:  # noqa: ARG002 (the request holds its outputs)
-        self.has_ended.set()
-
-    def refuse(self, error: EdgeRuntimeError) -> None:
-        self.error = error
-        self.has_ended.set()
 
 
 def infer_once(servable: Servable, inputs: Mapping[str, Array], clock: Clock, limit_s: float) -> dict[str, Array]:
@@ -45,17 +30,19 @@ def infer_once(servable: Servable, inputs: Mapping[str, Array], clock: Clock, li
     headers = tuple(TensorHeader(name, datatype_name(each.dtype), each.shape) for name, each in inputs.items())
     header = RequestHeader(model=servable.model, inputs=headers, timeout_ms=limit_s * 1e3, priority=LOWEST_PRIORITY)
     plan = RequestPlan(servable, header)
-    arrays, reply = list(inputs.values()), _Waited()
+    arrays, ends = list(inputs.values()), SimpleQueue[Request | EdgeRuntimeError]()
     nbytes = sum(each.nbytes for each in arrays)
-    request = Request(header, arrays, nbytes, reply, SENDER, clock.monotonic_s(), servable.metrics)
+    request = Request(header, arrays, nbytes, ToldReply(ends.put), SENDER, clock.monotonic_s(), servable.metrics)
     request.take(plan, plan.arrays(arrays))
     try:
         servable.submit(request)
     except EdgeRuntimeError as error:
         request.refuse(error)
-    if not reply.has_ended.wait(2 * limit_s):
+    try:
+        ended = ends.get(timeout=2 * limit_s)
+    except Empty:
         servable.cancel(request)
-        raise DeadlineExceeded(f"{servable.model} did not answer its own daemon within {2 * limit_s:g} s")
-    if reply.error is not None:
-        raise reply.error
+        raise DeadlineExceeded(f"{servable.model} did not answer its own daemon within {2 * limit_s:g} s") from None
+    if isinstance(ended, EdgeRuntimeError):
+        raise ended
     return {spec.name: array for spec, array in zip(servable.spec.outputs, request.outputs, strict=True)}

@@ -112,7 +112,7 @@ class Kit:
         """End the latest request."""
         request: Request = self.model.asked[-1]
         request.outputs = [np.array([[[label, 0.9]]], np.float32)]
-        self.source.answer(request)
+        request.reply.answer(request)
 
     def _offer(self, plan: Any, answers: Any, utc_s: float, request: Any) -> bool:
         self.offered += [int(each[0][0, 0, 0]) for each in answers]
@@ -157,7 +157,7 @@ def test_frames_that_are_refused_are_dropped_counted_and_told():
     kit = Kit(fps=10.0)
     for error in (QueueFull("full"), RunFailed("no")):
         kit.steps(0.2)
-        kit.source.refuse(error)
+        kit.model.asked[-1].reply.refuse(error)
     kit.steps(0.05)
     assert kit.source.status()["dropped"] == 2
     assert kit.source.status()["reason"] == "no"

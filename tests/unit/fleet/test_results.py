@@ -579,9 +579,9 @@ class FolderKit:
         request = self.model.asked[-1]
         request.outputs = [np.zeros((1, 2), np.float32)]
         if error is None:
-            self.source.answer(request)
+            request.reply.answer(request)
         else:
-            self.source.refuse(error)
+            request.reply.refuse(error)
 
 
 @pytest.fixture(params=[True, False], ids=["removed", "left"])

@@ -11,7 +11,7 @@ import pytest
 from edge_runtime.config.settings import QueuePolicies, QueuePolicy
 from edge_runtime.errors import DeadlineExceeded, QueueFull, QueueTimeExpired
 from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.level_queue import LevelQueue
+from edge_runtime.scheduling.level_queue import LevelQueue, ReplyLine
 from edge_runtime.scheduling.policy import BatchLimits
 from edge_runtime.scheduling.request import Request
 from edge_runtime.scheduling.scheduled_model import LatencyModel, Layout, ScheduledModel
@@ -203,3 +203,11 @@ def test_a_sender_that_is_gone_takes_its_requests_along():
     queue.run_all()
 
     assert queue.order() == ["b"]
+
+
+def test_a_request_that_waits_for_its_turn_keeps_its_callers_name_for_it() -> None:
+    reply = KeptReply()
+    reply.user_id = "a name"  # type: ignore[attr-defined]
+    request = request_of([], reply)
+    ReplyLine().join(request)
+    assert request.reply.user_id == "a name"  # type: ignore[attr-defined]

@@ -124,3 +124,27 @@ def test_after_its_end_nothing_is_taken_run_or_counted():
     found = kit.run_copies()
     assert (found.requests, kit.seen) == (0, [])
     assert kit.answer().run_copies() == found
+
+
+class StreamedReply(KeptReply):
+    """A reply that may have several parts."""
+
+    user_id = "a name"
+
+    def part(self, request):
+        pass
+
+
+def test_a_request_whose_responses_are_sent_as_they_come_is_left_as_it_is():
+    reply = StreamedReply()
+    request = request_of([np.zeros((1, 2), np.float32)], reply)
+    Kit().mirror.follow(request)
+    assert request.reply is reply
+
+
+def test_a_request_that_is_followed_keeps_its_callers_name_for_it():
+    reply = KeptReply()
+    reply.user_id = "a name"
+    request = request_of([np.zeros((1, 2), np.float32)], reply)
+    Kit().mirror.follow(request)
+    assert request.reply.user_id == "a name"
