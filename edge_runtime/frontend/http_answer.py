@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,11 +17,19 @@ from edge_runtime.frontend.generate import generate_answer
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.oip_request import OipRequest
 from edge_runtime.frontend.open_inference import Caller, OpenInference
-from edge_runtime.frontend.replies import Entry, Shapes, TransportReply, kept_of, picture_fields, timing_fields
+from edge_runtime.frontend.replies import (
+    Entry,
+    Shapes,
+    TextAnswers,
+    TransportReply,
+    kept_of,
+    picture_fields,
+    timing_fields,
+)
 from edge_runtime.messages import TensorHeader
 from edge_runtime.scheduling.request import Request
 from edge_runtime.serving.request_plan import RequestPlan
-from edge_runtime.tensors import array_to_wire
+from edge_runtime.tensors import Array, array_to_wire
 from edge_runtime.transports.http_connection import Frames, HttpRequest
 from edge_runtime.transports.http_head import BadMessage
 from edge_runtime.transports.http_transport import HttpTransport
@@ -84,25 +92,42 @@ def error_frames(error: EdgeRuntimeError, status: int | None = None, fields: Map
     return response((json_codec.dumps(oip.error_body(error) if fields is None else fields),), status=status, more=more)
 
 
-class BinaryAnswer:
-    """Answers of known headers: every output in binary form behind the JSON head. The id is JSON text, b"" without."""
+class OipAnswer:
+    """The answer to one request as it asks for it: each output as JSON or in binary form, plain or compressed.
 
-    def user_id(self, request_id: bytes) -> str:
+    Its id is text, None without; or JSON text in bytes, b"" without.
+    """
+
+    def __init__(
+        self,
+        protocol: OpenInference | None = None,
+        asked: OipRequest | None = None,
+        deflates: str | None = None,
+        *,
+        as_list: bool | None = None,
+        tells_readiness: bool = False,
+    ) -> None:
+        """asked: None: every output in binary form. tells_readiness: the status of a result says whether that is ready.
+
+        as_list: of an answer to pictures, which is in words but for bare outputs (`raw`); None: none came.
+        """
+        self._protocol = protocol
+        self._asked = asked
+        self._deflates = deflates
+        self._as_list = as_list
+        self._tells_readiness = tells_readiness
+
+    def user_id(self, request_id: str | bytes | None) -> str:
         """The id as text."""
-        return str(json_codec.loads(b'{"id":' + request_id + b"}")["id"]) if request_id else ""
+        if isinstance(request_id, bytes) and request_id:
+            return str(json_codec.loads(b'{"id":' + request_id + b"}")["id"])
+        return request_id if isinstance(request_id, str) else ""
 
-    def answer(self, request: Request, request_id: Any) -> Frames:
-        """A whole response with the outputs that its plan selects."""
-        plan: RequestPlan = request.plan
-        selected = plan.select(request.outputs)
-        data = [array_to_wire(array) for array in selected]
-        sizes = [memoryview(part).nbytes for part in data]
-        outputs = _binary_outputs(plan.tensor_headers([array.shape for array in selected]), sizes)
-        return _binary_response(_answer_fields(request, outputs, plan.words(selected)), request_id, data)
-
-    def head(self, plan: RequestPlan) -> tuple[bytes, bytes]:
-        """Head and JSON of an inline answer without an id; and the JSON's rest behind an id."""
+    def head(self, plan: RequestPlan) -> TextAnswers | tuple[bytes, bytes]:
+        """What writes inline answers; in binary form, head and JSON without an id, and the JSON's rest behind an id."""
         assert plan.inline is not None
+        if self._asked is not None and self._asked.is_plain_json:
+            return TextAnswers(_json_answers(plan, plan.inline.shapes), self._whole)
         sizes = [cut.size for _, cut in plan.inline.outputs]
         outputs = _binary_outputs(plan.tensor_headers(plan.inline.shapes), sizes)
         servable = plan.servable
@@ -113,67 +138,31 @@ class BinaryAnswer:
         nbytes = length + plan.inline.nbytes
         return b"%s%d\r\nContent-Length: %d\r\n\r\n%s" % (_BINARY_HEAD, length, nbytes, packed), packed[1:]
 
-    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
-        """An error."""
-        return error_frames(error)
-
-    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
-        """Any other result."""
-        return json_response(result)
-
-
-class ReadinessAnswer(BinaryAnswer):
-    """The answer to `server_ready` and `model_ready`, whose status tells it too."""
-
-    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (it has no id)
-        """Whether the server, or the model, is ready."""
-        return json_response(result, oip.readiness_status(result))
-
-
-BINARY, READINESS = BinaryAnswer(), ReadinessAnswer()
-
-
-class OipAnswer:
-    """The answer to one request as it asks for it: each output as JSON or in binary form, plain or compressed."""
-
-    def __init__(self, protocol: OpenInference, asked: OipRequest, deflates: str | None) -> None:
-        """asked: whose `header`, alone, is the meaning of equal requests where it is `is_plain_json`."""
-        self.asked = asked
-        self._protocol = protocol
-        self._deflates = deflates
-
-    def user_id(self, request_id: str | None) -> str:
-        """The id as text."""
-        return request_id or ""
-
-    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
-        """What writes answers that are outputs of these shapes as JSON, and nothing beside them."""
-        return _oip_answers(plan, shapes)
-
-    def whole(self, text: bytes) -> Frames:
-        """A whole response."""
-        return response((text,), deflates=self._deflates)
-
     def answer(self, request: Request, request_id: Any) -> Frames:
-        """A whole response with the outputs that its plan selects."""
-        plan: RequestPlan = request.plan
+        """A whole response with the outputs that its plan selects, or with what pictures show, in words."""
+        plan, asked = request.plan, self._asked
+        fields = picture_fields(request, as_list=self._as_list) if self._as_list is not None else None
+        if fields is not None:
+            named = {} if request_id is None else {"id": request_id}
+            timing = {"parameters": timing_fields(request)} if plan.wants_timing else {}
+            return json_response({**named, **fields, **timing}, deflates=self._deflates)
         selected = plan.select(request.outputs)
-        if plan.is_bare and self.asked.is_plain_json:
-            return self.whole(kept_of(plan, selected, _oip_answers).pack_arrays(request_id, selected))
+        if asked is not None and plan.is_bare and asked.is_plain_json:
+            return self._whole(kept_of(plan, selected, _json_answers).pack_arrays(request_id, selected))
         outputs: list[dict[str, Any]] = []
         data: list[Any] = []
-        for header, array in self._protocol.outputs(self.asked, plan, selected):
-            fields = codec.tensor_fields(header)
-            outputs.append(fields)
+        for header, array in self._outputs(plan, selected):
+            output = codec.tensor_fields(header)
+            outputs.append(output)
             if array is None:
                 continue
-            if self.asked.is_binary(header.name):
+            if asked is None or asked.is_binary(header.name):
                 data.append(array_to_wire(array))
-                fields["parameters"] = {oip.BINARY_SIZE: memoryview(data[-1]).nbytes}
+                output["parameters"] = {oip.BINARY_SIZE: memoryview(data[-1]).nbytes}
             else:
-                fields["data"] = json_codec.array_to_json(header.datatype, array)
+                output["data"] = json_codec.array_to_json(header.datatype, array)
         fields = _answer_fields(request, outputs, plan.words(selected))
-        if data:
+        if data or asked is None:
             return _binary_response(fields, request_id, data, self._deflates)
         if request_id is not None:
             fields = {"id": request_id, **fields}
@@ -185,24 +174,19 @@ class OipAnswer:
 
     def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
         """Any other result."""
-        return json_response(result, deflates=self._deflates)
+        status = oip.readiness_status(result) if self._tells_readiness else 200
+        return json_response(result, status, deflates=self._deflates)
+
+    def _outputs(self, plan: RequestPlan, selected: Sequence[Array]) -> Iterable[tuple[TensorHeader, Array | None]]:
+        if self._asked is None or self._protocol is None:
+            return zip(plan.tensor_headers([array.shape for array in selected]), selected, strict=True)
+        return self._protocol.outputs(self._asked, plan, selected)
+
+    def _whole(self, text: bytes) -> Frames:
+        return response((text,), deflates=self._deflates)
 
 
-class PictureAnswer(OipAnswer):
-    """The answer to pictures: what they show, in words; as an `OipAnswer` where bare outputs were asked for (`raw`)."""
-
-    def __init__(self, protocol: OpenInference, asked: OipRequest, deflates: str | None, *, as_list: bool) -> None:
-        super().__init__(protocol, asked, deflates)
-        self._as_list = as_list
-
-    def answer(self, request: Request, request_id: Any) -> Frames:
-        """A whole response."""
-        fields = picture_fields(request, as_list=self._as_list)
-        if fields is None:
-            return super().answer(request, request_id)
-        named = {} if request_id is None else {"id": request_id}
-        timing = {"parameters": timing_fields(request)} if request.plan.wants_timing else {}
-        return json_response({**named, **fields, **timing}, deflates=self._deflates)
+BINARY, READINESS = OipAnswer(), OipAnswer(tells_readiness=True)
 
 
 EVENTS_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {EVENTS_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -306,7 +290,7 @@ class GenerateAnswer:
         return response((event(result),), EVENTS_TYPE, deflates=self._deflates)
 
 
-def _oip_answers(plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
+def _json_answers(plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
     servable = plan.servable
     return json_codec.JsonAnswers(servable.model, servable.number, plan.tensor_headers(shapes), says_no_id=False)
 
@@ -372,7 +356,7 @@ class HttpEndpoint:
         reply_bytes: int,
         /,
     ) -> None:
-        """Answer each request in binary form. head: of `BinaryAnswer`."""
+        """Answer each request in binary form. head: of `OipAnswer`."""
         if len(entries) != len(payloads):
             raise ValueError(f"{len(payloads)} answers for {len(entries)} requests")
         whole, rest = head

@@ -36,7 +36,6 @@ from edge_runtime.frontend.http_answer import (
     GenerateAnswer,
     HttpEndpoint,
     OipAnswer,
-    PictureAnswer,
     caller_of,
     error_frames,
     response,
@@ -447,7 +446,7 @@ class HttpFrontend:
         if call.is_torchserve:
             return call.encoding
         if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
-            return PictureAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
+            return OipAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
         return OipAnswer(self._protocol, asked, call.deflates)
 
     def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:

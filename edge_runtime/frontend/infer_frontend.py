@@ -27,7 +27,7 @@ from edge_runtime.frontend.replies import (
     Entry,
     OpReply,
     ReplyEndpoint,
-    TextEncoding,
+    TextAnswers,
     TransportReply,
     join_burst,
 )
@@ -42,7 +42,6 @@ from edge_runtime.serving.servable import Servable
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error
-from edge_runtime.wire.json_codec import JsonAnswers
 
 log = logging.getLogger(__name__)
 
@@ -86,25 +85,18 @@ class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
     sizes: of the tensor frames. has_places: some tensors lie in shared memory.
-    kept: what its door keeps with it. encoding: how its replies are written. answers: writes those of bursts where they
-    are JSON; None: their endpoint does, after the `head` of each.
+    kept: what its door keeps with it. encoding: how its replies are written; head: of BurstEncoding, None without one.
     """
 
     __slots__ = (
-        "answers", "burst", "encoding", "has_places", "head", "header", "kept", "plan", "single_size", "sizes",
+        "burst", "encoding", "has_places", "head", "header", "kept", "plan", "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
         self.header = header
         self.plan = plan
         self.encoding = encoding
-        self.answers: JsonAnswers | None = None
-        self.head: Any = None
-        if plan.inline is not None:
-            if isinstance(encoding, TextEncoding):
-                self.answers = encoding.answers(plan, plan.inline.shapes)
-            elif isinstance(encoding, BurstEncoding):
-                self.head = encoding.head(plan)
+        self.head = encoding.head(plan) if plan.inline is not None and isinstance(encoding, BurstEncoding) else None
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
         self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
@@ -347,10 +339,10 @@ class InferFrontend:
                     payloads = buffers.unpack(cut.outputs, rows)
                 if finished_s - arrived_s > timeout_s:
                     raise deadline_exceeded(arrived_s, timeout_s, finished_s)
-                if route.answers is None:
+                if type(route.head) is not TextAnswers:
                     endpoint.send_answers(batch, route.head, payloads, cut.nbytes)
                 else:
-                    self._send_json(endpoint, route, batch, payloads)
+                    self._send_texts(endpoint, route.head, batch, payloads)
             except Draining:
                 # A step of a pipeline was swapped for one that does not run here: nothing has run, and nothing is sent.
                 self._submit_each(endpoint, route, entries[start:], arrived_s, None)
@@ -367,16 +359,13 @@ class InferFrontend:
             self.count_runs()
 
     @staticmethod
-    def _send_json(
-        endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
+    def _send_texts(
+        endpoint: ReplyEndpoint, head: TextAnswers, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
     ) -> None:
         """Write all answers, then send them: what fails before has sent none."""
-        answers, encoding = route.answers, route.encoding
-        assert answers is not None
-        assert isinstance(encoding, TextEncoding)
-        texts = [answers.pack(entry[1], frames) for entry, frames in zip(entries, payloads, strict=True)]
+        texts = [head.answers.pack(entry[1], frames) for entry, frames in zip(entries, payloads, strict=True)]
         for (origin, _, _), text in zip(entries, texts, strict=True):
-            endpoint.send((origin,), encoding.whole(text))
+            endpoint.send((origin,), head.whole(text))
 
     @staticmethod
     def _refuse_batch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -94,25 +94,22 @@ class Encoding(Protocol):
         ...
 
 
+class TextAnswers(NamedTuple):
+    """Writes each answer of a burst as text. whole: makes all frames of a reply of its text."""
+
+    answers: json_codec.JsonAnswers
+    whole: Callable[[bytes], tuple[Any, ...]]
+
+
 @runtime_checkable
 class BurstEncoding(Encoding, Protocol):
-    """An encoding of known headers, whose bursts an endpoint may answer at once."""
+    """An encoding of known headers, whose bursts are answered without a `Request` each."""
 
     def head(self, plan: RequestPlan) -> Any:
-        """What stands before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`."""
-        ...
+        """What stands before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`.
 
-
-@runtime_checkable
-class TextEncoding(Encoding, Protocol):
-    """An encoding of known headers in JSON, whose answers differ in ids and data only."""
-
-    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
-        """What writes the text of each answer with outputs of these shapes."""
-        ...
-
-    def whole(self, text: bytes) -> tuple[Any, ...]:
-        """All frames of the reply that has this text."""
+        Where answers are no outputs behind a head: their TextAnswers.
+        """
         ...
 
 
@@ -168,22 +165,29 @@ class FramesEncoding:
 class JsonEncoding:
     """One JSON frame, with the id (text, a number or None) inside."""
 
-    def answers(self, plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
-        """What writes answers that are outputs of these shapes, and nothing beside them."""
-        return json_answers(plan, shapes)
+    def __init__(self, *, as_list: bool | None = None) -> None:
+        """as_list: of an answer to pictures, which is in words, without tensors, but for bare outputs (`raw`).
 
-    def whole(self, text: bytes) -> tuple[Any, ...]:
-        """The frame."""
-        return (text,)
+        False: of one; True: under `answers`, however many there are; None: no pictures came.
+        """
+        self._as_list = as_list
+
+    def head(self, plan: RequestPlan) -> TextAnswers:
+        """What writes inline answers."""
+        assert plan.inline is not None
+        return TextAnswers(json_answers(plan, plan.inline.shapes), lambda text: (text,))
 
     def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
         """Frames of the outputs that its plan selects."""
         plan: RequestPlan = request.plan
+        timing = timing_fields(request) if plan.wants_timing else None
+        fields = picture_fields(request, as_list=self._as_list) if self._as_list is not None else None
+        if fields is not None:
+            return (json_codec.dumps({"id": request_id, **fields, **({} if timing is None else {"timing": timing})}),)
         selected = plan.select(request.outputs)
         if plan.is_bare:
             return (kept_of(plan, selected, json_answers).pack_arrays(request_id, selected),)
         headers = plan.tensor_headers([array.shape for array in selected])
-        timing = timing_fields(request) if plan.wants_timing else None
         servable = plan.servable
         outputs = list(zip(headers, selected, strict=True))
         words = plan.words(selected)
@@ -197,22 +201,6 @@ class JsonEncoding:
     def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
         """Frames of an op's result."""
         return (json_codec.pack_json_result(request_id, result),)
-
-
-class JsonPictureEncoding(JsonEncoding):
-    """The same for a request that sent pictures: its answer in words, without tensors, but for bare outputs (`raw`)."""
-
-    def __init__(self, *, as_list: bool) -> None:
-        """as_list: answer under `answers`, however many there are."""
-        self._as_list = as_list
-
-    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
-        """Frames of what its outputs say."""
-        fields = picture_fields(request, as_list=self._as_list)
-        if fields is None:
-            return super().answer(request, request_id)
-        timing = {"timing": timing_fields(request)} if request.plan.wants_timing else {}
-        return (json_codec.dumps({"id": request_id, **fields, **timing}),)
 
 
 def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
@@ -266,7 +254,7 @@ def frame_of(array: Array) -> Buffer:
 
 FRAMES: Encoding = FramesEncoding()
 JSON: Encoding = JsonEncoding()
-_PICTURE, _PICTURES = JsonPictureEncoding(as_list=False), JsonPictureEncoding(as_list=True)
+_PICTURE, _PICTURES = JsonEncoding(as_list=False), JsonEncoding(as_list=True)
 
 
 def json_encoding(pictures: json_codec.Pictures | None) -> Encoding:
